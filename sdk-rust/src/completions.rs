@@ -42,23 +42,23 @@ impl Completions {
 
 /// Whether the completion of an operation is counted: while no thread waits for it, if that was asked for.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Attention(Option<Arc<AtomicBool>>);
+pub(crate) struct NotifyFlag(Option<Arc<AtomicBool>>);
 
-impl Attention {
+impl NotifyFlag {
     /// Of an operation that no thread waits for yet.
     pub(crate) fn new(notify: bool) -> Self {
         Self(notify.then(|| Arc::new(AtomicBool::new(true))))
     }
 
     /// Whether the completion is to be counted.
-    pub(crate) fn is_missing(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.0.as_ref().is_some_and(|missing| missing.load(Ordering::SeqCst))
     }
 
     /// A thread begins or ends to wait. One that ends without an answer looks for it once more after this call.
-    pub(crate) fn set_missing(&self, is_missing: bool) {
+    pub(crate) fn set(&self, is_set: bool) {
         if let Some(missing) = &self.0 {
-            missing.store(is_missing, Ordering::SeqCst);
+            missing.store(is_set, Ordering::SeqCst);
         }
     }
 }
@@ -79,12 +79,12 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_attends_to_is_counted() {
-        assert!(!Attention::new(false).is_missing());
-        let attention = Attention::new(true);
-        let same = attention.clone();
-        assert!(same.is_missing());
-        attention.set_missing(false);
-        assert!(!same.is_missing());
+    fn only_completions_without_a_waiting_thread_are_counted() {
+        assert!(!NotifyFlag::new(false).is_set());
+        let notify_flag = NotifyFlag::new(true);
+        let same = notify_flag.clone();
+        assert!(same.is_set());
+        notify_flag.set(false);
+        assert!(!same.is_set());
     }
 }

@@ -9,9 +9,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use ronde_rpc::v1::client_message::Message as Say;
 use ronde_rpc::v1::ronde_client::RondeClient;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::{client_message, server_message};
 use ronde_rpc::{Claim, Claimed, PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, RankToken, paths, v1};
 use ronde_shm::ring::WorkerRing;
 use ronde_shm::{ForkSafe, MemClient, MemClientConfig, SessionToken};
@@ -101,14 +100,15 @@ async fn attempt(options: &Options, token: RankToken) -> Result<Attached, Refuse
         .max_decoding_message_size(limits::INLINE_BYTES_MAX + MESSAGE_OVERHEAD_BYTES)
         .max_encoding_message_size(limits::INLINE_BYTES_MAX + MESSAGE_OVERHEAD_BYTES);
     let (outgoing, receiver) = mpsc::channel(OUTGOING_MAX);
-    let claim = v1::ClientMessage { message: Some(Say::Claim(claim(options, token).into_message())) };
+    let claim =
+        v1::ClientMessage { message: Some(client_message::Message::Claim(claim(options, token).into_message())) };
     // The queue is new and open: there is room for one message.
     let _ = outgoing.try_send(claim);
     let refuse = |status: &tonic::Status| refusal(options, status);
     let response = client.session(Outgoing { receiver, ended: false }).await.map_err(|status| refuse(&status))?;
     let mut incoming = response.into_inner();
     let first = incoming.message().await.map_err(|status| refuse(&status))?;
-    let Some(Heard::Claimed(claimed)) = first.and_then(|message| message.message) else {
+    let Some(server_message::Message::Claimed(claimed)) = first.and_then(|message| message.message) else {
         let reason = "the answer to a claim is not a Claimed".to_owned();
         return Err(Refused::Final(Error::Protocol { reason }));
     };
@@ -184,7 +184,10 @@ impl Stream for Outgoing {
             return Poll::Ready(None);
         }
         let message = ready!(self.receiver.poll_recv(context));
-        self.ended = matches!(message.as_ref().and_then(|m| m.message.as_ref()), Some(Say::Goodbye(_)) | None);
+        self.ended = matches!(
+            message.as_ref().and_then(|m| m.message.as_ref()),
+            Some(client_message::Message::Goodbye(_)) | None
+        );
         Poll::Ready(message)
     }
 }

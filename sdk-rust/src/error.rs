@@ -238,7 +238,13 @@ pub(crate) fn describe(status: &Status) -> String {
     format!("{}{cause}", status.message())
 }
 
-/// The failure of everybody who waits on a sidecar that is gone.
+/// The error when the queue to the sidecar is full.
+pub(crate) fn queue_full(messages: usize) -> Error {
+    let reason = format!("{messages} messages wait for the sidecar, which does not read; see whether it is alive");
+    Error::Limit { reason }
+}
+
+/// The failure of every waiter when the sidecar is gone.
 pub(crate) fn sidecar_gone(place: impl Display, how: &str) -> Failure {
     Failure::new(Cause::SidecarLost, format!("the sidecar at {place} is gone: {how}"))
 }

@@ -48,29 +48,31 @@ mod error;
 #[cfg(not(target_arch = "wasm32"))]
 mod handle;
 #[cfg(not(target_arch = "wasm32"))]
-mod hearing;
+mod in_flight;
 mod inline;
 #[cfg(not(target_arch = "wasm32"))]
 mod launcher;
 #[cfg(not(target_arch = "wasm32"))]
-mod listener;
-#[cfg(not(target_arch = "wasm32"))]
 mod memory;
 mod methods;
 mod naming;
+#[cfg(not(target_arch = "wasm32"))]
+mod open;
 mod operation;
 #[cfg(not(target_arch = "wasm32"))]
 mod options;
 mod outcome;
+mod pending;
 mod plugin;
-#[cfg(not(target_arch = "wasm32"))]
 mod promise;
-mod record;
+#[cfg(not(target_arch = "wasm32"))]
+mod result_data;
 #[cfg(not(target_arch = "wasm32"))]
 mod ring;
 #[cfg(not(target_arch = "wasm32"))]
 mod session;
-mod table;
+#[cfg(not(target_arch = "wasm32"))]
+mod task;
 mod tensor;
 #[cfg(not(target_arch = "wasm32"))]
 mod timeline;

@@ -17,6 +17,7 @@ use ronde_shm::{
 };
 use ronde_wire::limits;
 
+use crate::buffer::SharedMemory;
 use crate::error::Error;
 
 /// The shared memory of one session.
@@ -26,7 +27,7 @@ pub(crate) struct Memory {
     limit_bytes: u64,
     /// Room for as many bytes is left when results take theirs.
     largest_input_bytes: AtomicU64,
-    lent: Mutex<Lent>,
+    registered: Mutex<Registered>,
     results: Mutex<HashMap<u32, Arc<PeerSegment>>>,
     /// Taken before the other locks, never after.
     exchange: Mutex<Exchange>,
@@ -44,7 +45,7 @@ pub(crate) fn whole(slot: LeasedSlot) -> InputPart {
 
 /// Slots that programs write in themselves, by the address of their first byte.
 #[derive(Debug, Default)]
-struct Lent {
+struct Registered {
     slots: BTreeMap<usize, WeakSlot>,
     /// How many there may be before those that are gone are looked for.
     swept_at: usize,
@@ -72,7 +73,7 @@ impl Memory {
             own: WorkerArena::new(config).map_err(|error| Error::argument(error.to_string()))?,
             limit_bytes: claimed.arena_bytes_max,
             largest_input_bytes: AtomicU64::new(0),
-            lent: Mutex::default(),
+            registered: Mutex::default(),
             results: Mutex::new(HashMap::new()),
             exchange: Mutex::new(Exchange { client, next: 0 }),
             token: SessionToken::from_bytes(claimed.session_token),
@@ -92,8 +93,8 @@ impl Memory {
 
     /// An input: where it lies in shared memory, or a slot with a copy. Blocks while the arena grows.
     pub(crate) fn input(&self, bytes: &[u8]) -> Result<InputPart, Error> {
-        if let Some(lent) = self.lent_part(bytes) {
-            return Ok(lent);
+        if let Some(registered) = self.registered_part(bytes) {
+            return Ok(registered);
         }
         let mut slot = self.lease(bytes.len() as u64)?;
         slot.write(bytes)?;
@@ -102,28 +103,28 @@ impl Memory {
 
     /// Leases a slot for bytes that the program writes where they lie, so that they need not be copied when they are
     /// submitted. Blocks while the arena grows.
-    pub(crate) fn lend(&self, bytes: u64) -> Result<LeasedSlot, Error> {
+    pub(crate) fn lease_registered(&self, bytes: u64) -> Result<LeasedSlot, Error> {
         let slot = self.lease_slot(bytes)?;
-        self.note_lent(&slot);
+        self.register(&slot);
         Ok(slot)
     }
 
     /// From now on what is submitted from a slot's bytes is not copied: its owner does not write there meanwhile.
-    pub(crate) fn note_lent(&self, slot: &LeasedSlot) {
-        let mut lent = lock(&self.lent);
-        if lent.slots.len() >= lent.swept_at {
-            lent.slots.retain(|_, slot| !slot.is_gone());
-            lent.swept_at = LENT_SWEPT_MIN.max(2 * lent.slots.len());
+    pub(crate) fn register(&self, slot: &LeasedSlot) {
+        let mut registered = lock(&self.registered);
+        if registered.slots.len() >= registered.swept_at {
+            registered.slots.retain(|_, slot| !slot.is_gone());
+            registered.swept_at = REGISTERED_SWEEP_MIN.max(2 * registered.slots.len());
         }
-        lent.slots.insert(slot.address(), slot.downgrade());
+        registered.slots.insert(slot.address(), slot.downgrade());
     }
 
     /// Where bytes lie, if the program has written them in shared memory.
-    pub(crate) fn lent_part(&self, bytes: &[u8]) -> Option<InputPart> {
+    pub(crate) fn registered_part(&self, bytes: &[u8]) -> Option<InputPart> {
         let (address, length) = (bytes.as_ptr().addr(), bytes.len());
-        let lent = lock(&self.lent);
+        let registered = lock(&self.registered);
         // The nearest that there still is: those do not overlap.
-        let mut before = lent.slots.range(..=address).rev();
+        let mut before = registered.slots.range(..=address).rev();
         let (start, (hold, place)) = before.find_map(|(start, slot)| slot.hold().map(|held| (*start, held)))?;
         let skipped = address - start;
         let lies_within = length > 0 && skipped.checked_add(length).is_some_and(|end| end as u64 <= place.len);
@@ -165,9 +166,10 @@ impl Memory {
         leased.inspect_err(|error| tracing::debug!(target: "ronde", %error, "a result is copied")).ok()
     }
 
-    /// Numbers of the worker's own segments.
-    pub(crate) fn usage(&self) -> ArenaUsage {
-        self.own.usage()
+    /// What this worker has in its own segments.
+    pub(crate) fn usage(&self) -> SharedMemory {
+        let ArenaUsage { mapped_bytes, in_use_bytes, slots, segments } = self.own.usage();
+        SharedMemory { mapped_bytes, in_use_bytes, slots, segments }
     }
 
     /// Whether a result segment has been fetched.
@@ -222,6 +224,6 @@ const MAPPED_BYTES_MIN: u64 = 64 << 10;
 /// Results that stay in shared memory leave this part of the arena alone: a half.
 const KEPT_FOR_INPUTS: u64 = 2;
 /// With fewer lent slots those that are gone are not looked for.
-const LENT_SWEPT_MIN: usize = 64;
+const REGISTERED_SWEEP_MIN: usize = 64;
 /// A cache line, and what vector instructions like.
 const ALIGNMENT_BYTES: u64 = 64;

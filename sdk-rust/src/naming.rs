@@ -16,16 +16,16 @@ use crate::tensor::TensorRef;
 #[derive(Debug)]
 pub(crate) struct Names {
     me: Rank,
-    counters: HashMap<Counted, u64>,
+    counters: HashMap<CounterKey, u64>,
     /// The sets that there are.
-    sets: HashMap<SetId, Known>,
+    sets: HashMap<SetId, KnownSet>,
     /// How often the numbers of a set have begun anew. All ranks hear in the same order what makes them.
     generation: u64,
 }
 
 /// A set that there is.
 #[derive(Debug)]
-struct Known {
+struct KnownSet {
     /// Its ranks, ascending.
     ranks: Vec<Rank>,
     /// Where its numbers begin: beyond all that its id had before, whose names may be under way still.
@@ -35,7 +35,7 @@ struct Known {
 /// What is counted by itself: calls without a name of one kind in one set, so that an operation that only some ranks name,
 /// or a set that only some are in, does not shift the numbers of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Counted {
+enum CounterKey {
     Single {
         set: SetId,
         kind: &'static str,
@@ -57,7 +57,7 @@ enum Counted {
     },
 }
 
-impl Counted {
+impl CounterKey {
     fn set(self) -> SetId {
         match self {
             Self::Single { set, .. } | Self::Group { set, .. } => set,
@@ -74,13 +74,13 @@ impl Names {
 
     /// The epoch has begun, with so many ranks.
     pub(crate) fn begin(&mut self, size: u32) {
-        self.sets.insert(SetId::WORLD, Known { ranks: (0..size).map(Rank).collect(), first: 0 });
+        self.sets.insert(SetId::WORLD, KnownSet { ranks: (0..size).map(Rank).collect(), first: 0 });
     }
 
     /// A set has come to be, of ascending ranks. Its number may have been another's.
     pub(crate) fn add_set(&mut self, set: SetId, ranks: Vec<Rank>) {
-        let first = self.begin_anew(set);
-        self.sets.insert(set, Known { ranks, first });
+        let first = self.restart(set);
+        self.sets.insert(set, KnownSet { ranks, first });
     }
 
     /// A set is gone.
@@ -91,14 +91,14 @@ impl Names {
 
     /// All ranks have joined, some after more operations than others: from here on they count alike again.
     pub(crate) fn all_joined(&mut self) {
-        let first = self.begin_anew(SetId::WORLD);
+        let first = self.restart(SetId::WORLD);
         if let Some(world) = self.sets.get_mut(&SetId::WORLD) {
             world.first = first;
         }
     }
 
     /// What a completed operation changes about sets and numbers.
-    pub(crate) fn learn(&mut self, collective: &Collective, detail: &Detail) {
+    pub(crate) fn apply_completion(&mut self, collective: &Collective, detail: &Detail) {
         match (collective, detail) {
             (Collective::AddSet { ranks }, Detail::Set(set)) => self.add_set(*set, ranks.clone()),
             // Without its number in the answer there was no such set to remove, or it is the one that stays.
@@ -109,7 +109,7 @@ impl Names {
     }
 
     /// Whether there is such a set, as far as this rank has heard.
-    pub(crate) fn knows(&self, set: SetId) -> bool {
+    pub(crate) fn knows_set(&self, set: SetId) -> bool {
         self.sets.contains_key(&set)
     }
 
@@ -123,10 +123,10 @@ impl Names {
         let counted = self.counted(operation)?;
         let name = match (counted, operation.label.name) {
             (None, name) => format!("{}.{}", kind.to_ascii_lowercase(), name.unwrap_or_default()),
-            (Some(Counted::Message { from, to, tag, .. }), _) => {
+            (Some(CounterKey::Message { from, to, tag, .. }), _) => {
                 Pair { from, to }.message_name(tag, self.next(counted)).to_string()
             }
-            (Some(Counted::AnySource { tag, .. }), _) => {
+            (Some(CounterKey::AnySource { tag, .. }), _) => {
                 AnySource { to: self.me, tag }.receive_name(self.next(counted)).to_string()
             }
             (Some(_), _) => format!("{}.noname.{}", kind.to_ascii_lowercase(), self.next(counted)),
@@ -137,13 +137,13 @@ impl Names {
     }
 
     /// What an operation is counted as; `None` for one that has a name.
-    fn counted(&self, operation: &Operation<'_>) -> Result<Option<Counted>, Error> {
+    fn counted(&self, operation: &Operation<'_>) -> Result<Option<CounterKey>, Error> {
         let set = operation.label.set;
         let counted = match (operation.collective.pair(self.me), &operation.collective) {
             (Some(Pair { from, to }), &(Collective::Send { tag, .. } | Collective::Recv { tag, .. })) => {
-                Some(Counted::Message { set, from, to, tag })
+                Some(CounterKey::Message { set, from, to, tag })
             }
-            (_, &Collective::RecvAny { tag }) => Some(Counted::AnySource { set, tag }),
+            (_, &Collective::RecvAny { tag }) => Some(CounterKey::AnySource { set, tag }),
             _ => None,
         };
         match (counted, operation.label.name) {
@@ -151,7 +151,7 @@ impl Names {
                 Err(Error::argument("messages between two ranks have no name; tell them apart by a tag"))
             }
             (None, Some(_)) => Ok(None),
-            (None, None) => Ok(Some(Counted::Single { set, kind: operation.collective.name() })),
+            (None, None) => Ok(Some(CounterKey::Single { set, kind: operation.collective.name() })),
             (counted, None) => Ok(counted),
         }
     }
@@ -176,7 +176,7 @@ impl Names {
             checked.push(self.checked(operation)?);
         }
         let kind = first.collective.name();
-        let counted = label.name.is_none().then_some(Counted::Group { set: label.set, kind });
+        let counted = label.name.is_none().then_some(CounterKey::Group { set: label.set, kind });
         let own = label.name.map_or_else(|| format!("noname.{}", self.next(counted)), str::to_owned);
         let stem = format!("grouped_{}.{own}", kind.to_ascii_lowercase());
         let (count, mut names) = (operations.len(), Vec::with_capacity(operations.len()));
@@ -190,7 +190,7 @@ impl Names {
         Ok(parts.map(|((checked, operation), name)| checked.request(operation, name, Some(group.clone()))).collect())
     }
 
-    fn next(&self, counted: Option<Counted>) -> u64 {
+    fn next(&self, counted: Option<CounterKey>) -> u64 {
         let number = |counted| self.counters.get(&counted).copied().unwrap_or_else(|| self.first(counted.set()));
         counted.map_or(0, number)
     }
@@ -200,7 +200,7 @@ impl Names {
         self.sets.get(&set).map_or(0, |known| known.first)
     }
 
-    fn take(&mut self, counted: Option<Counted>) -> Result<(), Error> {
+    fn take(&mut self, counted: Option<CounterKey>) -> Result<(), Error> {
         let Some(counted) = counted else { return Ok(()) };
         if self.counters.len() >= COUNTERS_MAX && !self.counters.contains_key(&counted) {
             return Err(Error::Limit {
@@ -215,7 +215,7 @@ impl Names {
     }
 
     /// Forgets the counts of a set. Gives the number from which on it counts, that of no request before.
-    fn begin_anew(&mut self, set: SetId) -> u64 {
+    fn restart(&mut self, set: SetId) -> u64 {
         self.forget_counts(set);
         self.generation += 1;
         self.generation << GENERATION_SHIFT
@@ -237,7 +237,7 @@ impl Names {
         }
         let (dtype, shape) = match input {
             Some(tensor) => (tensor.dtype, tensor.checked_shape()?),
-            None => (NOTHING.dtype, NOTHING.checked_shape()?),
+            None => (NO_TENSOR.dtype, NO_TENSOR.checked_shape()?),
         };
         if cuts_rows(&operation.collective) && shape.dimensions().is_empty() {
             return Err(Error::argument(format!(
@@ -284,7 +284,7 @@ impl Names {
 
     fn check_ranks(&self, operation: &Operation<'_>) -> Result<(), Error> {
         // Of sets that this rank has not heard of the sidecar decides.
-        let Some(Known { ranks, .. }) = self.sets.get(&operation.label.set) else { return Ok(()) };
+        let Some(KnownSet { ranks, .. }) = self.sets.get(&operation.label.set) else { return Ok(()) };
         let set = operation.label.set;
         let kind = operation.collective.name();
         if let Some(root) = operation.collective.root()
@@ -390,7 +390,7 @@ fn tensor_name(name: String) -> Result<TensorName, Error> {
 }
 
 /// What a rank without a contribution states.
-const NOTHING: TensorRef<'static> = TensorRef { dtype: DType::U8, shape: &[0], bytes: &[] };
+const NO_TENSOR: TensorRef<'static> = TensorRef { dtype: DType::U8, shape: &[0], bytes: &[] };
 /// Bits of the numbers of one generation; nothing of the one before is under way when they run out.
 const GENERATION_SHIFT: u32 = 32;
 /// Counters of one session. Only tags make many: one for each pair and tag.

@@ -166,11 +166,11 @@ fn socket_dir(lookup: &impl Fn(&str) -> Option<String>) -> Result<PathBuf, Strin
     usual.push(PathBuf::from("/run/ronde"));
     let found = usual.iter().find(|directory| paths::rpc_socket(directory).exists());
     found.cloned().ok_or_else(|| {
-        let looked: Vec<String> = usual.iter().map(|directory| directory.display().to_string()).collect();
+        let tried: Vec<String> = usual.iter().map(|directory| directory.display().to_string()).collect();
         format!(
             "RONDE_SOCKET is not set and there is no rpc.sock in {}; start the program with `ronde run`, or set RONDE_SOCKET to \
              the sidecar's session directory",
-            looked.join(" or ")
+            tried.join(" or ")
         )
     })
 }
@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_problems_are_told_at_once() {
+    fn all_problems_are_reported_at_once() {
         let settings = [
             ("RONDE_RANK", "-1"),
             ("RONDE_START_TIMEOUT", "soon"),
@@ -253,8 +253,9 @@ mod tests {
         let lookup = |name: &str| settings.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
         let Err(Error::Settings { problems }) = Options::from_lookup(lookup) else { panic!("accepted") };
         let text = problems.join("\n");
-        let said = ["\"-1\"", "\"soon\"", "\"maybe\"", "\"never\"", "\"perhaps\""];
-        for wanted in said.into_iter().chain(["RONDE_SOCKET is not set", "/nowhere/ronde", "RONDE_JOB is not set"]) {
+        let expected = ["\"-1\"", "\"soon\"", "\"maybe\"", "\"never\"", "\"perhaps\""];
+        for wanted in expected.into_iter().chain(["RONDE_SOCKET is not set", "/nowhere/ronde", "RONDE_JOB is not set"])
+        {
             assert!(text.contains(wanted), "{text} does not say {wanted}");
         }
         assert_eq!(problems.len(), 7);

@@ -1,18 +1,19 @@
-//! A value that one side will deliver and the other waits for, blocking or not. Whoever waits always gets an answer: a
-//! [`Fulfil`] that is dropped delivers [`Error::Closed`].
+//! [`promise`]: a value that one side delivers and the other waits for, blocking or asynchronously. Every waiter gets an answer:
+//! a [`Fulfil`] that is dropped delivers [`Error::Closed`].
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+#[cfg(not(target_arch = "wasm32"))]
 use std::time::Duration;
 
 use crate::error::Error;
 
-/// The two sides of a value to come.
+/// Makes the two sides of a future value.
 pub(crate) fn promise<T>() -> (Fulfil<T>, Promise<T>) {
     let cell = Arc::new(Cell {
-        state: Mutex::new(State { outcome: None, waker: None, nudged: false, sleepers: 0 }),
+        state: Mutex::new(State { outcome: None, waker: None, unparked: false, sleepers: 0 }),
         ready: Condvar::new(),
     });
     (Fulfil { cell: Some(Arc::clone(&cell)) }, Promise { cell })
@@ -29,7 +30,11 @@ impl<T> Promise<T> {
     pub(crate) fn is_ready(&self) -> bool {
         self.cell.lock().outcome.is_some()
     }
+}
 
+/// Blocking waits, which WebAssembly does not have.
+#[cfg(not(target_arch = "wasm32"))]
+impl<T> Promise<T> {
     /// Takes the value, if it is there.
     pub(crate) fn take(&self) -> Option<Result<T, Error>> {
         self.cell.lock().outcome.take()
@@ -40,23 +45,26 @@ impl<T> Promise<T> {
         self.cell.sleep(slice, |state| state.outcome.is_none()).outcome.take()
     }
 
-    /// Waits at most `slice` for the value or a [`Nudge`], which is then used up. Does not take the value.
-    pub(crate) fn wait_for_nudge(&self, slice: Duration) {
-        self.cell.sleep(slice, |state| state.outcome.is_none() && !state.nudged).nudged = false;
+    /// Parks the thread at most `slice` until the value is there or an [`Unpark`], which is then used up. Does not take the
+    /// value.
+    pub(crate) fn park_timeout(&self, slice: Duration) {
+        self.cell.sleep(slice, |state| state.outcome.is_none() && !state.unparked).unparked = false;
     }
 }
 
+#[cfg(not(target_arch = "wasm32"))]
 impl<T: Send + 'static> Promise<T> {
-    /// What wakes [`Promise::wait_for_nudge`].
-    pub(crate) fn nudge(&self) -> Arc<dyn Nudge> {
-        Arc::clone(&self.cell) as Arc<dyn Nudge>
+    /// What ends [`Promise::park_timeout`].
+    pub(crate) fn unparker(&self) -> Arc<dyn Unpark> {
+        Arc::clone(&self.cell) as Arc<dyn Unpark>
     }
 }
 
-/// Wakes a thread that waits for a promise, which goes on without an answer.
-pub(crate) trait Nudge: Send + Sync {
-    /// Wakes it, now or when it waits next.
-    fn nudge(&self);
+/// Wakes a thread that is parked on a promise, without a value.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) trait Unpark: Send + Sync {
+    /// Wakes the thread, now or when it parks next.
+    fn unpark(&self);
 }
 
 impl<T> Future for Promise<T> {
@@ -79,7 +87,7 @@ pub(crate) struct Fulfil<T> {
 }
 
 impl<T> Fulfil<T> {
-    /// Delivers.
+    /// Delivers the value and wakes the waiter.
     pub(crate) fn with(mut self, outcome: Result<T, Error>) {
         if let Some(cell) = self.cell.take() {
             cell.deliver(outcome);
@@ -105,18 +113,20 @@ struct Cell<T> {
 struct State<T> {
     outcome: Option<Result<T, Error>>,
     waker: Option<Waker>,
-    nudged: bool,
-    /// Threads that wait for `ready`: nobody else is worth a system call.
+    #[cfg_attr(target_arch = "wasm32", expect(dead_code, reason = "no thread parks in WebAssembly"))]
+    unparked: bool,
+    /// Threads that wait for `ready`. Without any, the system call is skipped.
     sleepers: usize,
 }
 
 impl<T> Cell<T> {
-    /// A panic elsewhere leaves the state whole: it is only ever replaced.
+    /// Ignores poisoning: a panic elsewhere leaves the state whole, because it is only replaced.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sleeps while `waiting`, at most for `slice`.
+    #[cfg(not(target_arch = "wasm32"))]
     fn sleep(&self, slice: Duration, waiting: impl Fn(&State<T>) -> bool) -> MutexGuard<'_, State<T>> {
         let mut state = self.lock();
         if !waiting(&state) {
@@ -144,11 +154,12 @@ impl<T> Cell<T> {
     }
 }
 
-impl<T: Send> Nudge for Cell<T> {
-    fn nudge(&self) {
+#[cfg(not(target_arch = "wasm32"))]
+impl<T: Send> Unpark for Cell<T> {
+    fn unpark(&self) {
         let sleepers = {
             let mut state = self.lock();
-            state.nudged = true;
+            state.unparked = true;
             state.sleepers
         };
         if sleepers > 0 {

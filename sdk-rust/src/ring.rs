@@ -30,20 +30,20 @@ use ronde_rpc::{Place, ring, v1};
 use ronde_shm::ring::{Bell, Consumer, Kick, Producer, Pushed, RingEnd, RingError, Wait};
 use tokio::sync::Notify;
 
-use crate::error::Error;
-use crate::promise::{Nudge, Promise};
+use crate::error::{Error, queue_full};
+use crate::promise::{Promise, Unpark};
 use crate::session::OUTGOING_MAX;
 
 /// What a message of the sidecar is given to.
-pub(crate) type Hear<'a> = &'a dyn Fn(v1::ServerMessage) -> Result<(), Error>;
+pub(crate) type Handler<'a> = &'a dyn Fn(v1::ServerMessage) -> Result<(), Error>;
 
 /// How soon the sidecar is to see a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Urgency {
+pub(crate) enum Flush {
     /// At once.
     Now,
     /// With the next one, or the next heartbeat: not worth a wake-up of its own.
-    WithTheNext,
+    Later,
 }
 
 /// The ring of one session.
@@ -56,9 +56,9 @@ pub(crate) struct Ring {
     bell: Arc<Bell>,
     phase: AtomicU8,
     /// The bell rang while somebody held the receiver.
-    rung: AtomicBool,
+    missed_wakeup: AtomicBool,
     /// The session's task is to look.
-    attention: Notify,
+    task_wanted: Notify,
     followers: Followers,
     /// What broke it, until the task takes it.
     broken: Mutex<Option<Error>>,
@@ -66,7 +66,7 @@ pub(crate) struct Ring {
 
 /// Threads that wait while another one leads.
 #[derive(Default)]
-struct Followers(Mutex<VecDeque<Arc<dyn Nudge>>>);
+struct Followers(Mutex<VecDeque<Arc<dyn Unpark>>>);
 
 impl fmt::Debug for Followers {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -101,8 +101,8 @@ impl Ring {
             receiver: Mutex::new(Receiver { consumer, was_short: false, message: Vec::new() }),
             bell,
             phase: AtomicU8::new(NOT_TAKEN),
-            rung: AtomicBool::new(false),
-            attention: Notify::new(),
+            missed_wakeup: AtomicBool::new(false),
+            task_wanted: Notify::new(),
             followers: Followers::default(),
             broken: Mutex::default(),
         }
@@ -114,8 +114,8 @@ impl Ring {
     }
 
     /// Resolves when the session's task is to [attend](Ring::attend).
-    pub(crate) async fn attention(&self) {
-        self.attention.notified().await;
+    pub(crate) async fn task_wanted(&self) {
+        self.task_wanted.notified().await;
     }
 
     /// What broke the ring, once.
@@ -127,11 +127,11 @@ impl Ring {
     ///
     /// # Errors
     /// [`Error::Limit`] when the sidecar does not read or the message is too long; [`Error::Protocol`].
-    pub(crate) fn say(&self, message: &v1::ClientMessage, urgency: Urgency) -> Result<(), Error> {
+    pub(crate) fn send(&self, message: &v1::ClientMessage, flush: Flush) -> Result<(), Error> {
         let mut sender = lock(&self.sender);
-        let said = sender.say(message, urgency);
+        let sent = sender.send(message, flush);
         drop(sender);
-        said.inspect_err(|error| {
+        sent.inspect_err(|error| {
             if matches!(error, Error::Protocol { .. }) {
                 self.break_down(error.clone());
             }
@@ -148,8 +148,8 @@ impl Ring {
     pub(crate) fn wait<T: Send + 'static>(
         &self,
         promise: &Promise<T>,
-        (slice, look): (Duration, Duration),
-        hear: Hear<'_>,
+        (slice, spin): (Duration, Duration),
+        handler: Handler<'_>,
     ) -> Option<Result<T, Error>> {
         let deadline = Instant::now().checked_add(slice);
         let mut answer = promise.take();
@@ -159,7 +159,7 @@ impl Ring {
             if self.is_open() {
                 let receiver = self.try_receiver().or_else(|| self.follow(promise, rest));
                 if let Some(receiver) = receiver {
-                    self.lead(receiver, &|| promise.is_ready(), (deadline, look), hear);
+                    self.lead(receiver, &|| promise.is_ready(), (deadline, spin), handler);
                 }
                 answer = promise.take();
             } else {
@@ -177,42 +177,42 @@ impl Ring {
     pub(crate) fn expect_leader(&self) {
         let Some(receiver) = self.try_receiver().filter(|_| self.is_open()) else { return };
         receiver.consumer.disarm();
-        self.let_go(receiver);
+        self.release(receiver);
         // Somebody may have found the receiver taken, and follows nobody.
         self.promote();
     }
 
     /// Reads what is there, if nobody else does.
-    pub(crate) fn glance(&self, hear: Hear<'_>) {
+    pub(crate) fn poll(&self, handler: Handler<'_>) {
         if !self.is_open() {
             return;
         }
         if let Some(mut receiver) = self.try_receiver() {
-            self.read(&mut receiver, hear);
-            self.leave(receiver);
+            self.read(&mut receiver, handler);
+            self.arm_and_release(receiver);
             // Somebody may have found the receiver taken, and follows nobody.
             self.promote();
         }
     }
 
     /// The bell rang, or somebody sent for the task: sends what waited for room, and reads if nobody leads.
-    pub(crate) fn attend(&self, hear: Hear<'_>) {
+    pub(crate) fn drive(&self, handler: Handler<'_>) {
         if let Err(error) = lock(&self.sender).flush() {
             self.break_down(error);
         }
-        self.rung.store(true, Ordering::SeqCst);
+        self.missed_wakeup.store(true, Ordering::SeqCst);
         // The note comes before the attempt: see the module's header.
         fence(Ordering::SeqCst);
         if let Some(mut receiver) = self.try_receiver().filter(|_| self.is_open()) {
-            self.rung.store(false, Ordering::SeqCst);
-            self.read(&mut receiver, hear);
-            self.leave(receiver);
+            self.missed_wakeup.store(false, Ordering::SeqCst);
+            self.read(&mut receiver, handler);
+            self.arm_and_release(receiver);
             self.promote();
         }
     }
 
     /// The session's stream has ended: what the sidecar wrote before is read, and nothing after.
-    pub(crate) fn finish(&self, hear: Hear<'_>) {
+    pub(crate) fn finish(&self, handler: Handler<'_>) {
         if self.phase.swap(OVER, Ordering::SeqCst) != OPEN {
             return;
         }
@@ -223,7 +223,7 @@ impl Ring {
         for _ in 0..ronde_wire::limits::RING_BYTES {
             match receiver.pop() {
                 Ok(Some(message)) => {
-                    if hear(message).is_err() {
+                    if handler(message).is_err() {
                         return;
                     }
                 }
@@ -251,16 +251,16 @@ impl Ring {
         &self,
         mut receiver: MutexGuard<'_, Receiver>,
         ready: &dyn Fn() -> bool,
-        (deadline, look): (Option<Instant>, Duration),
-        hear: Hear<'_>,
+        (deadline, spin): (Option<Instant>, Duration),
+        handler: Handler<'_>,
     ) {
         let since = Instant::now();
-        let mut may_look = receiver.was_short;
+        let mut may_spin = receiver.was_short;
         receiver.consumer.disarm();
-        while self.read(&mut receiver, hear) && !ready() {
+        while self.read(&mut receiver, handler) && !ready() {
             let Some(left) = rest_until(deadline) else { break };
             // Once for each wait: what does not come soon may take long.
-            if std::mem::take(&mut may_look) && receiver.look(look.min(left)) {
+            if std::mem::take(&mut may_spin) && receiver.spin(spin.min(left)) {
                 continue;
             }
             match receiver.consumer.arm(Wait::Futex) {
@@ -274,22 +274,22 @@ impl Ring {
                 }
             }
         }
-        receiver.was_short = since.elapsed() < SHORT;
-        self.leave(receiver);
+        receiver.was_short = since.elapsed() < SHORT_WAIT;
+        self.arm_and_release(receiver);
     }
 
     /// Reads what is there, up to a bound. False when the ring is over.
-    fn read(&self, receiver: &mut Receiver, hear: Hear<'_>) -> bool {
-        for _ in 0..AT_ONCE {
+    fn read(&self, receiver: &mut Receiver, handler: Handler<'_>) -> bool {
+        for _ in 0..MESSAGES_PER_TURN {
             if !self.is_open() {
                 return false;
             }
-            let heard = match receiver.pop() {
-                Ok(Some(message)) => hear(message),
+            let handled = match receiver.pop() {
+                Ok(Some(message)) => handler(message),
                 Ok(None) => return true,
                 Err(error) => Err(error),
             };
-            if let Err(error) = heard {
+            if let Err(error) = handled {
                 self.break_down(error);
                 return false;
             }
@@ -298,35 +298,35 @@ impl Ring {
     }
 
     /// Lets the receiver go, such that the next message wakes the session's task.
-    fn leave(&self, mut receiver: MutexGuard<'_, Receiver>) {
+    fn arm_and_release(&self, mut receiver: MutexGuard<'_, Receiver>) {
         let armed = receiver.consumer.arm(Wait::Bell);
-        self.let_go(receiver);
+        self.release(receiver);
         match armed {
             Ok(true) => {}
-            Ok(false) => self.attention.notify_one(),
+            Ok(false) => self.task_wanted.notify_one(),
             Err(error) => self.break_down(protocol(error)),
         }
     }
 
     /// Lets the receiver go, and sends for the session's task if that has been there in between.
-    fn let_go(&self, receiver: MutexGuard<'_, Receiver>) {
+    fn release(&self, receiver: MutexGuard<'_, Receiver>) {
         drop(receiver);
         // The receiver is free before the look at the note: see the module's header.
         fence(Ordering::SeqCst);
-        if self.rung.swap(false, Ordering::SeqCst) {
-            self.attention.notify_one();
+        if self.missed_wakeup.swap(false, Ordering::SeqCst) {
+            self.task_wanted.notify_one();
         }
     }
 
     /// Waits until the promise is kept, the leader goes or the time is over; gives the receiver if it has become free before
     /// that.
     fn follow<T: Send + 'static>(&self, promise: &Promise<T>, slice: Duration) -> Option<MutexGuard<'_, Receiver>> {
-        let me = promise.nudge();
+        let me = promise.unparker();
         lock(&self.followers.0).push_back(Arc::clone(&me));
         // A leader that went before it could see this follower has left the receiver free.
         let receiver = self.try_receiver();
         if receiver.is_none() {
-            promise.wait_for_nudge(slice);
+            promise.park_timeout(slice);
         }
         lock(&self.followers.0).retain(|follower| !Arc::ptr_eq(follower, &me));
         receiver
@@ -336,7 +336,7 @@ impl Ring {
     fn promote(&self) {
         let next = lock(&self.followers.0).pop_front();
         if let Some(next) = next {
-            next.nudge();
+            next.unpark();
         }
     }
 
@@ -354,27 +354,25 @@ impl Ring {
         self.phase.store(OVER, Ordering::SeqCst);
         lock(&self.broken).get_or_insert(error);
         self.kick.now();
-        self.attention.notify_one();
+        self.task_wanted.notify_one();
     }
 }
 
 impl Sender {
-    fn say(&mut self, message: &v1::ClientMessage, urgency: Urgency) -> Result<(), Error> {
+    fn send(&mut self, message: &v1::ClientMessage, flush: Flush) -> Result<(), Error> {
         ring::encode(message, &mut self.message);
         let (bytes, limit) = (self.message.len() as u64, self.producer.message_bytes_max());
         if bytes > limit {
             return Err(Error::Limit { reason: RingError::TooLong { bytes, limit }.to_string() });
         }
         if self.backlog.is_empty() && self.producer.push(&self.message).map_err(protocol)? == Pushed::Done {
-            if urgency == Urgency::Now {
+            if flush == Flush::Now {
                 self.producer.wake();
             }
             return Ok(());
         }
         if self.backlog.len() >= OUTGOING_MAX {
-            let reason =
-                format!("{OUTGOING_MAX} messages wait for the sidecar, which does not read; see whether it is alive");
-            return Err(Error::Limit { reason });
+            return Err(queue_full(OUTGOING_MAX));
         }
         self.backlog.push_back(self.message.clone());
         self.flush()
@@ -413,7 +411,7 @@ impl Receiver {
     ///
     /// A thread that sleeps is awake again after 2 us, or after 400 where its core has gone to sleep as well. Between two looks
     /// the core is offered to whoever else wants it, so that a look takes time in which it would have been idle.
-    fn look(&mut self, longest: Duration) -> bool {
+    fn spin(&mut self, longest: Duration) -> bool {
         let until = Instant::now() + longest;
         loop {
             // What is broken is told by the attempt to read it.
@@ -429,11 +427,11 @@ impl Receiver {
 }
 
 /// How long the answer to a submission is looked for.
-pub(crate) fn look_for(input: &Place) -> Duration {
+pub(crate) fn spin_time(input: &Place) -> Duration {
     match input {
-        Place::Arena { bytes, .. } if *bytes > SMALL_BYTES_MAX => LOOK_OF_LARGE,
-        Place::Inline(data) if data.len() as u64 > SMALL_BYTES_MAX => LOOK_OF_LARGE,
-        _ => LOOK,
+        Place::Arena { bytes, .. } if *bytes > SMALL_BYTES_MAX => SPIN_AFTER_LARGE,
+        Place::Inline(data) if data.len() as u64 > SMALL_BYTES_MAX => SPIN_AFTER_LARGE,
+        _ => SPIN,
     }
 }
 
@@ -460,12 +458,12 @@ const NOT_TAKEN: u8 = 0;
 const OPEN: u8 = 1;
 const OVER: u8 = 2;
 /// Messages read before the reader looks after other things.
-const AT_ONCE: usize = 256;
+const MESSAGES_PER_TURN: usize = 256;
 /// How long a leader looks before it sleeps, where it may: more than an answer takes that has to come over one hop.
-const LOOK: Duration = Duration::from_micros(300);
+const SPIN: Duration = Duration::from_micros(300);
 /// The same for operations on more than [`SMALL_BYTES_MAX`] here. Their answers take longer, but fewer cores have gone to sleep.
-const LOOK_OF_LARGE: Duration = Duration::from_micros(100);
+const SPIN_AFTER_LARGE: Duration = Duration::from_micros(100);
 const SMALL_BYTES_MAX: u64 = 256 << 10;
 /// A wait after which the next one is expected to be over soon. One that has slept may last longer than a look, and the next one
 /// not.
-const SHORT: Duration = Duration::from_millis(1);
+const SHORT_WAIT: Duration = Duration::from_millis(1);

@@ -15,26 +15,26 @@ use ronde::{
 };
 
 /// How tensors and messages travel.
-type Way = (Transfer, Ring);
+type DataPath = (Transfer, Ring);
 
 /// Tensors in shared memory, messages over a ring.
-const BY_RING: Way = (Transfer::Arena, Ring::Auto);
+const OVER_RING: DataPath = (Transfer::Arena, Ring::Auto);
 /// Tensors in shared memory, messages on the stream.
-const BY_STREAM: Way = (Transfer::Arena, Ring::Off);
+const OVER_STREAM: DataPath = (Transfer::Arena, Ring::Off);
 /// All ways pass the same tests.
-const WAYS: [Way; 3] = [BY_RING, BY_STREAM, (Transfer::Inline, Ring::Auto)];
+const DATA_PATHS: [DataPath; 3] = [OVER_RING, OVER_STREAM, (Transfer::Inline, Ring::Auto)];
 /// The ways with shared memory.
-const SHARED: [Way; 2] = [BY_RING, BY_STREAM];
+const SHARED_MEMORY_PATHS: [DataPath; 2] = [OVER_RING, OVER_STREAM];
 
-fn options(fake: &Fake, way: Way) -> Options {
+fn options(fake: &Fake, path: DataPath) -> Options {
     let mut options = fake.options();
-    (options.transfer, options.ring) = way;
+    (options.transfer, options.ring) = path;
     options
 }
 
-fn connect(fake: &Fake, way: Way) -> blocking::Client {
-    let client = blocking::Client::connect(options(fake, way)).expect("a session");
-    assert_eq!(client.submission_path(), if way == BY_RING { "ring" } else { "grpc" });
+fn connect(fake: &Fake, path: DataPath) -> blocking::Client {
+    let client = blocking::Client::connect(options(fake, path)).expect("a session");
+    assert_eq!(client.submission_path(), if path == OVER_RING { "ring" } else { "grpc" });
     client
 }
 
@@ -44,9 +44,9 @@ fn numbers(count: u64) -> Vec<f32> {
 
 #[test]
 fn tensors_come_back_as_they_were_sent() {
-    for way in WAYS {
+    for path in DATA_PATHS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         assert_eq!((client.rank(), client.size()), (0, 1));
         for count in [0, 1, 3, 1_000, 250_000] {
             let values = numbers(count);
@@ -59,7 +59,8 @@ fn tensors_come_back_as_they_were_sent() {
             assert_eq!(client.broadcast(None, tensor, 0).expect("a result").bytes, tensor.bytes);
         }
         client.barrier(None).expect("a barrier");
-        let names: Vec<String> = fake.heard().into_iter().filter(|heard| heard.starts_with("submit")).collect();
+        let names: Vec<String> =
+            fake.received().into_iter().filter(|received| received.starts_with("submit")).collect();
         assert_eq!(
             names[0..4],
             ["submit allreduce.x", "submit allgather.noname.0", "submit broadcast.noname.0", "submit allreduce.x"]
@@ -70,25 +71,25 @@ fn tensors_come_back_as_they_were_sent() {
 
 #[test]
 fn every_result_in_shared_memory_is_released_once() {
-    for way in SHARED {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         for _ in 0..5 {
             client.allgather(None, TensorRef::of(&[2], &[1_i64, 2]).expect("a tensor")).expect("a result");
         }
         drop(client);
         fake.wait_for("closed");
-        let count = |word: &str| fake.heard().iter().filter(|heard| *heard == word).count();
+        let count = |word: &str| fake.received().iter().filter(|received| *received == word).count();
         assert_eq!(count("release"), 5);
         assert_eq!(count("goodbye"), 1);
     }
 }
 
 #[test]
-fn completions_find_their_waiters_in_any_order() {
-    for way in WAYS {
+fn completions_reach_their_waiters_in_any_order() {
+    for path in DATA_PATHS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let handles: Vec<_> = (0..40_u32)
             .map(|i| {
                 let bytes = i.to_le_bytes();
@@ -107,10 +108,10 @@ fn completions_find_their_waiters_in_any_order() {
 }
 
 #[test]
-fn a_result_is_read_into_memory_of_the_caller() {
-    for way in WAYS {
+fn a_result_is_read_into_the_callers_memory() {
+    for path in DATA_PATHS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let bytes = [1_u8, 2, 3, 4];
         let tensor = TensorRef { dtype: ronde::DType::U8, shape: &[2, 2], bytes: &bytes };
         let mut handle = client.allgather_async(None, tensor).expect("submitted");
@@ -131,11 +132,11 @@ fn a_result_is_read_into_memory_of_the_caller() {
 }
 
 #[test]
-fn a_result_in_shared_memory_is_the_sessions_until_its_stream_ends() {
-    for way in SHARED {
+fn a_result_in_shared_memory_is_valid_until_the_sessions_stream_ends() {
+    for path in SHARED_MEMORY_PATHS {
         let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
         let mut fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let finished = |client: &blocking::Client| {
             let mut handle = client.allgather_async(None, &tensor).expect("submitted");
             while handle.wait_timeout(Duration::from_secs(1)).expect("alive") == Progress::NotReady {}
@@ -147,7 +148,7 @@ fn a_result_in_shared_memory_is_the_sessions_until_its_stream_ends() {
         drop(client);
         assert!(matches!(after.wait(), Err(Error::Closed)), "its memory may be another's");
 
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let (after, never) = (finished(&client), Operation::allgather(Some("never"), &tensor));
         let never = client.submit_from(&never).expect("submitted");
         fake.die();
@@ -158,7 +159,7 @@ fn a_result_in_shared_memory_is_the_sessions_until_its_stream_ends() {
 }
 
 #[test]
-fn results_that_came_in_messages_outlive_the_session() {
+fn results_received_in_messages_outlive_the_session() {
     let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
     let fake = Fake::start(Settings::default());
     let client = connect(&fake, (Transfer::Inline, Ring::Auto));
@@ -169,10 +170,10 @@ fn results_that_came_in_messages_outlive_the_session() {
 }
 
 #[test]
-fn a_failed_operation_names_its_culprit_and_the_session_goes_on() {
-    for way in WAYS {
+fn a_failed_operation_names_the_failed_rank_and_the_session_goes_on() {
+    for path in DATA_PATHS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let tensor = Tensor::of(&[3], &[1.0_f32; 3]).expect("a tensor");
         let error = client.allreduce("mismatch", &tensor, ReduceOptions::default()).expect_err("mismatch");
         let failure = error.failure().expect("a failure of all ranks");
@@ -184,10 +185,10 @@ fn a_failed_operation_names_its_culprit_and_the_session_goes_on() {
 }
 
 #[test]
-fn the_end_of_the_epoch_reaches_every_waiter_and_who_comes_later() {
-    for way in SHARED {
+fn the_end_of_the_epoch_reaches_current_and_later_waiters() {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
         let waiting = client.submit_from(&Operation::allgather(Some("never"), &tensor));
         let waiting = waiting.expect("submitted");
@@ -203,16 +204,16 @@ fn the_end_of_the_epoch_reaches_every_waiter_and_who_comes_later() {
             assert_eq!((error.blame(), error.is_local_to_call()), (Blame::Peer, false));
         }
         drop(client);
-        let again = connect(&fake, way);
+        let again = connect(&fake, path);
         assert_eq!(again.allgather("later", &tensor).expect("a new epoch"), tensor);
     }
 }
 
 #[test]
 fn the_death_of_the_sidecar_reaches_every_waiter() {
-    for way in SHARED {
+    for path in SHARED_MEMORY_PATHS {
         let mut fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
         let operation = Operation::allgather(Some("never"), &tensor);
         let waiting = client.submit_from(&operation).expect("submitted");
@@ -227,10 +228,10 @@ fn the_death_of_the_sidecar_reaches_every_waiter() {
 }
 
 #[test]
-fn a_sidecar_that_stands_still_is_given_up() {
-    for way in SHARED {
+fn a_sidecar_that_stops_answering_ends_the_session() {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings { answers: false, peer_timeout_ms: 200, ..Settings::default() });
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let error = client.barrier("never").expect_err("silent");
         assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
         assert!(error.to_string().contains("silent for 0.2 s"), "{error}");
@@ -239,9 +240,9 @@ fn a_sidecar_that_stands_still_is_given_up() {
 
 #[test]
 fn a_dropped_handle_withdraws_and_a_finished_one_does_not() {
-    for way in SHARED {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
         let submit = |name| client.submit_from(&Operation::allgather(Some(name), &tensor));
         let finished = submit("fine").expect("submitted");
@@ -249,7 +250,7 @@ fn a_dropped_handle_withdraws_and_a_finished_one_does_not() {
         assert!(finished.poll());
         drop(finished);
         fake.wait_for("release");
-        assert!(!fake.heard().contains(&"withdraw".to_owned()));
+        assert!(!fake.received().contains(&"withdraw".to_owned()));
         drop(submit("never").expect("submitted"));
         fake.wait_for("withdraw");
     }
@@ -257,9 +258,9 @@ fn a_dropped_handle_withdraws_and_a_finished_one_does_not() {
 
 #[test]
 fn the_callers_own_deadline_withdraws_the_operation() {
-    for way in SHARED {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings::default());
-        let mut options = options(&fake, way);
+        let mut options = options(&fake, path);
         options.operation_timeout = Some(Duration::from_millis(20));
         let client = blocking::Client::connect(options).expect("a session");
         let error = client.barrier("never").expect_err("late");
@@ -271,9 +272,9 @@ fn the_callers_own_deadline_withdraws_the_operation() {
 
 #[test]
 fn a_join_has_no_deadline_and_is_not_withdrawn() {
-    for way in SHARED {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings { never: "join", ..Settings::default() });
-        let mut options = options(&fake, way);
+        let mut options = options(&fake, path);
         options.operation_timeout = Some(Duration::from_millis(10));
         let client = blocking::Client::connect(options).expect("a session");
         let mut join = client.join_async().expect("submitted");
@@ -282,17 +283,17 @@ fn a_join_has_no_deadline_and_is_not_withdrawn() {
         }
         drop(join);
         // Nobody waits for it: the deadline of this rank is its own as well.
-        let _behind = client.barrier_async("behind it").expect("the session goes on");
+        let _next = client.barrier_async("behind it").expect("the session goes on");
         fake.wait_for("submit barrier.behind it");
-        assert!(!fake.heard().contains(&"withdraw".to_owned()));
+        assert!(!fake.received().contains(&"withdraw".to_owned()));
     }
 }
 
 #[test]
 fn limits_are_errors_at_once() {
-    for way in SHARED {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings { arena_bytes_max: 1 << 20, pending_max: 2, ..Settings::default() });
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let large = vec![0_u8; 2 << 20];
         let tensor = TensorRef::of(&[2 << 20], &large).expect("a tensor");
         let error = client.allgather(None, tensor).expect_err("too large");
@@ -316,10 +317,10 @@ fn limits_are_errors_at_once() {
 }
 
 #[test]
-fn what_a_limit_refuses_is_told_to_the_other_ranks_and_takes_its_number() {
-    for way in SHARED {
+fn an_operation_rejected_by_a_limit_is_reported_to_the_other_ranks_and_takes_a_number() {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings { arena_bytes_max: 1 << 20, pending_max: 2, ..Settings::default() });
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let large = vec![0_u8; 2 << 20];
         let tensor = TensorRef::of(&[2 << 20], &large).expect("a tensor");
         client.allgather(None, tensor).expect_err("too large for the arena");
@@ -336,7 +337,7 @@ fn what_a_limit_refuses_is_told_to_the_other_ranks_and_takes_its_number() {
         drop(client);
 
         // Of a group all that is left out is told, and what was submitted is withdrawn.
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let small = TensorRef::from(&small);
         client.grouped_allgather("never", &[small, small, small]).expect_err("three are too many");
         fake.wait_for("submit grouped_allgather.never_2of3");
@@ -347,9 +348,9 @@ fn what_a_limit_refuses_is_told_to_the_other_ranks_and_takes_its_number() {
 
 #[test]
 fn wrong_arguments_never_reach_the_sidecar() {
-    for way in SHARED {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let bytes = [0_u8; 7];
         let wrong_length = TensorRef { dtype: ronde::DType::F32, shape: &[2], bytes: &bytes };
         let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
@@ -382,15 +383,15 @@ fn wrong_arguments_never_reach_the_sidecar() {
             assert!(matches!(error, Error::Argument { .. }), "{error}");
         }
         assert!(TensorRef::of(&[3], &[1.0_f32]).is_err());
-        assert!(!fake.heard().iter().any(|heard| heard.starts_with("submit")));
+        assert!(!fake.received().iter().any(|received| received.starts_with("submit")));
     }
 }
 
 #[test]
-fn a_result_of_the_wrong_length_is_the_sidecars_fault() {
-    for way in SHARED {
+fn a_result_of_the_wrong_length_is_a_protocol_error_of_the_sidecar() {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let tensor = Tensor::of(&[2], &[1_i32, 2]).expect("a tensor");
         let error = client.allgather("short", &tensor).expect_err("one byte");
         assert!(matches!(error, Error::Protocol { .. }) && error.blame() == Blame::Peer, "{error}");
@@ -414,10 +415,10 @@ fn a_wrong_token_or_none_is_refused_with_the_reason() {
 }
 
 #[test]
-fn what_is_missing_is_named_when_the_job_does_not_start() {
-    for way in SHARED {
+fn the_error_names_the_missing_rank_when_the_job_does_not_start() {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings { begins: false, ..Settings::default() });
-        let mut options = options(&fake, way);
+        let mut options = options(&fake, path);
         // Long enough for the sidecar's notice to be there on a loaded machine, which the heartbeat that follows shows.
         options.start_timeout = Duration::from_millis(500);
         let error = blocking::Client::connect(options.clone()).expect_err("not started");
@@ -435,9 +436,9 @@ fn what_is_missing_is_named_when_the_job_does_not_start() {
 
 #[test]
 fn giving_up_while_connecting_ends_the_session_in_order() {
-    for way in SHARED {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings { begins: false, ..Settings::default() });
-        let mut connecting = blocking::Connecting::start(options(&fake, way)).expect("a thread");
+        let mut connecting = blocking::Connecting::start(options(&fake, path)).expect("a thread");
         fake.wait_for("heartbeat");
         assert!(connecting.wait_timeout(Duration::ZERO).expect("still waiting").is_none());
         drop(connecting);
@@ -448,10 +449,10 @@ fn giving_up_while_connecting_ends_the_session_in_order() {
 
 #[test]
 fn heartbeats_go_on_while_the_program_does_nothing() {
-    for way in SHARED {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings::default());
-        let _client = connect(&fake, way);
-        while fake.heard().iter().filter(|heard| *heard == "heartbeat").count() < 5 {
+        let _client = connect(&fake, path);
+        while fake.received().iter().filter(|received| *received == "heartbeat").count() < 5 {
             std::thread::yield_now();
         }
     }
@@ -459,10 +460,10 @@ fn heartbeats_go_on_while_the_program_does_nothing() {
 
 #[tokio::test]
 async fn the_asynchronous_client_overlaps_operations() {
-    for way in WAYS {
+    for path in DATA_PATHS {
         let fake = tokio::task::spawn_blocking(|| Fake::start(Settings::default())).await.expect("started");
         let mut options = fake.options();
-        (options.transfer, options.ring) = way;
+        (options.transfer, options.ring) = path;
         let client = Client::connect(options).await.expect("a session");
         let values = numbers(200_000);
         let shape = [200_000];
@@ -505,11 +506,11 @@ async fn unnamed_operations_are_numbered_in_the_order_of_their_calls() {
 
 #[test]
 fn the_end_of_the_runtime_reaches_every_waiter() {
-    for way in SHARED {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
-        let client = runtime.block_on(Client::connect(options(&fake, way))).expect("a session");
+        let client = runtime.block_on(Client::connect(options(&fake, path))).expect("a session");
         let waiting = runtime.block_on(client.allgather_async("never", &tensor)).expect("submitted");
         drop(runtime);
         assert!(waiting.poll());
@@ -522,27 +523,27 @@ fn the_end_of_the_runtime_reaches_every_waiter() {
 
 // Forking needs unsafe code, which this crate forbids: ronde-shm forks in its own tests, and the Python SDK in its.
 #[test]
-fn a_session_does_not_outlive_its_process() {
-    for way in SHARED {
+fn the_end_of_the_process_ends_its_session() {
+    for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings::default());
         let me = std::env::current_exe().expect("this test");
         let mut child = Command::new(me)
-            .args(["--exact", "be_a_worker_that_is_killed", "--ignored", "--nocapture"])
+            .args(["--exact", "worker_that_is_killed", "--ignored", "--nocapture"])
             .env("RONDE_TEST_SOCKET", fake.directory.path())
-            .env("RONDE_TEST_RING", if way == BY_RING { "1" } else { "0" })
+            .env("RONDE_TEST_RING", if path == OVER_RING { "1" } else { "0" })
             .spawn()
             .expect("a process");
         fake.wait_for("submit allgather.never");
         child.kill().expect("killed");
         child.wait().expect("ended");
         fake.wait_for("closed");
-        assert!(!fake.heard().contains(&"goodbye".to_owned()));
+        assert!(!fake.received().contains(&"goodbye".to_owned()));
     }
 }
 
 #[test]
-#[ignore = "a helper of a_session_does_not_outlive_its_process"]
-fn be_a_worker_that_is_killed() {
+#[ignore = "a helper of the_end_of_the_process_ends_its_session"]
+fn worker_that_is_killed() {
     let Some(directory) = std::env::var_os("RONDE_TEST_SOCKET") else { return };
     let job = ronde::JobName::new("test").expect("a name");
     let mut options = Options::new(directory, job, fake::RANK);

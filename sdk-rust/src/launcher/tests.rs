@@ -119,7 +119,7 @@ const HOROVODRUN: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn recorded_environments() {
+fn recorded_environments_are_detected() {
     for (environment, launcher, size, rank, local_size, local_rank) in [
         (TORCHRUN, Launcher::Torchrun, Some(4), Some(3), Some(2), Some(1)),
         (OPEN_MPI, Launcher::OpenMpi, Some(2), Some(1), Some(2), Some(1)),
@@ -170,7 +170,7 @@ fn the_innermost_launcher_counts() {
 }
 
 #[test]
-fn variables_of_kubernetes() {
+fn kubernetes_variables_are_detected() {
     let job = [("MASTER_ADDR", "trainer-0"), ("RANK", "1"), ("WORLD_SIZE", "2")];
     assert_eq!(numbers(&job), Some((Launcher::TorchEnvironment, Some(2), Some(1), None, None)));
     let pet = [("PET_NNODES", "1:4"), ("PET_NPROC_PER_NODE", "auto"), ("PET_NODE_RANK", "2")];
@@ -180,7 +180,7 @@ fn variables_of_kubernetes() {
 }
 
 #[test]
-fn one_process_and_none() {
+fn a_single_process_and_an_empty_environment_are_not_one_of_several() {
     assert_eq!(detect(&[]), None);
     assert_eq!(detect(&[("WORLD_SIZE", ""), ("RANK", "0")]), None, "an empty variable counts as not set");
     for environment in [
@@ -208,7 +208,7 @@ fn a_size_that_is_missing_or_no_number_counts_as_several() {
 }
 
 #[test]
-fn a_refusal_has_what_was_found_and_what_to_do() {
+fn a_refusal_names_the_variables_and_the_remedy() {
     let text = detect(TORCHRUN).expect("it is there").refusal();
     let parts = [
         "torchrun has started this process as one of 4 (WORLD_SIZE=4, RANK=3, LOCAL_WORLD_SIZE=2, LOCAL_RANK=1, \

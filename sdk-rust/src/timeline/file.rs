@@ -10,14 +10,14 @@ use ronde_rpc::v1;
 use super::trace::Trace;
 
 /// The file, and what has to be known of what is in it.
-pub(super) struct Sheet {
+pub(super) struct TraceFile {
     file: File,
     trace: Trace,
     /// Where the array's end stands, which the next events overwrite.
     end: u64,
 }
 
-impl Sheet {
+impl TraceFile {
     /// Makes the file anew.
     pub(super) fn create(path: &Path) -> std::io::Result<Self> {
         Ok(Self { file: File::create(path)?, trace: Trace::default(), end: 0 })
@@ -86,27 +86,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_whole_after_every_write() {
+    fn the_file_is_valid_json_after_every_write() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("timeline.json");
         let parsed = || -> Vec<serde_json::Value> {
             serde_json::from_str(&std::fs::read_to_string(&path).expect("it is there")).expect("it is whole")
         };
-        let mut sheet = Sheet::create(&path).and_then(Sheet::begin).expect("it can be written");
+        let mut trace_file = TraceFile::create(&path).and_then(TraceFile::begin).expect("it can be written");
         let begun = parsed().len();
         for count in 1..4 {
             let event = v1::TimelineEvent { at_us: count, event: Some(Event::CycleStarted(CycleStarted {})) };
             let batch = v1::TimelineBatch { events: vec![event], dropped: 0 };
-            sheet = sheet.add(batch).expect("it can be written");
+            trace_file = trace_file.add(batch).expect("it can be written");
             assert_eq!(parsed().len() as u64, begun as u64 + count);
         }
-        sheet.finish().expect("it can be written");
+        trace_file.finish().expect("it can be written");
         assert!(parsed()[0]["args"]["start_time_since_epoch_in_micros"].as_u64().expect("a time") > 1 << 50);
     }
 
     #[test]
-    fn a_full_disk_leaves_the_file_or_is_told() {
-        let full = Sheet::create(Path::new("/dev/full")).and_then(Sheet::begin).err().expect("there is no room");
+    fn a_full_disk_is_reported() {
+        let full =
+            TraceFile::create(Path::new("/dev/full")).and_then(TraceFile::begin).err().expect("there is no room");
         assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
     }
 }

@@ -21,7 +21,7 @@ use tonic::Streaming;
 use tonic::transport::Channel;
 
 use crate::error::{Error, describe};
-use file::Sheet;
+use file::TraceFile;
 
 /// What is recorded, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,7 +128,7 @@ impl Running {
 /// A recording that the sidecar has begun.
 struct Recording {
     path: PathBuf,
-    sheet: Sheet,
+    trace_file: TraceFile,
     /// Its end tells the sidecar to stop.
     requests: Option<mpsc::Sender<v1::TimelineRequest>>,
     incoming: Streaming<v1::TimelineBatch>,
@@ -140,9 +140,9 @@ impl Recording {
         token: [u8; 16],
         TimelineOptions { path, mark_cycles }: TimelineOptions,
     ) -> Result<Self, Error> {
-        let sheet = written(&path, {
+        let trace_file = written(&path, {
             let path = path.clone();
-            move || Sheet::create(&path)
+            move || TraceFile::create(&path)
         })
         .await?;
         let (requests, receiver) = mpsc::channel(1);
@@ -157,17 +157,17 @@ impl Recording {
         if first.is_none() {
             return Err(refused(&path, "the sidecar ended it at once; see its log"));
         }
-        let sheet = written(&path, move || sheet.begin()).await?;
-        Ok(Self { path, sheet, requests: Some(requests), incoming })
+        let trace_file = written(&path, move || trace_file.begin()).await?;
+        Ok(Self { path, trace_file, requests: Some(requests), incoming })
     }
 
     /// Writes what comes until the sidecar ends it.
     async fn run(mut self, mut stopped: oneshot::Receiver<()>) -> Result<(), Error> {
-        let Self { path, mut sheet, .. } = self;
+        let Self { path, mut trace_file, .. } = self;
         let outcome = loop {
             tokio::select! {
                 batch = self.incoming.message() => match batch {
-                    Ok(Some(batch)) => sheet = written(&path, move || sheet.add(batch)).await?,
+                    Ok(Some(batch)) => trace_file = written(&path, move || trace_file.add(batch)).await?,
                     Ok(None) => break Ok(()),
                     Err(status) => break Err(refused(&path, &describe(&status))),
                 },
@@ -175,7 +175,7 @@ impl Recording {
                 _ = &mut stopped, if self.requests.is_some() => drop(self.requests.take()),
             }
         };
-        written(&path, move || sheet.finish()).await?;
+        written(&path, move || trace_file.finish()).await?;
         outcome
     }
 }

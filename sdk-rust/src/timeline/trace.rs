@@ -57,7 +57,7 @@ impl Trace {
             self.last_us = self.last_us.max(at_us);
             match event {
                 Some(Event::Ready(ready)) => self.ready(at_us, ready),
-                Some(Event::Settled(settled)) => self.settled(at_us, settled),
+                Some(Event::Settled(committed)) => self.committed(at_us, committed),
                 Some(Event::Ordered(ordered)) => self.ordered(at_us, ordered),
                 Some(Event::Performed(performed)) => self.performed(&performed),
                 Some(Event::Over(over)) => self.over(at_us, over.seq, over.dropped),
@@ -107,7 +107,7 @@ impl Trace {
         self.line(&json!({"name": name, "ph": "X", "ts": at, "dur": 0, "pid": pid, "tid": NEGOTIATION}));
     }
 
-    fn settled(&mut self, at: u64, Settled { name, process_set, collective, failed }: Settled) {
+    fn committed(&mut self, at: u64, Settled { name, process_set, collective, failed }: Settled) {
         let key = (process_set, name);
         if failed {
             self.end_negotiation(at, &key, &json!({"failed": true}));

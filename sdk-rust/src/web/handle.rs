@@ -6,42 +6,37 @@ use std::time::Duration;
 
 use ronde_rpc::Completion;
 use ronde_wire::{Collective, RequestId, TensorName};
-use tokio::sync::oneshot;
 
 use super::platform::within;
 use super::session::Session;
 use crate::error::{Error, overdue};
 use crate::outcome::{Outcome, Output};
+use crate::promise::Promise;
 use crate::tensor::Tensor;
 
 /// An operation in flight that gives a `T`. Dropping it withdraws the operation unless it is complete: if it is not ordered
-/// yet, it then fails on all ranks. A join cannot be taken back: the rank stays joined.
+/// yet, it then fails on all ranks. A join cannot be withdrawn: the rank stays joined.
 #[derive(Debug)]
 pub struct Handle<T = Output> {
-    flight: Flight,
-    gives: PhantomData<fn() -> T>,
+    in_flight: InFlight,
+    output: PhantomData<fn() -> T>,
 }
 
 #[derive(Debug)]
-struct Flight {
+struct InFlight {
     session: Rc<Session>,
     request: RequestId,
     name: TensorName,
     collective: Collective,
-    answer: Answer,
+    promise: Promise<WebResult>,
     timeout: Option<Duration>,
     is_answered: bool,
 }
 
-/// What comes in the end.
-pub(super) type Answer = oneshot::Receiver<Result<Arrived, Error>>;
-
-/// A result.
+/// The result of an operation before a handle reads it.
 #[derive(Debug)]
-pub(super) struct Arrived {
-    /// What was said of it.
+pub(super) struct WebResult {
     pub(super) completion: Completion,
-    /// Its bytes.
     pub(super) bytes: Vec<u8>,
 }
 
@@ -50,17 +45,17 @@ impl Handle {
         session: Rc<Session>,
         request: RequestId,
         (name, collective): (TensorName, Collective),
-        answer: Answer,
+        promise: Promise<WebResult>,
     ) -> Self {
-        // A join waits for the slowest rank of the job, and cannot be taken back.
+        // A join waits for the slowest rank of the job and cannot be withdrawn.
         let timeout = session.operation_timeout.filter(|_| collective != Collective::Join);
-        let flight = Flight { session, request, name, collective, answer, timeout, is_answered: false };
-        Self { flight, gives: PhantomData }
+        let in_flight = InFlight { session, request, name, collective, promise, timeout, is_answered: false };
+        Self { in_flight, output: PhantomData }
     }
 
-    /// The same operation, of which another type of result is made.
-    pub(crate) fn giving<T: Outcome>(self) -> Handle<T> {
-        Handle { flight: self.flight, gives: PhantomData }
+    /// The same operation with another type of result.
+    pub(crate) fn typed<T: Outcome>(self) -> Handle<T> {
+        Handle { in_flight: self.in_flight, output: PhantomData }
     }
 }
 
@@ -68,44 +63,42 @@ impl<T: Outcome> Handle<T> {
     /// Whether waiting would return at once: the operation is complete or has failed.
     #[must_use]
     pub fn poll(&self) -> bool {
-        !self.flight.answer.is_empty()
+        self.in_flight.promise.is_ready()
     }
 
     /// The operation's name, as the ranks know it.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.flight.name.as_str()
+        self.in_flight.name.as_str()
     }
 
     /// Waits for the result. The operation timeout counts from here.
     ///
     /// # Errors
-    /// [`Error::Failure`] with the culprit when the operation or the epoch failed or the timeout passed.
+    /// [`Error::Failure`], which names the failed rank, when the operation or the epoch failed or the timeout passed.
     pub async fn wait(mut self) -> Result<T, Error> {
-        let flight = &mut self.flight;
-        let answer = match flight.timeout {
-            None => (&mut flight.answer).await,
-            Some(timeout) => match within(timeout, &mut flight.answer).await {
-                Some(answer) => answer,
+        let in_flight = &mut self.in_flight;
+        let result = match in_flight.timeout {
+            None => (&mut in_flight.promise).await,
+            Some(timeout) => match within(timeout, &mut in_flight.promise).await {
+                Some(result) => result,
                 None => {
-                    flight.is_answered = true;
-                    let reason = overdue(&flight.name, timeout);
-                    flight.session.withdraw(flight.request, &reason);
+                    in_flight.is_answered = true;
+                    let reason = overdue(&in_flight.name, timeout);
+                    in_flight.session.withdraw(in_flight.request, &reason);
                     return Err(Error::timed_out(reason));
                 }
             },
         };
-        flight.is_answered = true;
-        // The session answers all of its requests before it goes.
-        let arrived = answer.unwrap_or(Err(Error::Closed))?;
-        T::of(flight.output(arrived)?)
+        in_flight.is_answered = true;
+        T::of(in_flight.output(result?)?)
     }
 }
 
-impl Flight {
-    fn output(&self, arrived: Arrived) -> Result<Output, Error> {
-        let Arrived { completion: Completion { dtype, shape, detail, .. }, bytes } = arrived;
-        let tensor = if self.collective.has_result(self.session.me) {
+impl InFlight {
+    fn output(&self, result: WebResult) -> Result<Output, Error> {
+        let WebResult { completion: Completion { dtype, shape, detail, .. }, bytes } = result;
+        let tensor = if self.collective.has_result(self.session.pending.me()) {
             let wanted = shape.elements() * dtype.size_bytes() as u64;
             if bytes.len() as u64 != wanted {
                 let (name, given) = (&self.name, bytes.len());
@@ -121,9 +114,9 @@ impl Flight {
     }
 }
 
-impl Drop for Flight {
+impl Drop for InFlight {
     fn drop(&mut self) {
-        if !self.is_answered && self.answer.is_empty() {
+        if !self.is_answered && !self.promise.is_ready() {
             self.session.withdraw(self.request, "its waiter gave it up");
         }
     }

@@ -4,8 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::{client_message, server_message};
 use ronde_rpc::{Claim, Claimed, PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, v1, web};
 use ronde_wire::limits;
 use tokio::sync::mpsc;
@@ -64,7 +63,7 @@ async fn attempt(caller: &Caller, options: &Options) -> Result<(Claimed, Streami
     let (mut client, request) = caller.call(claim.into_message());
     let mut incoming = client.open(request).await.map_err(|status| refuse(&status))?.into_inner();
     let first = incoming.message().await.map_err(|status| refuse(&status))?;
-    let Some(Heard::Claimed(claimed)) = first.and_then(|message| message.message) else {
+    let Some(server_message::Message::Claimed(claimed)) = first.and_then(|message| message.message) else {
         let reason = "the answer to a claim is not a Claimed".to_owned();
         return Err(Refused::Final(Error::Protocol { reason }));
     };
@@ -90,8 +89,8 @@ pub(super) fn start(
     queue: mpsc::Receiver<v1::ClientMessage>,
     ended: tokio::sync::oneshot::Sender<()>,
 ) {
-    spawn(tell(Rc::clone(session), caller, queue));
-    spawn(beat(Rc::clone(session)));
+    spawn(send_queued(Rc::clone(session), caller, queue));
+    spawn(send_heartbeats(Rc::clone(session)));
     let session = Rc::clone(session);
     spawn(async move {
         let why = listen(&session, incoming).await;
@@ -104,14 +103,14 @@ pub(super) fn start(
 /// Listens; says why no longer.
 async fn listen(session: &Session, mut incoming: Streaming<v1::ServerMessage>) -> Error {
     loop {
-        let heard = tokio::select! {
+        let received = tokio::select! {
             biased;
-            heard = incoming.message() => heard,
+            received = incoming.message() => received,
             () = session.over.notified() => return Error::Closed,
         };
-        match heard {
+        match received {
             Ok(Some(message)) => {
-                if let Err(error) = session.hear(message) {
+                if let Err(error) = session.receive(message) {
                     return error;
                 }
             }
@@ -122,18 +121,18 @@ async fn listen(session: &Session, mut incoming: Streaming<v1::ServerMessage>) -
 }
 
 /// Signs of life, for as long as anything can be said.
-async fn beat(session: Rc<Session>) {
+async fn send_heartbeats(session: Rc<Session>) {
     loop {
         sleep(Duration::from_millis(session.claimed.heartbeat_ms.into())).await;
-        if session.is_mute() {
+        if session.is_closed() {
             return;
         }
-        session.beat();
+        session.heartbeat();
     }
 }
 
 /// Says what is queued, call after call, as much as goes into one; also what was said before the session's end.
-async fn tell(session: Rc<Session>, caller: Caller, mut queue: mpsc::Receiver<v1::ClientMessage>) {
+async fn send_queued(session: Rc<Session>, caller: Caller, mut queue: mpsc::Receiver<v1::ClientMessage>) {
     let (mut number, mut carried) = (0, None);
     loop {
         let first = match carried.take() {
@@ -143,12 +142,12 @@ async fn tell(session: Rc<Session>, caller: Caller, mut queue: mpsc::Receiver<v1
                 None => return,
             },
         };
-        let (messages, left) = together(first, || queue.try_recv().ok());
+        let (messages, left) = batch(first, || queue.try_recv().ok());
         carried = left;
         number += 1;
         let session_token = session.claimed.session_token.to_vec().into();
-        let said = say(&caller, v1::SayRequest { session_token, number, messages }).await;
-        if let Err(reason) = said {
+        let sent = call(&caller, v1::SayRequest { session_token, number, messages }).await;
+        if let Err(reason) = sent {
             session.end(&session.gone(&reason));
             return;
         }
@@ -156,18 +155,18 @@ async fn tell(session: Rc<Session>, caller: Caller, mut queue: mpsc::Receiver<v1
 }
 
 /// Makes a call, again if its connection broke: what was heard already is not heard twice.
-async fn say(caller: &Caller, said: v1::SayRequest) -> Result<(), String> {
+async fn call(caller: &Caller, message: v1::SayRequest) -> Result<(), String> {
     let mut attempt = 0;
     loop {
         attempt += 1;
-        let (mut client, request) = caller.call(said.clone());
-        let broken = match within(SAY_TIMEOUT, client.say(request)).await {
+        let (mut client, request) = caller.call(message.clone());
+        let broken = match within(SEND_TIMEOUT, client.say(request)).await {
             Some(Ok(_)) => return Ok(()),
             Some(Err(status)) if matches!(status.code(), Code::Unavailable | Code::Unknown) => describe(&status),
             Some(Err(status)) => return Err(describe(&status)),
-            None => format!("no answer within {} s", SAY_TIMEOUT.as_secs()),
+            None => format!("no answer within {} s", SEND_TIMEOUT.as_secs()),
         };
-        if attempt == SAY_ATTEMPTS {
+        if attempt == SEND_ATTEMPTS {
             return Err(broken);
         }
         sleep(PAUSE_MAX).await;
@@ -175,14 +174,14 @@ async fn say(caller: &Caller, said: v1::SayRequest) -> Result<(), String> {
 }
 
 /// A message with those behind it that fit into the same call, and the first that does not.
-fn together(
+fn batch(
     first: v1::ClientMessage,
     mut next: impl FnMut() -> Option<v1::ClientMessage>,
 ) -> (Vec<v1::ClientMessage>, Option<v1::ClientMessage>) {
     let mut bytes = web::element_bytes(&first);
     let mut messages = vec![first];
     while messages.len() < limits::WEB_MESSAGES_MAX
-        && !matches!(messages.last().and_then(|last| last.message.as_ref()), Some(Say::Goodbye(_)))
+        && !matches!(messages.last().and_then(|last| last.message.as_ref()), Some(client_message::Message::Goodbye(_)))
         && let Some(message) = next()
     {
         bytes += web::element_bytes(&message);
@@ -199,8 +198,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(250);
 /// How long an earlier session of the same rank may take to end.
 const CLAIM_RETRY: Duration = Duration::from_secs(2);
 /// How long the sidecar may take to hear something.
-const SAY_TIMEOUT: Duration = Duration::from_secs(10);
-const SAY_ATTEMPTS: u32 = 3;
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+const SEND_ATTEMPTS: u32 = 3;
 /// Of a call besides its messages: the head of the frame, the session's token, the number.
 const CALL_BYTES: usize = 64;
 
@@ -209,13 +208,18 @@ mod tests {
     use super::*;
 
     fn submit(bytes: usize) -> v1::ClientMessage {
-        v1::ClientMessage { message: Some(Say::Submit(v1::Submit { name: "x".repeat(bytes), ..Default::default() })) }
+        v1::ClientMessage {
+            message: Some(client_message::Message::Submit(v1::Submit {
+                name: "x".repeat(bytes),
+                ..Default::default()
+            })),
+        }
     }
 
     fn calls(mut queue: std::collections::VecDeque<v1::ClientMessage>) -> Vec<usize> {
         let (mut calls, mut carried) = (Vec::new(), queue.pop_front());
         while let Some(first) = carried.take() {
-            let (messages, left) = together(first, || queue.pop_front());
+            let (messages, left) = batch(first, || queue.pop_front());
             let bytes: usize = messages.iter().map(web::element_bytes).sum();
             assert!(bytes + CALL_BYTES <= limits::WEB_BODY_BYTES_MAX, "{bytes}");
             calls.push(messages.len());
@@ -225,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_takes_what_fits() {
+    fn a_call_carries_as_many_messages_as_fit() {
         assert_eq!(calls([submit(10)].into()), [1]);
         assert_eq!(calls((0..10).map(|_| submit(100_000)).collect()), [10]);
         assert_eq!(calls((0..25).map(|_| submit(100_000)).collect()), [11, 11, 3]);
@@ -234,8 +238,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_behind_a_goodbye() {
-        let goodbye = v1::ClientMessage { message: Some(Say::Goodbye(v1::Goodbye::default())) };
-        assert_eq!(calls([submit(1), goodbye, submit(1)].into()), [2, 1]);
+    fn nothing_is_sent_after_a_close_message() {
+        let closing = v1::ClientMessage { message: Some(client_message::Message::Goodbye(v1::Goodbye::default())) };
+        assert_eq!(calls([submit(1), closing, submit(1)].into()), [2, 1]);
     }
 }

@@ -1,83 +1,65 @@
-//! A session: the state that a client's calls and its tasks share, on one thread.
+//! [`Session`]: the state that a client's calls and its tasks share, on one thread.
+//!
+//! Requests are kept in [`Pending`], as in the native session. Messages wait in a queue for the task that sends them.
 
-use std::cell::{Cell, RefCell, RefMut};
-use std::collections::VecDeque;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
-use ronde_rpc::{Claimed, Completion, EpochView, Place, Submission, v1};
-use ronde_wire::{Collective, Failure, Rank, Request, RequestId, SetId};
-use tokio::sync::{Notify, mpsc, oneshot};
+use ronde_rpc::v1::client_message::Message;
+use ronde_rpc::{Claimed, Completion, Place, Submission, v1};
+use ronde_wire::{Rank, Request, RequestId};
+use tokio::sync::{Notify, mpsc};
 
-use super::handle::{Answer, Arrived, Handle};
-use crate::error::{Error, sidecar_gone};
+use super::handle::{Handle, WebResult};
+use crate::error::{Error, queue_full, sidecar_gone};
 use crate::inline;
 use crate::operation::{Label, Operation};
-use crate::record::FirstRecord;
-use crate::table::Table;
+use crate::pending::{Entry, Event, PartsLimit, Pending, abstention};
+use crate::promise::Promise;
 
-/// What calls and tasks share.
+/// A worker's session with its sidecar over gRPC-Web.
 #[derive(Debug)]
 pub(super) struct Session {
-    pub(super) me: Rank,
     pub(super) url: String,
     pub(super) claimed: Claimed,
     pub(super) operation_timeout: Option<Duration>,
-    table: RefCell<Table<Entry>>,
-    /// What waits to be said; `None` when nothing is any more.
+    pub(super) pending: Pending<(), WebResult>,
+    /// `None` when nothing is sent any more.
     outgoing: RefCell<Option<mpsc::Sender<v1::ClientMessage>>>,
-    began: RefCell<Option<oneshot::Sender<Result<EpochView, Error>>>>,
-    notices: RefCell<VecDeque<String>>,
-    record: FirstRecord,
-    /// Heartbeats since the sidecar has said anything.
+    /// Heartbeats since the last message of the sidecar.
     unanswered: Cell<u32>,
-    /// Told when nothing is heard any more.
+    /// Notified when no message is received any more.
     pub(super) over: Notify,
 }
 
-/// A request that is pending.
-#[derive(Debug)]
-struct Entry {
-    collective: Collective,
-    /// `None` once it has gone.
-    waiter: Option<oneshot::Sender<Result<Arrived, Error>>>,
-    /// The result, as far as it has come.
-    parts: Vec<u8>,
-}
-
 impl Session {
-    /// A session, and what it says.
+    /// A session, and the queue of its messages.
     pub(super) fn new(
         (url, me): (String, Rank),
         claimed: Claimed,
         operation_timeout: Option<Duration>,
-        began: oneshot::Sender<Result<EpochView, Error>>,
     ) -> (Rc<Self>, mpsc::Receiver<v1::ClientMessage>) {
-        // A submission and a withdrawal for each request, and room for heartbeats and the farewell.
+        // A submission and a withdrawal for each request, and room for heartbeats and the Goodbye.
         let (outgoing, queue) = mpsc::channel(2 * claimed.pending_max as usize + 64);
+        let parts_limit = PartsLimit { bytes: claimed.inline_bytes_max, setting: "inline_bytes_max" };
         let session = Self {
-            me,
             url,
+            pending: Pending::new(me, &claimed, parts_limit),
             claimed,
             operation_timeout,
-            table: RefCell::new(Table::new(me)),
             outgoing: RefCell::new(Some(outgoing)),
-            began: RefCell::new(Some(began)),
-            notices: RefCell::default(),
-            record: FirstRecord::default(),
             unanswered: Cell::new(0),
             over: Notify::new(),
         };
         (Rc::new(session), queue)
     }
 
-    /// Submits an operation. When it is refused here once it has its name, the other ranks are told that this one takes no
+    /// Submits an operation. When it is rejected here after it has a name, the other ranks learn that this rank takes no
     /// part.
     pub(super) fn submit(self: &Rc<Self>, operation: &Operation<'_>) -> Result<Handle, Error> {
-        let what = self.open_table()?.names.request(operation)?;
-        self.hand_over(what, operation)
+        let request = self.pending.open()?.names.request(operation)?;
+        self.send_submission(request, operation)
     }
 
     /// Submits operations that become ready together.
@@ -86,14 +68,14 @@ impl Session {
         label: Label<'_>,
         operations: &[Operation<'_>],
     ) -> Result<Vec<Handle>, Error> {
-        let requests = self.open_table()?.names.group(label, operations)?;
+        let requests = self.pending.open()?.names.group(label, operations)?;
         let mut rest = requests.into_iter().zip(operations);
         let mut handles = Vec::with_capacity(operations.len());
-        for (what, operation) in rest.by_ref() {
-            match self.hand_over(what, operation) {
+        for (request, operation) in rest.by_ref() {
+            match self.send_submission(request, operation) {
                 Ok(handle) => handles.push(handle),
                 Err(error) => {
-                    rest.for_each(|(what, _)| self.abstain(what, "its call was given up"));
+                    rest.for_each(|(request, _)| self.send_or_end(abstention(request, "its call was given up")));
                     return Err(error);
                 }
             }
@@ -101,225 +83,128 @@ impl Session {
         Ok(handles)
     }
 
-    fn hand_over(self: &Rc<Self>, what: Request, operation: &Operation<'_>) -> Result<Handle, Error> {
-        let refused = match self.submission(&what, operation) {
-            Ok((request, message, answer)) => match self.say(Say::Submit(message)) {
-                Ok(()) => return Ok(Handle::new(Rc::clone(self), request, (what.name, what.collective), answer)),
+    fn send_submission(self: &Rc<Self>, request: Request, operation: &Operation<'_>) -> Result<Handle, Error> {
+        let error = match self.submission(&request, operation) {
+            Ok((id, message, promise)) => match self.send(Message::Submit(message)) {
+                Ok(()) => return Ok(Handle::new(Rc::clone(self), id, (request.name, request.collective), promise)),
                 Err(error) => {
-                    self.table.borrow_mut().remove(request);
+                    self.pending.remove(id);
                     error
                 }
             },
             Err(error) => error,
         };
-        self.abstain(what, &refused.to_string());
-        Err(refused)
+        self.send_or_end(abstention(request, &error.to_string()));
+        Err(error)
     }
 
-    fn submission(&self, what: &Request, operation: &Operation<'_>) -> Result<(RequestId, v1::Submit, Answer), Error> {
-        // Empty bytes in the message say that the result is to come the same way.
-        let bytes = if what.collective.has_input(self.me) { operation.bytes() } else { &[] };
+    fn submission(
+        &self,
+        what: &Request,
+        operation: &Operation<'_>,
+    ) -> Result<(RequestId, v1::Submit, Promise<WebResult>), Error> {
+        // Empty bytes in the message request the result inside messages, too.
+        let bytes = if what.collective.has_input(self.pending.me()) { operation.bytes() } else { &[] };
         let place = inline::place(bytes, self.claimed.inline_bytes_max)?;
-        let (waiter, answer) = oneshot::channel();
-        let entry = Entry { collective: what.collective.clone(), waiter: Some(waiter), parts: Vec::new() };
-        let request = self.table.borrow_mut().insert(entry, self.claimed.pending_max as usize)?;
+        let (request, promise) = self.pending.insert(&what.collective, ())?;
         let (plugin, site) = (operation.plugin.clone(), operation.site.clone());
         let message = Submission { request, what: what.clone(), plugin, place, output: None, site }.into_message();
-        Ok((request, message, answer))
+        Ok((request, message, promise))
     }
 
-    /// This rank takes no part in an operation that others may wait for.
-    fn abstain(&self, what: Request, reason: &str) {
-        let (name, process_set, group) = (what.name.into(), what.set.0, what.group.map(v1::Group::from));
-        self.say_or_end(Say::Abstain(v1::Abstain { name, process_set, reason: reason.to_owned(), group }));
-    }
-
-    /// The waiter of a request has gone. Does nothing when it has been answered, nor for a join, which cannot be taken back.
+    /// Withdraws a request whose waiter has gone. Does nothing when it has been answered, nor for a join.
     pub(super) fn withdraw(&self, request: RequestId, reason: &str) {
-        let leave = |entry: &mut Entry| (entry.waiter.take(), entry.collective == Collective::Join);
-        let left = self.table.borrow_mut().entry_mut(request).map(leave);
-        if let Some((_, false)) = left {
-            self.say_or_end(Say::Withdraw(v1::Withdraw { request: request.0, reason: reason.to_owned() }));
+        if let Some(withdrawal) = self.pending.withdraw(request, reason) {
+            self.send_or_end(withdrawal);
         }
     }
 
-    /// A sign of life, and a look at the sidecar's.
-    pub(super) fn beat(&self) {
-        let (unanswered, every) = (self.unanswered.get() + 1, u64::from(self.claimed.heartbeat_ms));
-        if u64::from(unanswered) * every > u64::from(self.claimed.peer_timeout_ms) + every {
+    /// Sends a heartbeat, unless the sidecar has been silent for the peer timeout.
+    pub(super) fn heartbeat(&self) {
+        let (unanswered, interval_ms) = (self.unanswered.get() + 1, u64::from(self.claimed.heartbeat_ms));
+        if u64::from(unanswered) * interval_ms > u64::from(self.claimed.peer_timeout_ms) + interval_ms {
             let seconds = f64::from(self.claimed.peer_timeout_ms) / 1_000.0;
             self.end(&self.gone(&format!("it has been silent for {seconds:.1} s, the peer timeout")));
             return;
         }
         self.unanswered.set(unanswered);
-        // A full queue means that the sidecar does not read; it will not miss this one.
-        let _ = self.say(Say::Heartbeat(v1::Heartbeat {}));
+        // A full queue means that the sidecar does not read. It will not miss this heartbeat.
+        let _ = self.send(Message::Heartbeat(v1::Heartbeat {}));
     }
 
-    /// Ends the session in order; everybody who still waits gets [`Error::Closed`].
+    /// Closes the session in order. Every waiter gets [`Error::Closed`].
     pub(super) fn close(&self, reason: &str) {
-        // Fails when the session has ended, and then there is nobody to part from.
-        let _ = self.say(Say::Goodbye(v1::Goodbye { reason: reason.to_owned() }));
-        self.finish(&Error::Closed);
+        // Fails when the session has ended. Then there is no one to notify.
+        let _ = self.send(Message::Goodbye(v1::Goodbye { reason: reason.to_owned() }));
+        self.stop_sending(&Error::Closed);
     }
 
-    /// Nothing is said or heard any more, and every waiter is told why. The first reason stays.
+    /// Ends the session: nothing is sent or received any more, and every waiter gets `why`. The first reason stays.
     pub(super) fn end(&self, why: &Error) {
-        self.finish(why);
+        self.stop_sending(why);
         self.over.notify_one();
     }
 
-    /// Nothing is said from now on, but what was said before still goes out.
-    fn finish(&self, why: &Error) {
+    /// Closes the queue. Messages in it are still sent.
+    fn stop_sending(&self, why: &Error) {
         drop(self.outgoing.borrow_mut().take());
-        self.fail(why);
+        self.pending.end(why, drop);
     }
 
-    /// Nothing can be submitted any more, and every waiter is told why.
-    fn fail(&self, why: &Error) {
-        let entries = self.table.borrow_mut().end(why.clone());
-        for waiter in entries.into_iter().filter_map(|entry| entry.waiter) {
-            // Whoever has gone needs no answer, here and below.
-            let _ = waiter.send(Err(why.clone()));
-        }
-        self.tell_began(Err(self.why_over().unwrap_or_else(|| why.clone())));
-    }
-
-    /// Whether nothing is said any more.
-    pub(super) fn is_mute(&self) -> bool {
+    /// Whether nothing is sent any more.
+    pub(super) fn is_closed(&self) -> bool {
         self.outgoing.borrow().is_none()
     }
 
-    /// Why nothing can be submitted any more, if so.
-    pub(super) fn why_over(&self) -> Option<Error> {
-        self.table.borrow().over().cloned()
-    }
-
-    /// Whether there is such a set, as far as this rank has heard.
-    pub(super) fn knows_set(&self, set: SetId) -> Result<bool, Error> {
-        Ok(self.open_table()?.names.knows(set))
-    }
-
-    /// Messages of the sidecar for people that nobody has seen yet.
-    pub(super) fn take_notices(&self) -> Vec<String> {
-        self.notices.borrow_mut().drain(..).collect()
-    }
-
-    /// The end of a session whose sidecar is not there any more.
+    /// The error when the sidecar is gone.
     pub(super) fn gone(&self, how: &str) -> Error {
         Error::Failure(sidecar_gone(&self.url, how))
     }
 
-    // === What the sidecar says ===
-
-    /// Hears one message.
+    /// Handles a message of the sidecar.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for one that ends the session.
-    pub(super) fn hear(&self, message: v1::ServerMessage) -> Result<(), Error> {
+    /// [`Error::Protocol`] for a message that ends the session.
+    pub(super) fn receive(&self, message: v1::ServerMessage) -> Result<(), Error> {
         self.unanswered.set(0);
-        match message.message {
-            Some(Heard::Completed(message)) => self.complete(message)?,
-            Some(Heard::ResultPart(part)) => self.add_part(&part)?,
-            Some(Heard::Failed(message)) => {
-                let failure = self.recorded(message.failure);
-                let entry = self.table.borrow_mut().remove(RequestId(message.request));
-                if let Some(waiter) = entry.and_then(|entry| entry.waiter) {
-                    let _ = waiter.send(Err(failure.into()));
+        match self.pending.receive(message)? {
+            Event::Handled => {}
+            Event::Completed(completion, entry) => return Self::complete(completion, entry),
+            Event::Failed(failure, entry) => {
+                if let Some(waiter) = entry.waiter {
+                    waiter.with(Err(failure.into()));
                 }
             }
-            Some(Heard::EpochEnded(message)) => self.fail(&Error::Failure(self.recorded(message.failure))),
-            Some(Heard::EpochBegan(message)) => {
-                let view = EpochView::parse(&message).map_err(|error| Error::protocol(&error))?;
-                self.table.borrow_mut().names.begin(view.size);
-                self.tell_began(Ok(view));
-            }
-            Some(Heard::Notice(notice)) => {
-                tracing::warn!(target: "ronde", "{}", notice.text);
-                let mut notices = self.notices.borrow_mut();
-                notices.truncate(NOTICES_MAX - 1);
-                notices.push_back(notice.text);
-            }
-            // A second answer to the claim says nothing new; a ring there is not; an empty message is a later version's.
-            Some(Heard::Claimed(_) | Heard::Alive(_) | Heard::RingTaken(_)) | None => {}
+            Event::EpochEnded(failure) => self.pending.end(&Error::Failure(failure), drop),
         }
         Ok(())
     }
 
-    fn complete(&self, message: v1::Completed) -> Result<(), Error> {
-        let completion = Completion::parse(message).map_err(|error| Error::protocol(&error))?;
-        let entry = {
-            let mut table = self.table.borrow_mut();
-            let entry = table.remove(completion.request);
-            if let Some(entry) = &entry {
-                // Before the waiter hears of it and goes on with the next operation.
-                table.names.learn(&entry.collective, &completion.detail);
-            }
-            entry
-        };
+    fn complete(completion: Completion, entry: Option<Entry<(), WebResult>>) -> Result<(), Error> {
         if completion.result != Place::None || completion.in_output {
-            let reason = format!("the result of {} lies in memory that this session does not have", completion.request);
+            let reason = format!("the result of {} is in memory that this session does not have", completion.request);
             return Err(Error::Protocol { reason });
         }
-        // One that nobody waits for any more is of no use.
         if let Some(Entry { waiter: Some(waiter), parts, .. }) = entry {
-            let _ = waiter.send(Ok(Arrived { completion, bytes: parts }));
+            waiter.with(Ok(WebResult { completion, bytes: parts }));
         }
         Ok(())
     }
 
-    fn add_part(&self, part: &v1::ResultPart) -> Result<(), Error> {
-        let mut table = self.table.borrow_mut();
-        let Some(entry) = table.entry_mut(RequestId(part.request)) else { return Ok(()) };
-        let limit = self.claimed.inline_bytes_max;
-        if (entry.parts.len() + part.data.len()) as u64 > limit {
-            return Err(Error::Protocol { reason: format!("a result in parts is over inline_bytes_max = {limit}") });
-        }
-        entry.parts.extend_from_slice(&part.data);
-        Ok(())
-    }
-
-    fn recorded(&self, message: Option<v1::Failure>) -> Failure {
-        self.record.with(Failure::from(message.unwrap_or_default()))
-    }
-
-    fn tell_began(&self, outcome: Result<EpochView, Error>) {
-        if let Some(began) = self.began.borrow_mut().take() {
-            // Nobody listens when `connect` was given up.
-            let _ = began.send(outcome);
-        }
-    }
-
-    // === What is said ===
-
-    fn say(&self, message: Say) -> Result<(), Error> {
+    fn send(&self, message: Message) -> Result<(), Error> {
         use mpsc::error::TrySendError;
         let outgoing = self.outgoing.borrow();
-        let Some(outgoing) = &*outgoing else { return Err(self.why_over().unwrap_or(Error::Closed)) };
+        let Some(outgoing) = &*outgoing else { return Err(self.pending.over().unwrap_or(Error::Closed)) };
         outgoing.try_send(v1::ClientMessage { message: Some(message) }).map_err(|error| match error {
-            TrySendError::Full(_) => Error::Limit {
-                reason: format!(
-                    "{} messages wait for the sidecar, which does not read; see whether it is alive",
-                    outgoing.max_capacity()
-                ),
-            },
-            TrySendError::Closed(_) => self.gone("nothing can be said to it"),
+            TrySendError::Full(_) => queue_full(outgoing.max_capacity()),
+            TrySendError::Closed(_) => self.gone("messages can no longer be sent to it"),
         })
     }
 
-    /// Says what must not be lost, as other ranks would wait for ever: when the sidecar does not take it, the session ends.
-    fn say_or_end(&self, message: Say) {
-        if let Err(full @ Error::Limit { .. }) = self.say(message) {
+    /// Sends a message that other ranks depend on: when the queue is full, the session ends.
+    fn send_or_end(&self, message: Message) {
+        if let Err(full @ Error::Limit { .. }) = self.send(message) {
             self.end(&full);
         }
     }
-
-    fn open_table(&self) -> Result<RefMut<'_, Table<Entry>>, Error> {
-        let table = self.table.borrow_mut();
-        let over = table.over().cloned();
-        over.map_or(Ok(table), Err)
-    }
 }
-
-/// Notices kept for the program; further ones replace the newest.
-const NOTICES_MAX: usize = 64;

@@ -4,9 +4,8 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use ronde_rpc::v1::client_message::Message as Said;
 use ronde_rpc::v1::ronde_web_server::{RondeWeb, RondeWebServer};
-use ronde_rpc::v1::server_message::Message as Tell;
+use ronde_rpc::v1::{client_message, server_message};
 use ronde_rpc::{v1, web};
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
@@ -25,18 +24,18 @@ const SESSION: &[u8] = &[5; 16];
 
 /// What the test does in the sidecar's place.
 struct Sidecar {
-    tell: mpsc::Sender<Result<v1::ServerMessage, Status>>,
-    said: mpsc::Receiver<v1::ClientMessage>,
+    send: mpsc::Sender<Result<v1::ServerMessage, Status>>,
+    received: mpsc::Receiver<v1::ClientMessage>,
     broken_calls: Arc<AtomicU32>,
 }
 
-type Told = mpsc::Receiver<Result<v1::ServerMessage, Status>>;
+type Outgoing = mpsc::Receiver<Result<v1::ServerMessage, Status>>;
 
 #[derive(Clone)]
 struct Fake {
     /// Until somebody has claimed the rank.
-    told: Arc<Mutex<Option<Told>>>,
-    hear: mpsc::Sender<v1::ClientMessage>,
+    outgoing: Arc<Mutex<Option<Outgoing>>>,
+    to_test: mpsc::Sender<v1::ClientMessage>,
     last: Arc<AtomicU32>,
     broken_calls: Arc<AtomicU32>,
 }
@@ -56,9 +55,9 @@ impl RondeWeb for Fake {
 
     async fn open(&self, request: Request<v1::Claim>) -> Result<Response<Self::OpenStream>, Status> {
         check_token(&request)?;
-        let told = self.told.lock().expect("nobody panics").take();
-        let told = told.ok_or_else(|| Status::already_exists("rank 1 is claimed by a live session"))?;
-        Ok(Response::new(Box::pin(ReceiverStream::new(told))))
+        let outgoing = self.outgoing.lock().expect("nobody panics").take();
+        let outgoing = outgoing.ok_or_else(|| Status::already_exists("rank 1 is claimed by a live session"))?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(outgoing))))
     }
 
     async fn say(&self, request: Request<v1::SayRequest>) -> Result<Response<v1::SayAnswer>, Status> {
@@ -70,7 +69,7 @@ impl RondeWeb for Fake {
         if number > last {
             self.last.fetch_add(1, Ordering::Relaxed);
             for message in messages {
-                assert!(self.hear.send(message).await.is_ok(), "the test listens");
+                assert!(self.to_test.send(message).await.is_ok(), "the test listens");
             }
         }
         // The answer is lost, not the call.
@@ -91,17 +90,17 @@ fn check_token<T>(request: &Request<T>) -> Result<(), Status> {
 }
 
 fn pair() -> (Channel, Sidecar) {
-    let ((tell, told), (hear, said)) = (mpsc::channel(64), mpsc::channel(4_096));
+    let ((send, outgoing), (to_test, received)) = (mpsc::channel(64), mpsc::channel(4_096));
     let broken_calls: Arc<AtomicU32> = Arc::default();
-    let told = Arc::new(Mutex::new(Some(told)));
-    let fake = Fake { told, hear, last: Arc::default(), broken_calls: Arc::clone(&broken_calls) };
-    (Channel::new(RondeWebServer::new(fake)), Sidecar { tell, said, broken_calls })
+    let outgoing = Arc::new(Mutex::new(Some(outgoing)));
+    let fake = Fake { outgoing, to_test, last: Arc::default(), broken_calls: Arc::clone(&broken_calls) };
+    (Channel::new(RondeWebServer::new(fake)), Sidecar { send, received, broken_calls })
 }
 
 impl Sidecar {
-    async fn tell(&self, message: Tell) {
+    async fn send(&self, message: server_message::Message) {
         let message = v1::ServerMessage { message: Some(message) };
-        assert!(self.tell.send(Ok(message)).await.is_ok(), "the client listens");
+        assert!(self.send.send(Ok(message)).await.is_ok(), "the client listens");
     }
 
     /// Accepts the claim and begins the epoch.
@@ -116,7 +115,7 @@ impl Sidecar {
             pending_max: 3,
             ring_bytes: 0,
         };
-        self.tell(Tell::Claimed(claimed)).await;
+        self.send(server_message::Message::Claimed(claimed)).await;
         let began = v1::EpochBegan {
             epoch: 1,
             rank: 1,
@@ -126,22 +125,22 @@ impl Sidecar {
             cross_rank: 1,
             ..Default::default()
         };
-        self.tell(Tell::EpochBegan(began)).await;
+        self.send(server_message::Message::EpochBegan(began)).await;
     }
 
     /// The next thing that is said besides signs of life.
-    async fn next(&mut self) -> Said {
+    async fn next(&mut self) -> client_message::Message {
         loop {
-            let said = self.said.recv().await.and_then(|message| message.message).expect("the client speaks");
-            if !matches!(said, Said::Heartbeat(_)) {
-                return said;
+            let received = self.received.recv().await.and_then(|message| message.message).expect("the client speaks");
+            if !matches!(received, client_message::Message::Heartbeat(_)) {
+                return received;
             }
         }
     }
 
     async fn next_submit(&mut self) -> v1::Submit {
         match self.next().await {
-            Said::Submit(submit) => submit,
+            client_message::Message::Submit(submit) => submit,
             other => panic!("{other:?}"),
         }
     }
@@ -155,11 +154,15 @@ impl Sidecar {
         let floats = data.chunks_exact(4).map(|float| f32::from_le_bytes(float.try_into().expect("four bytes")));
         let doubled: Vec<u8> = floats.flat_map(|float| (2.0 * float).to_le_bytes()).collect();
         for part in doubled.chunks(4) {
-            self.tell(Tell::ResultPart(v1::ResultPart { request: submit.request, data: part.to_vec().into() })).await;
+            self.send(server_message::Message::ResultPart(v1::ResultPart {
+                request: submit.request,
+                data: part.to_vec().into(),
+            }))
+            .await;
         }
         let completed =
             v1::Completed { request: submit.request, shape: submit.shape, dtype: submit.dtype, ..Default::default() };
-        self.tell(Tell::Completed(completed)).await;
+        self.send(server_message::Message::Completed(completed)).await;
     }
 }
 
@@ -179,7 +182,7 @@ async fn in_thread(test: impl Future<Output = ()>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tensor_goes_and_its_result_comes_inside_messages() {
+async fn a_tensor_and_its_result_travel_inside_messages() {
     in_thread(async {
         let (client, mut sidecar) = connected().await;
         assert_eq!((client.rank(), client.size(), client.view().cross_size), (1, 2, 2));
@@ -189,7 +192,7 @@ async fn a_tensor_goes_and_its_result_comes_inside_messages() {
         assert_eq!(sum.expect("a result").to_vec::<f32>().expect("floats"), [2.0, 4.0, 8.0]);
         assert_eq!(client.status().await.expect("a page"), "{\"job\":\"night\"}");
         let end = async {
-            assert!(matches!(sidecar.next().await, Said::Goodbye(_)));
+            assert!(matches!(sidecar.next().await, client_message::Message::Goodbye(_)));
             drop(sidecar);
         };
         tokio::join!(client.close(), end);
@@ -198,7 +201,7 @@ async fn a_tensor_goes_and_its_result_comes_inside_messages() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_whose_answer_is_lost_is_made_again_and_heard_once() {
+async fn a_call_whose_answer_is_lost_is_retried_and_takes_effect_once() {
     in_thread(async {
         let (client, mut sidecar) = connected().await;
         sidecar.broken_calls.store(2, Ordering::Relaxed);
@@ -209,7 +212,12 @@ async fn a_call_whose_answer_is_lost_is_made_again_and_heard_once() {
                 assert_eq!(submit.name, name);
                 let (request, dtype) = (submit.request, v1::DType::DtypeU8.into());
                 sidecar
-                    .tell(Tell::Completed(v1::Completed { request, dtype, shape: vec![0], ..Default::default() }))
+                    .send(server_message::Message::Completed(v1::Completed {
+                        request,
+                        dtype,
+                        shape: vec![0],
+                        ..Default::default()
+                    }))
                     .await;
             }
         };
@@ -224,7 +232,7 @@ async fn a_call_whose_answer_is_lost_is_made_again_and_heard_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_sidecar_is_given_up() {
+async fn a_silent_sidecar_ends_the_session() {
     in_thread(async {
         let (client, _sidecar) = connected().await;
         let error = client.barrier(None).await.expect_err("nobody answers");
@@ -235,7 +243,7 @@ async fn a_silent_sidecar_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_the_epoch_reaches_every_waiter_and_the_goodbye_still_goes_out() {
+async fn the_end_of_the_epoch_reaches_every_waiter_and_the_close_message_is_still_sent() {
     in_thread(async {
         let (client, mut sidecar) = connected().await;
         let waiting = client.barrier("w");
@@ -243,19 +251,21 @@ async fn the_end_of_the_epoch_reaches_every_waiter_and_the_goodbye_still_goes_ou
             sidecar.next_submit().await;
             let failure =
                 v1::Failure { cause: 3, rank: Some(0), reason: "rank 0 is gone".to_owned(), ..Default::default() };
-            sidecar.tell(Tell::EpochEnded(v1::EpochEnded { epoch: 1, failure: Some(failure) })).await;
+            sidecar
+                .send(server_message::Message::EpochEnded(v1::EpochEnded { epoch: 1, failure: Some(failure) }))
+                .await;
         };
         let (waited, ()) = tokio::join!(waiting, ending);
         assert!(waited.expect_err("over").to_string().contains("rank 0 is gone"));
         assert!(client.barrier("x").await.expect_err("over").to_string().contains("rank 0 is gone"));
         drop(client);
-        assert!(matches!(sidecar.next().await, Said::Goodbye(_)));
+        assert!(matches!(sidecar.next().await, client_message::Message::Goodbye(_)));
     })
     .await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_refused_here_is_told_to_the_others() {
+async fn an_operation_rejected_by_a_limit_is_reported_to_the_other_ranks() {
     in_thread(async {
         let (client, mut sidecar) = connected().await;
         let shape = [300];
@@ -263,7 +273,7 @@ async fn what_is_refused_here_is_told_to_the_others() {
         let error = client.broadcast("large", large, 0).await.expect_err("over 1 KiB");
         assert!(matches!(&error, Error::Limit { reason } if reason.contains("inline_bytes_max = 1024")), "{error}");
         match sidecar.next().await {
-            Said::Abstain(abstain) => assert_eq!(abstain.name, "broadcast.large"),
+            client_message::Message::Abstain(abstain) => assert_eq!(abstain.name, "broadcast.large"),
             other => panic!("{other:?}"),
         }
         let handles = client.submit_group("g", &[Operation::barrier(None), Operation::barrier(None)]).await;
@@ -271,7 +281,7 @@ async fn what_is_refused_here_is_told_to_the_others() {
         let submitted = [sidecar.next_submit().await.request, sidecar.next_submit().await.request];
         for request in submitted {
             match sidecar.next().await {
-                Said::Withdraw(withdraw) => assert_eq!(withdraw.request, request),
+                client_message::Message::Withdraw(withdraw) => assert_eq!(withdraw.request, request),
                 other => panic!("{other:?}"),
             }
         }
@@ -280,11 +290,11 @@ async fn what_is_refused_here_is_told_to_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_claim_and_a_late_rank_are_named() {
+async fn a_rejected_claim_and_a_late_rank_are_named_in_the_error() {
     in_thread(async {
         let (channel, _sidecar) = pair();
-        let stranger = Options::new("http://127.0.0.1:7600", "night", 1, &[4; 32]).expect("good ones");
-        let error = Client::connect_over(channel.clone(), stranger).await.expect_err("another token");
+        let unauthenticated = Options::new("http://127.0.0.1:7600", "night", 1, &[4; 32]).expect("good ones");
+        let error = Client::connect_over(channel.clone(), unauthenticated).await.expect_err("another token");
         assert!(
             matches!(&error, Error::WebClaim { rank: 1, reason, .. } if reason.contains("no token of mine")),
             "{error}"
@@ -298,7 +308,7 @@ async fn a_refused_claim_and_a_late_rank_are_named() {
         let (channel, sidecar) = pair();
         let mut late = options();
         late.start_timeout = std::time::Duration::from_secs(1);
-        let telling = async {
+        let sending = async {
             let claimed = v1::Claimed {
                 session_token: SESSION.into(),
                 protocol: 1,
@@ -307,12 +317,15 @@ async fn a_refused_claim_and_a_late_rank_are_named() {
                 pending_max: 1,
                 ..Default::default()
             };
-            sidecar.tell(Tell::Claimed(claimed)).await;
+            sidecar.send(server_message::Message::Claimed(claimed)).await;
             sidecar
-                .tell(Tell::Notice(v1::Notice { text: "rank 0 has not attached".to_owned(), ..Default::default() }))
+                .send(server_message::Message::Notice(v1::Notice {
+                    text: "rank 0 has not attached".to_owned(),
+                    ..Default::default()
+                }))
                 .await;
         };
-        let (error, ()) = tokio::join!(Client::connect_over(channel, late), telling);
+        let (error, ()) = tokio::join!(Client::connect_over(channel, late), sending);
         let error = error.expect_err("no epoch");
         assert!(matches!(&error, Error::Start { missing, .. } if missing == "rank 0 has not attached"), "{error}");
     })
@@ -320,7 +333,7 @@ async fn a_refused_claim_and_a_late_rank_are_named() {
 }
 
 #[test]
-fn options_say_all_that_is_wrong() {
+fn options_report_every_problem() {
     let Err(Error::Settings { problems }) = Options::new("127.0.0.1:7600", "Night!", 4_096, &[0; 31]) else {
         panic!("not refused");
     };

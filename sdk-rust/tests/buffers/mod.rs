@@ -6,7 +6,7 @@ use ronde::blocking::{self, Progress};
 use ronde::{DType, Error, Operation, Options, ReduceOp, Tensor, TensorRef, Transfer};
 
 use crate::fake::{Fake, Settings};
-use crate::{SHARED, WAYS, connect, numbers};
+use crate::{DATA_PATHS, SHARED_MEMORY_PATHS, connect, numbers};
 
 #[test]
 fn a_large_result_stays_in_shared_memory_until_it_is_dropped() {
@@ -14,11 +14,11 @@ fn a_large_result_stays_in_shared_memory_until_it_is_dropped() {
     let (large, small) = ([100_000_u64], [100_u64]);
     let large = || Operation::allreduce(None, TensorRef::of(&large, &values).expect("a tensor"), ReduceOp::Sum);
     let small = || Operation::allreduce(None, TensorRef::of(&small, &values[..100]).expect("a tensor"), ReduceOp::Sum);
-    for way in WAYS {
+    for path in DATA_PATHS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let land = |operation: Operation<'_>| client.submit_from(&operation).expect("submitted").wait_buffer();
-        let is_shared = way.0 == Transfer::Arena;
+        let is_shared = path.0 == Transfer::Arena;
         let mapped = land(large().mapped()).expect("a result");
         assert_eq!(mapped.is_mapped(), is_shared);
         assert_eq!(client.shared_memory().slots, usize::from(is_shared));
@@ -42,12 +42,12 @@ fn a_large_result_stays_in_shared_memory_until_it_is_dropped() {
 }
 
 #[test]
-fn a_buffer_is_read_where_it_lies_and_not_written_meanwhile() {
+fn a_buffer_is_submitted_without_a_copy_and_cannot_be_written_meanwhile() {
     let values = numbers(100_000);
-    for way in WAYS {
+    for path in DATA_PATHS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
-        let (slots, is_shared) = (|| client.shared_memory().slots, way.0 == Transfer::Arena);
+        let client = connect(&fake, path);
+        let (slots, is_shared) = (|| client.shared_memory().slots, path.0 == Transfer::Arena);
         let mut buffer = client.buffer(DType::F32, &[100_000]).expect("room");
         assert_eq!((buffer.is_mapped(), slots()), (is_shared, usize::from(is_shared)));
         buffer.elements_mut::<f32>().expect("floats").copy_from_slice(&values);
@@ -71,7 +71,7 @@ fn a_buffer_is_read_where_it_lies_and_not_written_meanwhile() {
         assert_eq!((buffer.len(), sum.to_tensor().to_vec::<f32>().expect("floats")), (400_000, values.clone()));
     }
     let fake = Fake::start(Settings::default());
-    let client = connect(&fake, SHARED[0]);
+    let client = connect(&fake, SHARED_MEMORY_PATHS[0]);
     let empty = client.buffer(DType::F64, &[3, 0]).expect("no bytes need no room");
     assert_eq!((empty.is_mapped(), empty.shape(), empty.len()), (false, &[3, 0][..], 0));
     let error = client.buffer(DType::U8, &[1 << 40]).expect_err("no room");

@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 
 use ronde::{Cause, Failure, JobName, Options, Rank};
 use ronde_rpc::convert::TOKEN_BYTES;
-use ronde_rpc::v1::client_message::Message as Heard;
 use ronde_rpc::v1::ronde_server::{Ronde, RondeServer};
-use ronde_rpc::v1::server_message::Message as Say;
+use ronde_rpc::v1::{client_message, server_message};
 use ronde_rpc::{Claim, Claimed, Completion, EpochView, OutputPlace, Place, Submission, paths, ring, v1};
 use ronde_shm::ring::{Bell, Consumer, PeerRing, Producer, Pushed, RingEnd, Wait};
 use ronde_shm::{MemHost, OwnedSegment, SegmentId, ServeOutcome, SessionToken, Share, WorkerSegment, serve_one};
@@ -102,15 +101,15 @@ impl Fake {
     }
 
     /// What the sidecar has heard, one word or two for each message.
-    pub(crate) fn heard(&self) -> Vec<String> {
+    pub(crate) fn received(&self) -> Vec<String> {
         self.log.lock().expect("the log").clone()
     }
 
     /// Waits until it has heard something; fails after a time that only what never comes can take.
     pub(crate) fn wait_for(&self, word: &str) {
         let start = Instant::now();
-        while !self.heard().iter().any(|heard| heard == word) {
-            assert!(start.elapsed() < PATIENCE, "{word} has not been heard, but {:?}", self.heard());
+        while !self.received().iter().any(|received| received == word) {
+            assert!(start.elapsed() < PATIENCE, "{word} has not been heard, but {:?}", self.received());
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -271,7 +270,7 @@ impl Ronde for Service {
                 tokio::select! {
                     biased;
                     message = incoming.message() => match message {
-                        Ok(Some(message)) => server.hear_if_any(message).await,
+                        Ok(Some(message)) => server.receive_if_any(message).await,
                         Ok(None) | Err(_) => break,
                     },
                     () = rung(server.ring.as_mut()) => {}
@@ -332,23 +331,23 @@ impl Server {
         let mut bytes = Vec::new();
         while let Some(ring) = &mut self.ring {
             if ring.consumer.pop(&mut bytes).expect("the client keeps the ring in order") {
-                self.hear_if_any(ring::decode(&bytes).expect("a message")).await;
+                self.receive_if_any(ring::decode(&bytes).expect("a message")).await;
             } else if ring.consumer.arm(Wait::Bell).expect("in order") {
                 return;
             }
         }
     }
 
-    async fn hear_if_any(&mut self, message: v1::ClientMessage) {
+    async fn receive_if_any(&mut self, message: v1::ClientMessage) {
         if let Some(message) = message.message {
-            self.hear(message).await;
+            self.receive(message).await;
         }
     }
 
-    async fn hear(&mut self, message: Heard) {
+    async fn receive(&mut self, message: client_message::Message) {
         match message {
-            Heard::Claim(claim) => self.claim(&claim).await,
-            Heard::Submit(message) => {
+            client_message::Message::Claim(claim) => self.claim(&claim).await,
+            client_message::Message::Submit(message) => {
                 let submission = Submission::parse(message, RANK).expect("the client submits nothing that is refused");
                 self.shared.note(format!("submit {}", submission.what.name));
                 if let Some(plugin) = &submission.plugin {
@@ -356,25 +355,25 @@ impl Server {
                 }
                 self.submit(submission).await;
             }
-            Heard::Withdraw(message) => {
+            client_message::Message::Withdraw(message) => {
                 self.shared.note("withdraw");
                 self.fail(RequestId(message.request), Failure::new(Cause::Refused, "withdrawn")).await;
             }
-            Heard::Release(_) => self.shared.note("release"),
-            Heard::Abstain(message) => {
+            client_message::Message::Release(_) => self.shared.note("release"),
+            client_message::Message::Abstain(message) => {
                 let group = message.group.map(|group| format!(" of {} of {}", group.size, group.name));
                 let (set, name) = (message.process_set, message.name);
                 self.shared.note(format!("abstain {set} {name}{}", group.unwrap_or_default()));
             }
-            Heard::Heartbeat(_) => {
+            client_message::Message::Heartbeat(_) => {
                 self.shared.note("heartbeat");
                 if self.settings.answers {
-                    self.say_on_stream(Say::Alive(v1::Alive {})).await;
+                    self.send_on_stream(server_message::Message::Alive(v1::Alive {})).await;
                 }
             }
-            Heard::Goodbye(_) => self.shared.note("goodbye"),
-            Heard::RingReady(_) => {
-                self.say(Say::RingTaken(v1::RingTaken {})).await;
+            client_message::Message::Goodbye(_) => self.shared.note("goodbye"),
+            client_message::Message::RingReady(_) => {
+                self.send(server_message::Message::RingTaken(v1::RingTaken {})).await;
                 self.open_ring();
             }
         }
@@ -398,7 +397,7 @@ impl Server {
             pending_max: self.settings.pending_max,
             ring_bytes: if self.settings.rings { RING_BYTES } else { 0 },
         };
-        self.say(Say::Claimed(claimed.into_message())).await;
+        self.send(server_message::Message::Claimed(claimed.into_message())).await;
         if self.settings.begins {
             let view = EpochView {
                 epoch: Epoch(self.epoch),
@@ -410,10 +409,10 @@ impl Server {
                 cross_size: self.settings.size,
                 homogeneous: true,
             };
-            self.say(Say::EpochBegan(view.into_message())).await;
+            self.send(server_message::Message::EpochBegan(view.into_message())).await;
         } else {
             let text = "waiting for rank 3 of sidecar 1".to_owned();
-            self.say(Say::Notice(v1::Notice { text, ..Default::default() })).await;
+            self.send(server_message::Message::Notice(v1::Notice { text, ..Default::default() })).await;
         }
     }
 
@@ -438,7 +437,7 @@ impl Server {
             let failure = Failure::new(Cause::RankLost, "rank 2 was killed").with_rank(Rank(2));
             self.fail(submission.request, failure.clone()).await;
             let ended = v1::EpochEnded { epoch: self.epoch, failure: Some((&failure).into()) };
-            self.say(Say::EpochEnded(ended)).await;
+            self.send(server_message::Message::EpochEnded(ended)).await;
         } else if word("short") {
             let result = self.shared.write(&[1]);
             self.finish(submission, result).await;
@@ -459,7 +458,7 @@ impl Server {
             Place::Inline(_) => {
                 for part in data.chunks(100_000) {
                     let part = v1::ResultPart { request: submission.request.0, data: part.to_vec().into() };
-                    self.say(Say::ResultPart(part)).await;
+                    self.send(server_message::Message::ResultPart(part)).await;
                 }
                 Place::None
             }
@@ -482,16 +481,17 @@ impl Server {
             _ => Detail::None,
         };
         let completion = Completion { request, epoch, seq, dtype, shape, result, in_output, detail };
-        self.say(Say::Completed(completion.into_message())).await;
+        self.send(server_message::Message::Completed(completion.into_message())).await;
     }
 
     async fn fail(&mut self, request: RequestId, failure: Failure) {
-        self.say(Say::Failed(v1::Failed { request: request.0, failure: Some((&failure).into()) })).await;
+        self.send(server_message::Message::Failed(v1::Failed { request: request.0, failure: Some((&failure).into()) }))
+            .await;
     }
 
     /// Over the ring, if there is one; waits for room then.
-    async fn say(&mut self, message: Say) {
-        let Some(ring) = &mut self.ring else { return self.say_on_stream(message).await };
+    async fn send(&mut self, message: server_message::Message) {
+        let Some(ring) = &mut self.ring else { return self.send_on_stream(message).await };
         let mut bytes = Vec::new();
         ring::encode(&v1::ServerMessage { message: Some(message) }, &mut bytes);
         while ring.producer.push(&bytes).expect("the client keeps the ring in order") == Pushed::Full {
@@ -500,7 +500,7 @@ impl Server {
         ring.producer.wake();
     }
 
-    async fn say_on_stream(&mut self, message: Say) {
+    async fn send_on_stream(&mut self, message: server_message::Message) {
         // The client may have gone already.
         let _ = self.outgoing.send(Ok(v1::ServerMessage { message: Some(message) })).await;
     }

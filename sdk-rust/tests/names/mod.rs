@@ -3,13 +3,13 @@
 use ronde::{Collective, Operation, ReduceOp, Tensor, TensorRef};
 
 use crate::fake::{Fake, Settings};
-use crate::{BY_RING, WAYS, connect};
+use crate::{DATA_PATHS, OVER_RING, connect};
 
 #[test]
-fn every_operation_has_its_name_and_gives_what_belongs_to_it() {
-    for way in WAYS {
+fn every_operation_has_its_name_and_its_kind_of_result() {
+    for path in DATA_PATHS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let owned = Tensor::of(&[2], &[1_i32, 2]).expect("a tensor");
         let tensor = TensorRef::from(&owned);
         assert_eq!(client.reduce_scatter("x", tensor, ReduceOp::Sum).expect("a result"), owned);
@@ -31,7 +31,7 @@ fn every_operation_has_its_name_and_gives_what_belongs_to_it() {
         assert_eq!(client.join().expect("joined"), 0);
         client.barrier(None).expect("numbers begin anew");
         let names: Vec<String> =
-            fake.heard().iter().filter_map(|heard| heard.strip_prefix("submit ").map(str::to_owned)).collect();
+            fake.received().iter().filter_map(|received| received.strip_prefix("submit ").map(str::to_owned)).collect();
         let wanted = [
             "reducescatter.x",
             "reduce.x",
@@ -53,9 +53,9 @@ fn every_operation_has_its_name_and_gives_what_belongs_to_it() {
 }
 
 #[test]
-fn numbers_that_begin_anew_are_not_those_of_requests_under_way() {
+fn restarted_numbers_differ_from_those_of_pending_requests() {
     let fake = Fake::start(Settings { size: 2, never: ".0", ..Settings::default() });
-    let client = connect(&fake, BY_RING);
+    let client = connect(&fake, OVER_RING);
     let tensor = Tensor::of(&[1], &[1_i32]).expect("a tensor");
     let part = TensorRef::from(&tensor);
     let sum = || client.allreduce_async(None, &tensor, ReduceOp::Sum).expect("submitted");
@@ -98,9 +98,9 @@ fn numbers_that_begin_anew_are_not_those_of_requests_under_way() {
 }
 
 #[test]
-fn a_set_that_was_not_removed_stays() {
+fn a_process_set_that_was_not_removed_stays_usable() {
     let fake = Fake::start(Settings { size: 2, ..Settings::default() });
-    let client = connect(&fake, BY_RING);
+    let client = connect(&fake, OVER_RING);
     for set in [ronde::SetId::WORLD, ronde::SetId(8)] {
         client.remove_process_set_async(set).expect("submitted").wait().expect("there was none to remove");
     }
@@ -111,9 +111,9 @@ fn a_set_that_was_not_removed_stays() {
 }
 
 #[test]
-fn the_ranks_of_a_new_set_come_in_any_order() {
+fn the_ranks_of_a_new_process_set_may_come_in_any_order() {
     let fake = Fake::start(Settings { size: 3, ..Settings::default() });
-    let client = connect(&fake, BY_RING);
+    let client = connect(&fake, OVER_RING);
     let ranks = [2, 1, 0].map(ronde::Rank).to_vec();
     let add = Operation::new(None, Collective::AddSet { ranks }, None);
     client.submit_from(&add).expect("submitted").wait().expect("a set");
@@ -126,14 +126,14 @@ fn the_ranks_of_a_new_set_come_in_any_order() {
 #[test]
 fn messages_are_counted_for_each_pair_of_ranks_and_tag() {
     let fake = Fake::start(Settings { size: 3, ..Settings::default() });
-    let client = connect(&fake, BY_RING);
+    let client = connect(&fake, OVER_RING);
     let tensor = Tensor::of(&[2], &[1_i32, 2]).expect("a tensor");
     client.send(&tensor, 1, 5).expect("sent");
     client.send(&tensor, 1, 5).expect("sent");
     client.send(&tensor, 2, 5).expect("sent");
     let received = client.recv(1, 5).expect("received");
     assert_eq!((received.shape, received.bytes), (vec![0], Vec::new()), "the fake sidecar echoes what it is given");
-    let names: Vec<String> = fake.heard().into_iter().filter(|heard| heard.starts_with("submit")).collect();
+    let names: Vec<String> = fake.received().into_iter().filter(|received| received.starts_with("submit")).collect();
     assert_eq!(
         names,
         ["submit message.0.1.5.0", "submit message.0.1.5.1", "submit message.0.2.5.0", "submit message.1.0.5.0"]

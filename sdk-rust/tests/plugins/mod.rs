@@ -3,13 +3,13 @@
 use ronde::{Client, Codec, Collective, Error, Operation, PluginCall, ReduceOp, ReduceOptions, Tensor, TensorRef};
 
 use crate::fake::{Fake, Settings};
-use crate::{BY_RING, WAYS, connect};
+use crate::{DATA_PATHS, OVER_RING, connect};
 
 #[test]
-fn the_sidecar_hears_which_plugin_with_what() {
-    for way in WAYS {
+fn the_sidecar_receives_the_plugin_and_its_parameters() {
+    for path in DATA_PATHS {
         let fake = Fake::start(Settings::default());
-        let client = connect(&fake, way);
+        let client = connect(&fake, path);
         let owned = Tensor::of(&[2], &[1.0_f32, 2.0]).expect("a tensor");
         let tensor = TensorRef::from(&owned);
         let topk = || PluginCall::new("topk").with("ratio", 0.25).with("seed", -3).with("exact", true);
@@ -31,15 +31,16 @@ fn the_sidecar_hears_which_plugin_with_what() {
         client.allreduce_async("into", large, encoded).expect("submitted").wait_into(&mut target).expect("a result");
         assert_eq!(target, large.bytes);
 
-        let heard: Vec<String> = fake.heard().into_iter().filter(|heard| heard.starts_with("plugin")).collect();
+        let received: Vec<String> =
+            fake.received().into_iter().filter(|received| received.starts_with("plugin")).collect();
         let first = "plugin topk ratio=0.25 seed=-3 exact=true mode=\"fast\" for sum, codec plugin";
         let reduced = "plugin median@1.0.0 for plugin, codec none";
-        assert_eq!(heard, [first, reduced, reduced, reduced, first, first]);
+        assert_eq!(received, [first, reduced, reduced, reduced, first, first]);
     }
 }
 
 #[tokio::test]
-async fn the_asynchronous_client_names_plugins_too() {
+async fn the_asynchronous_client_sends_plugins_too() {
     let fake = tokio::task::spawn_blocking(|| Fake::start(Settings::default())).await.expect("started");
     let client = Client::connect(fake.options()).await.expect("a session");
     let owned = Tensor::of(&[2], &[1.0_f32, 2.0]).expect("a tensor");
@@ -48,15 +49,15 @@ async fn the_asynchronous_client_names_plugins_too() {
     assert_eq!(client.allreduce("x", tensor, options.clone()).await.expect("a result"), owned);
     client.grouped_allreduce("y", &[tensor, tensor], options).await.expect("results");
     client.close().await;
-    let heard: Vec<String> = fake.heard().into_iter().filter(|heard| heard.starts_with("plugin")).collect();
-    assert_eq!(heard, vec!["plugin bf16 for average, codec plugin"; 3]);
+    let received: Vec<String> = fake.received().into_iter().filter(|received| received.starts_with("plugin")).collect();
+    assert_eq!(received, vec!["plugin bf16 for average, codec plugin"; 3]);
     tokio::task::spawn_blocking(move || drop(fake)).await.expect("ended");
 }
 
 #[test]
-fn what_cannot_be_is_told_to_the_caller_alone() {
+fn an_invalid_plugin_request_fails_only_at_the_caller() {
     let fake = Fake::start(Settings::default());
-    let client = connect(&fake, BY_RING);
+    let client = connect(&fake, OVER_RING);
     let owned = Tensor::of(&[2], &[1.0_f32, 2.0]).expect("a tensor");
     let tensor = TensorRef::from(&owned);
     let call = || PluginCall::new("topk");
@@ -93,6 +94,6 @@ fn what_cannot_be_is_told_to_the_caller_alone() {
         let wanted = format!("{kind} takes no plugin, but was given topk");
         assert!(matches!(error, Error::Argument { .. }) && error.to_string().contains(&wanted), "{error}");
     }
-    assert!(!fake.heard().iter().any(|heard| heard.starts_with("submit")));
+    assert!(!fake.received().iter().any(|received| received.starts_with("submit")));
     client.allreduce("x", tensor, encoded(ReduceOp::Sum)).expect("the session goes on");
 }

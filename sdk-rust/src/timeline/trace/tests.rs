@@ -1,4 +1,4 @@
-use ronde_rpc::v1::timeline_event::{CycleStarted, EpochOver, Over, Tensor as Told};
+use ronde_rpc::v1::timeline_event::{CycleStarted, EpochOver, Over, Tensor as EventTensor};
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn ready(name: &str, rank: u32) -> Event {
 }
 
 fn ordered(seq: u64, names: &[&str]) -> Event {
-    let tensors = names.iter().map(|name| Told { name: (*name).to_owned(), shape: vec![2, 3] }).collect();
+    let tensors = names.iter().map(|name| EventTensor { name: (*name).to_owned(), shape: vec![2, 3] }).collect();
     let dtype = v1::DType::DtypeF32.into();
     Event::Ordered(Ordered { seq, process_set: 0, collective: "ALLREDUCE".to_owned(), dtype, tensors, ahead: false })
 }
@@ -39,7 +39,7 @@ fn over(seq: u64, dropped: bool) -> Event {
 fn row(lines: &[Value], pid: u64, tid: u32) -> Vec<(String, String, u64, u64)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let here = |line: &&Value| line["pid"] == pid && line["tid"] == tid && line["ph"] != "M";
-    let told = |line: &Value| {
+    let event = |line: &Value| {
         (
             text(&line["ph"]),
             text(&line["name"]),
@@ -47,15 +47,15 @@ fn row(lines: &[Value], pid: u64, tid: u32) -> Vec<(String, String, u64, u64)> {
             line["dur"].as_u64().unwrap_or(0),
         )
     };
-    lines.iter().filter(here).map(told).collect()
+    lines.iter().filter(here).map(event).collect()
 }
 
-fn told(events: &[(&str, &str, u64, u64)]) -> Vec<(String, String, u64, u64)> {
+fn expected(events: &[(&str, &str, u64, u64)]) -> Vec<(String, String, u64, u64)> {
     events.iter().map(|(ph, name, ts, dur)| ((*ph).to_owned(), (*name).to_owned(), *ts, *dur)).collect()
 }
 
 #[test]
-fn an_operation_is_agreed_about_queued_and_performed() {
+fn an_operation_is_negotiated_queued_and_performed() {
     let lines = lines(
         vec![
             (10, ready("allreduce.t", 1)),
@@ -73,16 +73,16 @@ fn an_operation_is_agreed_about_queued_and_performed() {
     assert_eq!(lines.iter().find(named).expect("the tensor has a name")["pid"], 1);
     assert_eq!(
         row(&lines, 1, NEGOTIATION),
-        told(&[("B", "NEGOTIATE_ALLREDUCE", 10, 0), ("X", "1", 10, 0), ("X", "0", 20, 0), ("E", "", 21, 0)])
+        expected(&[("B", "NEGOTIATE_ALLREDUCE", 10, 0), ("X", "1", 10, 0), ("X", "0", 20, 0), ("E", "", 21, 0)])
     );
     assert_eq!(
         row(&lines, 1, OPERATION),
-        told(&[("B", "ALLREDUCE", 21, 0), ("X", "QUEUE", 21, 3), ("X", "PERFORM", 24, 11), ("E", "", 45, 0)])
+        expected(&[("B", "ALLREDUCE", 21, 0), ("X", "QUEUE", 21, 3), ("X", "PERFORM", 24, 11), ("E", "", 45, 0)])
     );
     let begin = lines.iter().find(|line| line["name"] == "ALLREDUCE").expect("it began");
     assert_eq!((&begin["args"]["dtype"], &begin["args"]["shape"]), (&json!("float32"), &json!("[2, 3]")));
-    assert_eq!(row(&lines, 1, super::row(Some(0), Phase::Reduce)), told(&[("X", "REDUCE", 25, 10)]));
-    assert_eq!(row(&lines, 1, super::row(Some(1), Phase::Send)), told(&[("X", "SEND", 24, 6)]));
+    assert_eq!(row(&lines, 1, super::row(Some(0), Phase::Reduce)), expected(&[("X", "REDUCE", 25, 10)]));
+    assert_eq!(row(&lines, 1, super::row(Some(1), Phase::Send)), expected(&[("X", "SEND", 24, 6)]));
 }
 
 #[test]
@@ -91,7 +91,8 @@ fn tensors_that_travel_together_share_the_work_of_the_first() {
         vec![(1, ordered(4, &["a", "b"])), (9, performed(4, None, Phase::Reduce, (2, 8))), (9, over(4, false))];
     let lines = lines(events, 0);
     for pid in [1, 2] {
-        let queue = told(&[("B", "ALLREDUCE", 1, 0), ("X", "QUEUE", 1, 1), ("X", "PERFORM", 2, 6), ("E", "", 9, 0)]);
+        let queue =
+            expected(&[("B", "ALLREDUCE", 1, 0), ("X", "QUEUE", 1, 1), ("X", "PERFORM", 2, 6), ("E", "", 9, 0)]);
         assert_eq!(row(&lines, pid, OPERATION), queue);
     }
     let work = super::row(None, Phase::Reduce);
@@ -99,7 +100,7 @@ fn tensors_that_travel_together_share_the_work_of_the_first() {
 }
 
 #[test]
-fn the_next_use_of_a_name_may_begin_before_the_last_is_over() {
+fn the_next_use_of_a_name_may_begin_before_the_previous_one_ends() {
     let events = vec![
         (1, ordered(1, &["t"])),
         (2, ready("t", 1)),
@@ -111,7 +112,7 @@ fn the_next_use_of_a_name_may_begin_before_the_last_is_over() {
     let lines = lines(events, 0);
     assert_eq!(
         row(&lines, 1, NEGOTIATION),
-        told(&[("B", "NEGOTIATE_ALLREDUCE", 2, 0), ("X", "1", 2, 0), ("X", "0", 6, 0), ("E", "", 7, 0)])
+        expected(&[("B", "NEGOTIATE_ALLREDUCE", 2, 0), ("X", "1", 2, 0), ("X", "0", 6, 0), ("E", "", 7, 0)])
     );
     let ends: Vec<u64> =
         row(&lines, 1, OPERATION).iter().filter(|(ph, ..)| ph == "E").map(|(_, _, ts, _)| *ts).collect();
@@ -119,7 +120,7 @@ fn the_next_use_of_a_name_may_begin_before_the_last_is_over() {
 }
 
 #[test]
-fn whatever_is_missing_every_begin_has_one_end() {
+fn every_begin_has_one_end_whichever_events_are_missing() {
     let all = vec![
         (1, ready("t", 0)),
         (2, ordered(1, &["t", "u"])),
@@ -146,14 +147,14 @@ fn whatever_is_missing_every_begin_has_one_end() {
 }
 
 #[test]
-fn what_was_dropped_is_counted() {
+fn dropped_events_are_counted() {
     let dropped = |line: &&Value| line["name"] == "EVENTS_DROPPED";
     assert_eq!(lines(vec![(1, ready("t", 0))], 12).iter().find(dropped).expect("it is told")["args"]["so_far"], 12);
     assert_eq!(lines(vec![(1, ready("t", 0))], 0).iter().find(dropped), None);
 }
 
 #[test]
-fn names_are_kept_for_those_that_are_under_way_when_there_are_too_many() {
+fn beyond_the_limit_only_tensors_in_progress_are_kept() {
     let mut trace = Trace::default();
     for count in 0..TENSORS_MAX as u64 {
         trace.add(batch(vec![(count, ordered(count, &[&format!("t{count}")])), (count, over(count, false))], 0));
@@ -166,7 +167,7 @@ fn names_are_kept_for_those_that_are_under_way_when_there_are_too_many() {
 }
 
 #[test]
-fn names_are_written_as_json_wants_them() {
+fn names_are_escaped_for_json() {
     let lines = lines(vec![(1, ready("all\"reduce\\.\u{7}ä", 0))], 0);
     assert!(lines.iter().any(|line| line["args"]["name"] == "all\"reduce\\.\u{7}ä"));
 }
@@ -177,12 +178,12 @@ fn fuzz_timeline() {
     use ronde_fuzz::Outcome;
     use ronde_rpc::ring;
 
-    let told = [
+    let batches = [
         vec![(5, ready("allreduce.t", 1)), (9, ordered(3, &["allreduce.t"]))],
         vec![(20, performed(3, Some(0), Phase::Send, (12, 18))), (21, over(3, false))],
         vec![(22, Event::CycleStarted(CycleStarted {})), (23, Event::EpochOver(EpochOver {}))],
     ];
-    let seeds = told.into_iter().map(|events| {
+    let seeds = batches.into_iter().map(|events| {
         let mut bytes = Vec::new();
         ring::encode(&batch(events, 2), &mut bytes);
         bytes

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::{client_message, server_message};
 use ronde_shm::ForkSafe;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
@@ -19,7 +18,7 @@ use crate::ring::Ring;
 use crate::session::Session;
 
 /// The background task of a session.
-pub(crate) struct Listener {
+pub(crate) struct SessionTask {
     session: Arc<Session>,
     incoming: Streaming<v1::ServerMessage>,
     /// Told when the sidecar speaks over the ring.
@@ -28,7 +27,7 @@ pub(crate) struct Listener {
     bell: Option<ForkSafe<pipe::Receiver>>,
 }
 
-impl Listener {
+impl SessionTask {
     /// A task for a session. To be called in the runtime in which it will run.
     ///
     /// # Errors
@@ -47,11 +46,10 @@ impl Listener {
         let why = self.listen().await;
         let session = &self.session;
         if let Some(ring) = session.ring() {
-            ring.finish(&|message| session.hear(message));
+            ring.finish(&|message| session.receive(message));
         }
-        session.let_results_go(&why);
+        session.release_results(&why);
         session.end(&why);
-        session.tell_began(Err(session.over().unwrap_or(why)));
         self.finish_timeline().await;
     }
 
@@ -70,70 +68,70 @@ impl Listener {
         let mut heartbeat = tokio::time::interval(Duration::from_millis(session.claimed.heartbeat_ms.into()));
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut closes_at: Option<Instant> = None;
-        let mut silence = Silence::new(Duration::from_millis(session.claimed.peer_timeout_ms.into()));
+        let mut liveness = Liveness::new(Duration::from_millis(session.claimed.peer_timeout_ms.into()));
         loop {
             tokio::select! {
                 biased;
-                heard = self.incoming.message() => match heard {
+                message = self.incoming.message() => match message {
                     Ok(Some(message)) => {
-                        silence.broken();
-                        if let Err(error) = self.hear(message) { return error }
+                        liveness.refresh();
+                        if let Err(error) = self.receive(message) { return error }
                     }
-                    Ok(None) => return self.gone("it ended the session"),
-                    Err(status) => return self.gone(&describe(&status)),
+                    Ok(None) => return self.sidecar_gone("it ended the session"),
+                    Err(status) => return self.sidecar_gone(&describe(&status)),
                 },
                 _ = heartbeat.tick(), if closes_at.is_none() => {
-                    if silence.is_too_long() {
-                        let timeout = silence.timeout.as_secs_f64();
-                        return self.gone(&format!("it has been silent for {timeout:.1} s, the peer timeout"));
+                    if liveness.is_expired() {
+                        let timeout = liveness.timeout.as_secs_f64();
+                        return self.sidecar_gone(&format!("it has been silent for {timeout:.1} s, the peer timeout"));
                     }
                     // A full queue means that the sidecar does not read; it will not miss this one.
-                    let _ = session.say_on_stream(Say::Heartbeat(v1::Heartbeat {}));
-                    if let Err(error) = self.attend() { return error }
+                    let _ = session.send_on_stream(client_message::Message::Heartbeat(v1::Heartbeat {}));
+                    if let Err(error) = self.drive_ring() { return error }
                 }
                 () = session.closing.notified() => closes_at = Some(Instant::now() + CLOSE_TIMEOUT),
                 () = sleep_until(closes_at) => return Error::Closed,
                 ended = rung(self.bell.as_mut()) => {
                     self.bell = self.bell.take().filter(|_| !ended);
-                    if let Err(error) = self.attend() { return error }
+                    if let Err(error) = self.drive_ring() { return error }
                 }
-                () = attention(session.ring()) => {
-                    if let Err(error) = self.attend() { return error }
+                () = task_wanted(session.ring()) => {
+                    if let Err(error) = self.drive_ring() { return error }
                 }
             }
         }
     }
 
     /// Hears a message of the stream.
-    fn hear(&mut self, message: v1::ServerMessage) -> Result<(), Error> {
-        let taken = matches!(message.message, Some(Heard::RingTaken(_)));
-        self.session.hear(message)?;
+    fn receive(&mut self, message: v1::ServerMessage) -> Result<(), Error> {
+        let taken = matches!(message.message, Some(server_message::Message::RingTaken(_)));
+        self.session.receive(message)?;
         let Some(ring) = self.session.ring().filter(|_| taken) else { return Ok(()) };
         ring.open();
         if let Some(taken) = self.taken.take() {
             // Nobody listens when `connect` was given up.
             let _ = taken.send(());
         }
-        self.attend()
+        self.drive_ring()
     }
 
     /// Looks at the ring.
     ///
     /// # Errors
     /// What broke it.
-    fn attend(&self) -> Result<(), Error> {
+    fn drive_ring(&self) -> Result<(), Error> {
         let Some(ring) = self.session.ring() else { return Ok(()) };
-        ring.attend(&|message| self.session.hear(message));
+        ring.drive(&|message| self.session.receive(message));
         ring.take_broken().map_or(Ok(()), Err)
     }
 
-    fn gone(&self, how: &str) -> Error {
+    fn sidecar_gone(&self, how: &str) -> Error {
         Error::Failure(sidecar_gone(self.session.directory.display(), how))
     }
 }
 
 /// Also when the task panics or its runtime is dropped, every waiter gets an answer.
-impl Drop for Listener {
+impl Drop for SessionTask {
     fn drop(&mut self) {
         // In a forked child the lock may be held by a thread that does not exist there.
         if !self.session.fork_guard.is_child() {
@@ -141,7 +139,7 @@ impl Drop for Listener {
                 // Nobody hears what is left in it.
                 ring.finish(&|_| Err(Error::Closed));
             }
-            self.session.let_results_go(&Error::Closed);
+            self.session.release_results(&Error::Closed);
             self.session.end(&Error::Closed);
         }
     }
@@ -149,29 +147,29 @@ impl Drop for Listener {
 
 /// For how long the sidecar has said nothing. Looked at with every heartbeat: when this process itself stood still, the
 /// time between two looks tells, and the sidecar gets a fresh grace.
-struct Silence {
+struct Liveness {
     timeout: Duration,
-    heard: Instant,
-    looked: Instant,
+    last_message: Instant,
+    last_check: Instant,
 }
 
-impl Silence {
+impl Liveness {
     fn new(timeout: Duration) -> Self {
         let now = Instant::now();
-        Self { timeout, heard: now, looked: now }
+        Self { timeout, last_message: now, last_check: now }
     }
 
-    fn broken(&mut self) {
-        self.heard = Instant::now();
+    fn refresh(&mut self) {
+        self.last_message = Instant::now();
     }
 
-    fn is_too_long(&mut self) -> bool {
+    fn is_expired(&mut self) -> bool {
         let now = Instant::now();
-        if now - self.looked > OWN_PAUSE {
-            self.heard = now;
+        if now - self.last_check > PROCESS_PAUSE {
+            self.last_message = now;
         }
-        self.looked = now;
-        now - self.heard > self.timeout
+        self.last_check = now;
+        now - self.last_message > self.timeout
     }
 }
 
@@ -188,9 +186,9 @@ async fn rung(bell: Option<&mut ForkSafe<pipe::Receiver>>) -> bool {
     !matches!(bell.read(&mut [0; RUNG_MAX]).await, Ok(1..))
 }
 
-async fn attention(ring: Option<&Ring>) {
+async fn task_wanted(ring: Option<&Ring>) {
     match ring {
-        Some(ring) => ring.attention().await,
+        Some(ring) => ring.task_wanted().await,
         None => std::future::pending().await,
     }
 }
@@ -203,7 +201,7 @@ async fn sleep_until(at: Option<Instant>) {
 }
 
 /// Two heartbeats that are further apart than this mean that this process stood still.
-const OWN_PAUSE: Duration = Duration::from_secs(1);
+const PROCESS_PAUSE: Duration = Duration::from_secs(1);
 /// How long to listen after the farewell.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the end of a timeline may take; within what a blocking client waits for the end of its session.

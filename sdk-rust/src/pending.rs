@@ -1,0 +1,316 @@
+//! [`Pending`]: the requests of a session that the sidecar has not answered, and all session state that does not depend on
+//! how messages travel.
+//!
+//! The native session and the WebAssembly session share this type. Each adds its transport, the resources `R` that it keeps
+//! for a request, and the kind of result `T` that it delivers.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use ronde_rpc::v1::{client_message, server_message};
+use ronde_rpc::{Claimed, Completion, EpochView, v1};
+use ronde_wire::{Collective, Failure, Rank, Record, Request, RequestId};
+use tokio::sync::oneshot;
+
+use crate::error::Error;
+use crate::naming::Names;
+use crate::promise::{Fulfil, Promise, promise};
+
+/// Pending requests, operation names, process sets, the begin and end of the epoch, and notices.
+#[derive(Debug)]
+pub(crate) struct Pending<R, T> {
+    me: Rank,
+    pending_max: usize,
+    parts_limit: PartsLimit,
+    table: Mutex<Table<R, T>>,
+    first_record: FirstRecord,
+    notices: Mutex<VecDeque<String>>,
+    /// Receives the view when the epoch begins, or why it does not.
+    begun: Mutex<Option<oneshot::Sender<BeginOutcome>>>,
+}
+
+/// The view of an epoch that has begun, or why none has.
+pub(crate) type BeginOutcome = Result<EpochView, Error>;
+
+/// The bound of a result that arrives in parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartsLimit {
+    pub(crate) bytes: u64,
+    /// The setting that bounds it.
+    pub(crate) setting: &'static str,
+}
+
+/// Names and pending requests, which change together under one lock.
+#[derive(Debug)]
+pub(crate) struct Table<R, T> {
+    /// Names and process sets.
+    pub(crate) names: Names,
+    entries: HashMap<RequestId, Entry<R, T>>,
+    over: Option<Error>,
+    last: u64,
+}
+
+/// A pending request.
+#[derive(Debug)]
+pub(crate) struct Entry<R, T> {
+    collective: Collective,
+    /// `None` once the waiter has withdrawn.
+    pub(crate) waiter: Option<Fulfil<T>>,
+    /// The parts of the result that have arrived.
+    pub(crate) parts: Vec<u8>,
+    /// What the session keeps until the sidecar answers.
+    pub(crate) resources: R,
+}
+
+/// What is left to do for the session after a message of the sidecar.
+#[derive(Debug)]
+pub(crate) enum Event<R, T> {
+    /// Nothing.
+    Handled,
+    /// Deliver a result. There is no entry when the request ended earlier.
+    Completed(Completion, Option<Entry<R, T>>),
+    /// Deliver the failure of one request.
+    Failed(Failure, Entry<R, T>),
+    /// End the session.
+    EpochEnded(Failure),
+}
+
+impl<R, T> Pending<R, T> {
+    /// A session without requests, before its epoch has begun.
+    pub(crate) fn new(me: Rank, claimed: &Claimed, parts_limit: PartsLimit) -> Self {
+        Self {
+            me,
+            pending_max: claimed.pending_max as usize,
+            parts_limit,
+            table: Mutex::new(Table { names: Names::new(me), entries: HashMap::new(), over: None, last: 0 }),
+            first_record: FirstRecord::default(),
+            notices: Mutex::default(),
+            begun: Mutex::default(),
+        }
+    }
+
+    /// This rank.
+    pub(crate) fn me(&self) -> Rank {
+        self.me
+    }
+
+    /// The table, while the session is open.
+    ///
+    /// # Errors
+    /// Why the session is over.
+    pub(crate) fn open(&self) -> Result<MutexGuard<'_, Table<R, T>>, Error> {
+        let table = lock(&self.table);
+        let over = table.over.clone();
+        over.map_or(Ok(table), Err)
+    }
+
+    /// Checks that one more request may be pending.
+    ///
+    /// # Errors
+    /// Those of [`Pending::insert`].
+    pub(crate) fn check_room(&self) -> Result<(), Error> {
+        lock(&self.table).check_room(self.pending_max)
+    }
+
+    /// Adds a request. Returns its number and the promise of its result.
+    ///
+    /// # Errors
+    /// Why the session is over, or [`Error::Limit`] when `pending_max` requests are pending.
+    pub(crate) fn insert(&self, collective: &Collective, resources: R) -> Result<(RequestId, Promise<T>), Error> {
+        let (fulfil, promise) = promise();
+        let entry = Entry { collective: collective.clone(), waiter: Some(fulfil), parts: Vec::new(), resources };
+        let mut table = lock(&self.table);
+        table.check_room(self.pending_max)?;
+        table.last += 1;
+        let request = RequestId(table.last);
+        table.entries.insert(request, entry);
+        Ok((request, promise))
+    }
+
+    /// Removes a request that could not be sent.
+    pub(crate) fn remove(&self, request: RequestId) {
+        // Dropped after the lock is released: this wakes the waiter.
+        let removed = lock(&self.table).entries.remove(&request);
+        drop(removed);
+    }
+
+    /// Removes the waiter of a request. Returns the message to send, if there is one: not for a request that has been
+    /// answered, nor for a join, which cannot be withdrawn.
+    pub(crate) fn withdraw(&self, request: RequestId, reason: &str) -> Option<client_message::Message> {
+        let leave = |entry: &mut Entry<R, T>| (entry.waiter.take(), entry.collective == Collective::Join);
+        let left = lock(&self.table).entries.get_mut(&request).map(leave);
+        let (_, is_join) = left?;
+        let withdraw = || v1::Withdraw { request: request.0, reason: reason.to_owned() };
+        (!is_join).then(|| client_message::Message::Withdraw(withdraw()))
+    }
+
+    /// Handles the part of a message that is the same for all sessions.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for a message that ends the session.
+    pub(crate) fn receive(&self, message: v1::ServerMessage) -> Result<Event<R, T>, Error> {
+        use server_message::Message;
+        match message.message {
+            Some(Message::Completed(message)) => return self.complete(message),
+            Some(Message::ResultPart(part)) => self.add_part(&part)?,
+            Some(Message::Failed(message)) => {
+                let failure = self.with_record(message.failure);
+                let entry = lock(&self.table).entries.remove(&RequestId(message.request));
+                return Ok(entry.map_or(Event::Handled, |entry| Event::Failed(failure, entry)));
+            }
+            Some(Message::EpochEnded(message)) => return Ok(Event::EpochEnded(self.with_record(message.failure))),
+            Some(Message::EpochBegan(message)) => {
+                let view = EpochView::parse(&message).map_err(|error| Error::protocol(&error))?;
+                lock(&self.table).names.begin(view.size);
+                self.report_begin(Ok(view));
+            }
+            Some(Message::Notice(notice)) => self.note(notice.text),
+            // Sessions handle RingTaken themselves. A second Claimed adds nothing. `None` is a message of a later version.
+            Some(Message::Claimed(_) | Message::Alive(_) | Message::RingTaken(_)) | None => {}
+        }
+        Ok(Event::Handled)
+    }
+
+    fn complete(&self, message: v1::Completed) -> Result<Event<R, T>, Error> {
+        let completion = Completion::parse(message).map_err(|error| Error::protocol(&error))?;
+        let mut table = lock(&self.table);
+        let entry = table.entries.remove(&completion.request);
+        if let Some(entry) = &entry {
+            // Before the waiter is woken and submits its next operation.
+            table.names.apply_completion(&entry.collective, &completion.detail);
+        }
+        drop(table);
+        Ok(Event::Completed(completion, entry))
+    }
+
+    fn add_part(&self, part: &v1::ResultPart) -> Result<(), Error> {
+        let mut table = lock(&self.table);
+        let Some(entry) = table.entries.get_mut(&RequestId(part.request)) else { return Ok(()) };
+        let PartsLimit { bytes: limit, setting } = self.parts_limit;
+        if (entry.parts.len() + part.data.len()) as u64 > limit {
+            return Err(Error::Protocol { reason: format!("a result in parts is over {setting} = {limit}") });
+        }
+        entry.parts.extend_from_slice(&part.data);
+        Ok(())
+    }
+
+    fn note(&self, text: String) {
+        tracing::warn!(target: "ronde", "{text}");
+        let mut notices = lock(&self.notices);
+        notices.truncate(NOTICES_MAX - 1);
+        notices.push_back(text);
+    }
+
+    /// The sidecar's notices since the last call.
+    pub(crate) fn take_notices(&self) -> Vec<String> {
+        lock(&self.notices).drain(..).collect()
+    }
+
+    /// The failure with the record of the rank that failed, which the sidecar sends only with the first failure.
+    fn with_record(&self, message: Option<v1::Failure>) -> Failure {
+        self.first_record.add_to(Failure::from(message.unwrap_or_default()))
+    }
+
+    /// Ends the session: every waiter gets `why`, and no request is accepted any more. The first reason stays. `retire` gets
+    /// the resources of each request before its waiter is woken.
+    pub(crate) fn end(&self, why: &Error, mut retire: impl FnMut(R)) {
+        let (entries, first) = {
+            let mut table = lock(&self.table);
+            let first = table.over.get_or_insert_with(|| why.clone()).clone();
+            (std::mem::take(&mut table.entries), first)
+        };
+        for (_, Entry { waiter, resources, .. }) in entries {
+            retire(resources);
+            if let Some(waiter) = waiter {
+                waiter.with(Err(why.clone()));
+            }
+        }
+        self.report_begin(Err(first));
+    }
+
+    /// Why the session is over, if it is.
+    pub(crate) fn over(&self) -> Option<Error> {
+        lock(&self.table).over.clone()
+    }
+
+    /// Registers for the begin of the epoch.
+    pub(crate) fn on_begin(&self) -> oneshot::Receiver<BeginOutcome> {
+        let (sender, receiver) = oneshot::channel();
+        *lock(&self.begun) = Some(sender);
+        receiver
+    }
+
+    fn report_begin(&self, outcome: BeginOutcome) {
+        if let Some(begun) = lock(&self.begun).take() {
+            // The receiver is gone when `connect` was cancelled.
+            let _ = begun.send(outcome);
+        }
+    }
+
+    /// The outcome of a wait for the begin of the epoch; `None` when it lasted as long as `waited`.
+    pub(crate) fn begin_outcome(
+        &self,
+        received: Option<Result<BeginOutcome, oneshot::error::RecvError>>,
+        waited: Duration,
+    ) -> BeginOutcome {
+        match received {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(_)) => Err(self.over().unwrap_or(Error::Closed)),
+            None => {
+                let missing = self.take_notices().pop().unwrap_or_else(|| {
+                    "other ranks have not attached; check that all workers and sidecars of the job are running"
+                        .to_owned()
+                });
+                Err(Error::Start { waited, missing })
+            }
+        }
+    }
+}
+
+impl<R, T> Table<R, T> {
+    fn check_room(&self, pending_max: usize) -> Result<(), Error> {
+        if let Some(error) = &self.over {
+            return Err(error.clone());
+        }
+        if self.entries.len() >= pending_max {
+            return Err(Error::Limit {
+                reason: format!(
+                    "{pending_max} requests are pending, the most that a session may have; wait for some first"
+                ),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The message that this rank takes no part in an operation that other ranks may wait for.
+pub(crate) fn abstention(request: Request, reason: &str) -> client_message::Message {
+    let (name, process_set, group) = (request.name.into(), request.set.0, request.group.map(v1::Group::from));
+    client_message::Message::Abstain(v1::Abstain { name, process_set, reason: reason.to_owned(), group })
+}
+
+/// The record of the rank that failed first. The sidecar sends it only with the first failure.
+#[derive(Debug, Default)]
+struct FirstRecord(OnceLock<Arc<Record>>);
+
+impl FirstRecord {
+    /// Keeps the record of a failure, or adds the kept record to a failure that needs it.
+    fn add_to(&self, mut failure: Failure) -> Failure {
+        if let Some(record) = &failure.record {
+            // An epoch ends once in a session, so a record that is there already belongs to the same failure.
+            let _ = self.0.set(Arc::clone(record));
+        } else if failure.cause.ends_epoch() {
+            failure.record = self.0.get().cloned().filter(|record| failure.rank == Some(record.rank));
+        }
+        failure
+    }
+}
+
+/// Ignores poisoning: a panic elsewhere leaves these values whole, because each change is a single call.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Notices kept for the program; a further one replaces the newest.
+const NOTICES_MAX: usize = 64;

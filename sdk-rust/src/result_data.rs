@@ -1,0 +1,126 @@
+//! [`ResultData`]: the result of an operation before a handle reads it.
+
+use std::sync::Arc;
+
+use ronde_rpc::{Completion, Place};
+use ronde_shm::LeasedSlot;
+use ronde_wire::{DType, Detail, RequestId, Shape};
+
+use crate::error::Error;
+use crate::session::Session;
+
+/// A result that can be read. Dropping it gives its memory back to the sidecar.
+#[derive(Debug)]
+pub(crate) struct ResultData {
+    pub(crate) dtype: DType,
+    pub(crate) shape: Shape,
+    pub(crate) detail: Detail,
+    pub(crate) source: Source,
+}
+
+/// Where the bytes of a result are.
+#[derive(Debug)]
+pub(crate) enum Source {
+    /// In a result segment of the sidecar.
+    Segment { segment: u32, offset: u64, bytes: u64, _release: Release },
+    /// In a slot of this worker.
+    Output(LeasedSlot),
+    /// In private memory.
+    Private(Vec<u8>),
+}
+
+impl ResultData {
+    /// The result of a completion; `parts` are the bytes that came before it.
+    pub(crate) fn new(session: &Arc<Session>, completion: Completion, parts: Vec<u8>) -> Self {
+        let Completion { request, dtype, shape, result, detail, .. } = completion;
+        let source = match result {
+            Place::Arena { segment, offset, bytes } => {
+                let release = Release { session: Arc::clone(session), request };
+                Source::Segment { segment, offset, bytes, _release: release }
+            }
+            Place::Inline(data) => Source::Private(data.into()),
+            Place::None => Source::Private(parts),
+        };
+        Self { dtype, shape, detail, source }
+    }
+
+    /// The result of a completion in the slot that the submission named.
+    pub(crate) fn in_output(completion: Completion, output: LeasedSlot) -> Self {
+        let Completion { dtype, shape, detail, .. } = completion;
+        Self { dtype, shape, detail, source: Source::Output(output) }
+    }
+
+    /// Maps its segment, on a blocking thread the first time.
+    pub(crate) async fn fetch(&self, session: &Session) -> Result<(), Error> {
+        let Source::Segment { segment, .. } = self.source else { return Ok(()) };
+        let memory = session.memory_of_result(segment)?;
+        if memory.knows_result(segment) {
+            return Ok(());
+        }
+        let memory = Arc::clone(memory);
+        let fetched = tokio::task::spawn_blocking(move || memory.result(segment).map(drop)).await;
+        fetched.unwrap_or_else(|error| Err(Error::Thread { reason: error.to_string() }))
+    }
+
+    /// Checks that `target` has the length of the result.
+    pub(crate) fn check_length(&self, target: &[u8]) -> Result<(), Error> {
+        let bytes = self.bytes();
+        if bytes != target.len() as u64 {
+            return Err(Error::argument(format!(
+                "the result of shape {} has {bytes} bytes, but the target has {}",
+                self.shape,
+                target.len()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Copies the result into `target`, whose contents are unspecified after an error.
+    pub(crate) fn read_into(&self, session: &Session, target: &mut [u8]) -> Result<(), Error> {
+        self.check_length(target)?;
+        match &self.source {
+            Source::Private(data) => target.copy_from_slice(data),
+            Source::Output(slot) => slot.read(target)?,
+            Source::Segment { segment, offset, .. } => {
+                session.memory_of_result(*segment)?.result(*segment)?.copy_to(*offset, target)?;
+                // After the copy: the sidecar may lease the slot again as soon as the session's stream ends. Bytes copied
+                // after that may belong to another tensor.
+                session.check_results_held()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the bytes; copies them unless they are private already.
+    pub(crate) fn take_bytes(&mut self, session: &Session) -> Result<Vec<u8>, Error> {
+        if let Source::Private(data) = &mut self.source {
+            return Ok(std::mem::take(data));
+        }
+        let length = usize::try_from(self.bytes()).map_err(|error| Error::Limit { reason: error.to_string() })?;
+        let mut bytes = vec![0; length];
+        self.read_into(session, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The length in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        match &self.source {
+            Source::Segment { bytes, .. } => *bytes,
+            Source::Output(slot) => slot.slot().len,
+            Source::Private(data) => data.len() as u64,
+        }
+    }
+}
+
+/// Reports to the sidecar, when dropped, that a result has been read.
+#[derive(Debug)]
+pub(crate) struct Release {
+    session: Arc<Session>,
+    request: RequestId,
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.session.release(self.request);
+    }
+}
