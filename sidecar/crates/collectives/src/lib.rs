@@ -20,6 +20,7 @@ pub use check::{Proof, Violation, check, check_interleaved};
 pub use cost::{Choice, CostModel, algorithm_of, select};
 pub use digest::digest_input;
 pub use plan::{
-    Counts, Form, Layout, Plan, Register, Round, Slice, Source, Span, Step, Strand, Target, Transfer, Work, WorkKind,
+    Counts, Form, Layout, Plan, Register, Round, Slice, Source, Span, Step, SubSchedule, Target, Transfer, Work,
+    WorkKind,
 };
 pub use planner::{PlanError, plan};

@@ -5,17 +5,17 @@
 //! [checker](mod@crate::check) proves it.
 //!
 //! - A **bucket** is a list of tensors that travel together. Its coordinates are elements `0..layout.elements`, cut into
-//!   **slices** that say which part of which tensor lies there. Slices are ordered so that a piece of the bucket is one
+//!   **slices** that say which part of which tensor lies there. Slices are ordered so that a shard of the bucket is one
 //!   contiguous span, *and so that a tensor's elements meet the same reduction order whatever bucket they travel in*:
-//!   planners that treat pieces differently (ring) cut every tensor into the same number of pieces and lay out piece 0
-//!   of all tensors, then piece 1 of all tensors, and so on.
-//! - A **strand** is an independent chain of rounds on a small part of the bucket (about a chunk per piece). Strands of a
+//!   planners that treat shards differently (ring) cut every tensor into the same number of shards and lay out shard 0
+//!   of all tensors, then shard 1 of all tensors, and so on.
+//! - A **sub-schedule** is an independent chain of rounds on a small part of the bucket (about a chunk per shard). Sub-schedules of a
 //!   lane start in order, at most `window` at once; they overlap freely. That bounds private memory and gives pipelining.
 //! - A **round** has local steps, done first and in order, then transfers, which proceed together. The next round begins
 //!   when all transfers of this one are complete here.
-//! - A **register** is a private buffer of a strand: a few per strand, each as long as what was last put into it.
-//! - A **prelude** is a first strand that ends before any other begins. It measures the inputs for reducers that look twice
-//!   at them: what it concludes belongs to the operation, and the other strands use it.
+//! - A **register** is a private buffer of a sub-schedule: a few per sub-schedule, each as long as what was last put into it.
+//! - A **prelude** is a first sub-schedule that ends before any other begins. It measures the inputs for reducers that look twice
+//!   at them: what it concludes belongs to the operation, and the other sub-schedules use it.
 
 use ronde_wire::{Lane, Member, Rank, limits};
 
@@ -47,8 +47,8 @@ impl Span {
     /// # Panics
     /// When `parts` is 0.
     #[must_use]
-    pub const fn part(self, parts: u64, index: u64) -> Self {
-        let (each, longer) = (self.len / parts, self.len % parts);
+    pub const fn split(self, count: u64, index: u64) -> Self {
+        let (each, longer) = (self.len / count, self.len % count);
         let (before, extra) = if index < longer { (index, 1) } else { (longer, 0) };
         Self { start: self.start + index * each + before, len: each + extra }
     }
@@ -116,12 +116,12 @@ impl Layout {
     }
 }
 
-/// A private buffer of a strand.
+/// A private buffer of a sub-schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Register(pub u16);
 
-/// The most registers that a strand may name: two for each member of the largest set, and some to work with. An executor
-/// makes room for those that a strand names.
+/// The most registers that a sub-schedule may name: two for each member of the largest set, and some to work with. An executor
+/// makes room for those that a sub-schedule names.
 #[allow(clippy::cast_possible_truncation, reason = "2,056, checked by the assertion below")]
 pub const REGISTERS_MAX: u16 = (2 * limits::SIDECARS_MAX + 8) as u16;
 
@@ -266,21 +266,21 @@ pub enum Transfer {
     },
 }
 
-/// One round of a strand.
+/// One round of a sub-schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Round {
     /// Done first, in order.
     pub steps: Vec<Step>,
-    /// Then these, together, each of them performed even when its span is empty. At most one send and one receive per peer. The sender's strand and round numbers identify
-    /// the transfer at the receiver: matching transfers stand in the same strand and round of both plans.
+    /// Then these, together, each of them performed even when its span is empty. At most one send and one receive per peer. The sender's sub-schedule and round numbers identify
+    /// the transfer at the receiver: matching transfers stand in the same sub-schedule and round of both plans.
     pub transfers: Vec<Transfer>,
 }
 
-/// An independent chain of rounds. Every member of the set has the same number of strands in the same order on the same
-/// lanes, though a member may have nothing to do in some of them; round numbers are global to the strand, so a member
+/// An independent chain of rounds. Every member of the set has the same number of sub-schedules in the same order on the same
+/// lanes, though a member may have nothing to do in some of them; round numbers are global to the sub-schedule, so a member
 /// that is idle in a round has an empty one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Strand {
+pub struct SubSchedule {
     /// The lane of all its transfers.
     pub lane: Lane,
     /// The rounds, in order; trailing empty rounds may be left out.
@@ -292,11 +292,11 @@ pub struct Strand {
 pub struct Plan {
     /// How the bucket's coordinates map to tensors.
     pub layout: Layout,
-    /// The strands; a chunk's header names the index in this list.
-    pub strands: Vec<Strand>,
-    /// Whether the first strand ends here before any other begins. Then all strands are on one lane.
+    /// The sub-schedules; a chunk's header names the index in this list.
+    pub sub_schedules: Vec<SubSchedule>,
+    /// Whether the first sub-schedule ends here before any other begins. Then all sub-schedules are on one lane.
     pub prelude: bool,
-    /// How many strands of one lane may be in flight at once; at least 1. A strand that has nothing to do is skipped
+    /// How many sub-schedules of one lane may be in flight at once; at least 1. A sub-schedule that has nothing to do is skipped
     /// and does not count.
     pub window: usize,
 }
@@ -305,7 +305,7 @@ impl Plan {
     /// How many lanes take part, from the first one on; at least 1.
     #[must_use]
     pub fn lanes(&self) -> usize {
-        self.strands.iter().map(|strand| usize::from(strand.lane.0) + 1).max().unwrap_or(1)
+        self.sub_schedules.iter().map(|sub_schedule| usize::from(sub_schedule.lane.0) + 1).max().unwrap_or(1)
     }
 }
 
@@ -314,16 +314,16 @@ impl Plan {
 pub enum WorkKind {
     /// Every rank gets the reduction, which is pairwise and associative but for rounding.
     AllReduce,
-    /// The same with a codec: each source encodes once for each owner of a piece, which decodes, reduces in member order
+    /// The same with a codec: each source encodes once for each owner of a shard, which decodes, reduces in member order
     /// and encodes once for all, itself included.
     AllReduceCoded {
         /// Bytes of an encoded element.
         encoded_bytes: u32,
     },
-    /// The same with a codec that looks at many elements at once: every tensor's piece is cut into blocks from its first
+    /// The same with a codec that looks at many elements at once: every tensor's shard is cut into blocks from its first
     /// element on, whatever else is in the bucket, and each of them is encoded by itself.
     AllReduceByBlocks {
-        /// Elements of a block; the last one of a piece may be shorter.
+        /// Elements of a block; the last one of a shard may be shorter.
         block_elements: u32,
         /// The most bytes that an encoded block has.
         encoded_bytes: u32,

@@ -6,15 +6,15 @@ use crate::algorithms::{
     Predicted, binomial_broadcast, binomial_reduce, direct, dissemination, halving_doubling, linear_gather,
     linear_scatter, local, pairwise_alltoall, recursive_doubling, ring_allgather, ring_allreduce, ring_reduce_scatter,
 };
-use crate::plan::{Counts, MEASURES_MAX, Plan, Round, Strand, Work, WorkKind};
+use crate::plan::{Counts, MEASURES_MAX, Plan, Round, SubSchedule, Work, WorkKind};
 
 /// Bytes that a step of a prelude measures at once, where it needs no transfer. It does not depend on the tuning, because the order of the sums that it
 /// makes does not either.
 pub const MEASURED_BYTES: u64 = 1 << 20;
 
-/// The most strands that a plan may have: 2^20 chunks of 64 KiB are 64 GiB for each piece. Bounds the memory of a plan.
-pub const STRANDS_MAX: u64 = 1 << 20;
-/// Blocks of an operation with a codec from a plugin: each has a strand of its own, of about a kilobyte.
+/// The most sub-schedules that a plan may have: 2^20 chunks of 64 KiB are 64 GiB for each shard. Bounds the memory of a plan.
+pub const SUB_SCHEDULES_MAX: u64 = 1 << 20;
+/// Blocks of an operation with a codec from a plugin: each has a sub-schedule of its own, of about a kilobyte.
 pub const BLOCKS_MAX: u64 = 1 << 18;
 
 /// Inputs that no plan exists for. All of them were checked by whoever ordered the operation, so they are bugs of ours
@@ -147,19 +147,19 @@ impl<'a> Inputs<'a> {
         check_tuning(work, tuning)?;
         check_work(topology, work)?;
         let chunk_elements = u64::from(tuning.chunk_bytes / work.element_bytes);
-        within("the number of chunks", work.elements().div_ceil(chunk_elements), 0, STRANDS_MAX)?;
+        within("the number of chunks", work.elements().div_ceil(chunk_elements), 0, SUB_SCHEDULES_MAX)?;
         if let WorkKind::AllReduceByBlocks { block_elements, .. } = work.kind {
-            // Each tensor's longest piece has blocks of its own.
+            // Each tensor's longest shard has blocks of its own.
             let blocks = |count: &u64| count.div_ceil(topology.len() as u64).div_ceil(u64::from(block_elements));
-            let strands = work.tensors.iter().flatten().map(blocks).fold(0, u64::saturating_add);
-            within("the number of blocks", strands, 0, BLOCKS_MAX)?;
+            let sub_schedules = work.tensors.iter().flatten().map(blocks).fold(0, u64::saturating_add);
+            within("the number of blocks", sub_schedules, 0, BLOCKS_MAX)?;
         }
         if work.kind.is_nary() {
-            // Ranks' values lie side by side, and strands cut pieces.
+            // Ranks' values lie side by side, and sub-schedules cut shards.
             let values_each = topology.members.iter().map(|member| member.ranks.len() as u64).max().unwrap_or(1);
-            let piece = work.elements().div_ceil(topology.len() as u64);
-            let strands = piece.div_ceil((chunk_elements / values_each).max(1));
-            within("the number of chunks", strands, 0, STRANDS_MAX)?;
+            let shard = work.elements().div_ceil(topology.len() as u64);
+            let sub_schedules = shard.div_ceil((chunk_elements / values_each).max(1));
+            within("the number of chunks", sub_schedules, 0, SUB_SCHEDULES_MAX)?;
         }
         Ok(Self { topology, work, tuning, chunk_elements })
     }
@@ -193,16 +193,16 @@ impl<'a> Inputs<'a> {
         elements * u64::from(self.work.element_bytes)
     }
 
-    /// How many strands are needed so that no part of a block of `longest` elements is larger than a chunk.
-    pub(crate) fn strand_count(&self, longest: u64) -> u64 {
+    /// How many sub-schedules are needed so that no part of a block of `longest` elements is larger than a chunk.
+    pub(crate) fn sub_schedule_count(&self, longest: u64) -> u64 {
         longest.div_ceil(self.chunk_elements)
     }
 
-    /// Strands over lanes in turn, all on one where there is a prelude, each with the rounds that belong to its index.
-    pub(crate) fn strands(&self, count: u64, mut rounds: impl FnMut(u64) -> Vec<Round>) -> Vec<Strand> {
+    /// Sub-schedules over lanes in turn, all on one where there is a prelude, each with the rounds that belong to its index.
+    pub(crate) fn sub_schedules(&self, count: u64, mut rounds: impl FnMut(u64) -> Vec<Round>) -> Vec<SubSchedule> {
         let lanes = if self.has_prelude() { 1 } else { self.tuning.lanes };
         let lanes = (0..lanes).map(Lane).cycle();
-        (0..count).zip(lanes).map(|(index, lane)| Strand { lane, rounds: rounds(index) }).collect()
+        (0..count).zip(lanes).map(|(index, lane)| SubSchedule { lane, rounds: rounds(index) }).collect()
     }
 
     pub(crate) fn window(&self) -> usize {

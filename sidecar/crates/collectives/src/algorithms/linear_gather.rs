@@ -5,7 +5,7 @@
 //! use it for long messages.
 //!
 //! Vocabulary: the *block* of a member is what its ranks contribute, tensor by tensor and rank by rank; blocks lie in the
-//! bucket in member order. Strand `c` carries part `c` of every block. The root has a register for each member.
+//! bucket in member order. Sub-schedule `c` carries part `c` of every block. The root has a register for each member.
 //!
 //! Closed form, with `B(i)` the elements of block `i`: 1 round when a member other than the root's has an element. Member
 //! `m` sends `B(m)` elements, the root's member 0. Nothing is reduced.
@@ -29,7 +29,7 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     Predicted { sent_bytes, ..linear_predicted(inputs, &blocks) }
 }
 
-/// The rounds of one strand; `parts[i]` is its part of block `i`, for which the root uses register `i`.
+/// The rounds of one sub-schedule; `parts[i]` is its part of block `i`, for which the root uses register `i`.
 fn rounds(me: Member, root: Member, parts: &[Span]) -> Vec<Round> {
     let own = parts[me.index()];
     let mut first = Round::default();

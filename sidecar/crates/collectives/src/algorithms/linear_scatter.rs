@@ -2,7 +2,7 @@
 //! the two of them. As old as message passing; see [`super::linear_gather`] for why it is not a tree.
 //!
 //! Vocabulary: the *block* of a member is what its ranks get, tensor by tensor and rank by rank; blocks lie in the bucket
-//! in member order. Strand `c` carries part `c` of every block. The root has a register for each member.
+//! in member order. Sub-schedule `c` carries part `c` of every block. The root has a register for each member.
 //!
 //! Closed form, with `B(i)` the elements of block `i`: 1 round when a member other than the root's gets an element. The
 //! root's member `m` sends `E - B(m)` elements, the others 0. Nothing is reduced.
@@ -28,7 +28,7 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     Predicted { sent_bytes, ..linear_predicted(inputs, &blocks) }
 }
 
-/// The rounds of one strand; `parts[i]` is its part of block `i`, for which the root uses register `i`.
+/// The rounds of one sub-schedule; `parts[i]` is its part of block `i`, for which the root uses register `i`.
 fn rounds(me: Member, root: Member, parts: &[Span]) -> Vec<Round> {
     let own = parts[me.index()];
     let (mut first, mut second) = (Round::default(), Round::default());

@@ -4,7 +4,7 @@
 //! Vocabulary: *block* `(a, b)` is what the ranks of member `a` have for those of member `b`, tensor by tensor; blocks lie in
 //! the bucket sender by sender. In round `r` a member sends its block for `m + r + 1` and receives the one from `m - r - 1`:
 //! the distance grows, and each member has one sender and one receiver in each round. Its block for itself is copied in
-//! round 0. Strand `c` does this with part `c` of every block.
+//! round 0. Sub-schedule `c` does this with part `c` of every block.
 //!
 //! Closed form, with `B(a, b)` the elements of a block: as many rounds as the greatest distance over which there is an
 //! element, up to `n - 1`. Member `m` sends the sum of `B(m, b)` over all others `b`. Nothing is reduced.
@@ -23,13 +23,13 @@ const INCOMING: Register = Register(2);
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let (layout, blocks) = Layout::pair_major(inputs);
     let longest = blocks.iter().map(|block| block.len).max().unwrap_or(0);
-    let count = inputs.strand_count(longest);
+    let count = inputs.sub_schedule_count(longest);
     let members = inputs.members();
-    let strands = inputs.strands(count, |index| {
-        let part = |from: usize, to: usize| blocks[from * members + to].part(count, index);
+    let sub_schedules = inputs.sub_schedules(count, |index| {
+        let part = |from: usize, to: usize| blocks[from * members + to].split(count, index);
         rounds(me.index(), members, part)
     });
-    Plan { layout, strands, window: inputs.window(), prelude: false }
+    Plan { layout, sub_schedules, window: inputs.window(), prelude: false }
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
@@ -63,7 +63,7 @@ fn pair_lens(inputs: &Inputs<'_>) -> Vec<u64> {
     lens
 }
 
-/// The rounds of one strand; `part` gives its part of a block.
+/// The rounds of one sub-schedule; `part` gives its part of a block.
 fn rounds(me: usize, members: usize, part: impl Fn(usize, usize) -> Span) -> Vec<Round> {
     let mut rounds = vec![Round::default(); members];
     rounds[0].contribute(OWN, part(me, me));

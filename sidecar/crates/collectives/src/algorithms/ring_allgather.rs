@@ -4,7 +4,7 @@
 //!
 //! Vocabulary: the *block* of a member is what its ranks contribute, tensor by tensor and rank by rank; blocks lie in the
 //! bucket in member order, while results are in rank order, which the layout translates. In round `r` a member sends
-//! block `m - r` and receives block `m - r - 1`. Strand `c` does this with part `c` of every block.
+//! block `m - r` and receives block `m - r - 1`. Sub-schedule `c` does this with part `c` of every block.
 //!
 //! Closed form, with `B(i)` the elements of block `i`: `n - 1` rounds when there is an element. Member `m` sends
 //! `E - B(m + 1)` elements. Nothing is reduced.
@@ -40,21 +40,21 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     }
 }
 
-/// The rounds of one strand; `parts[i]` is its part of block `i`.
+/// The rounds of one sub-schedule; `parts[i]` is its part of block `i`.
 fn rounds(me: usize, parts: &[Span]) -> Vec<Round> {
     let members = parts.len();
-    let (before, behind) = neighbours(me, members);
+    let (previous, next) = neighbours(me, members);
     let mut rounds = vec![Round::default(); members];
     for (index, round) in rounds.iter_mut().enumerate() {
-        let (held, next) = if index % 2 == 0 { (EVEN, ODD) } else { (ODD, EVEN) };
+        let (held, free) = if index % 2 == 0 { (EVEN, ODD) } else { (ODD, EVEN) };
         let outgoing = parts[back(me, index, members)];
         if index == 0 {
             round.contribute(held, outgoing);
         }
         round.publish(held, outgoing);
         if index + 1 < members {
-            round.send(behind, held, outgoing);
-            round.receive(before, next, parts[back(me, index + 1, members)]);
+            round.send(next, held, outgoing);
+            round.receive(previous, free, parts[back(me, index + 1, members)]);
         }
     }
     trimmed(rounds)

@@ -34,7 +34,7 @@ fn refused(topology: &SetTopology, work: &Work, tuning: &Tuning) -> PlanError {
 }
 
 #[test]
-fn algorithms_that_do_not_perform_the_work() {
+fn an_algorithm_rejects_work_it_does_not_perform() {
     use Algorithm as A;
     let one_count = vec![vec![4]];
     let kinds = [
@@ -68,7 +68,7 @@ fn algorithms_that_do_not_perform_the_work() {
 }
 
 #[test]
-fn inputs_that_contradict_each_other() {
+fn contradictory_inputs_are_rejected() {
     let work = all_reduce(vec![vec![4]]);
     let me = Member(3);
     assert_eq!(plan(me, &flat(3), &work, &TUNING), Err(PlanError::Member { me, members: 3 }));
@@ -83,7 +83,7 @@ fn inputs_that_contradict_each_other() {
 }
 
 #[test]
-fn limits_that_are_broken() {
+fn inputs_over_a_limit_are_rejected() {
     let limit = |work: &Work, tuning: &Tuning| match refused(&flat(3), work, tuning) {
         PlanError::Limit { what, .. } => what,
         other => panic!("{other}"),
@@ -138,7 +138,7 @@ fn limits_that_are_broken() {
 }
 
 #[test]
-fn small_tensors_double_and_large_ones_go_around() {
+fn small_tensors_use_recursive_doubling_and_large_ones_the_ring() {
     let model = CostModel::default();
     let of = |members: u32, bytes: u64| algorithm_of(&flat(members), &WorkKind::AllReduce, 4, bytes / 4, &model);
     assert_eq!(of(4, 4 << 10), Algorithm::RecursiveDoubling);
@@ -168,7 +168,7 @@ fn a_reason_names_the_candidates() {
     assert_eq!(local.reason, "all-reduce of 24 MiB over 1 members: local, nothing is sent");
 }
 
-/// The largest set: a strand that holds something of everybody still names registers that exist.
+/// The largest set: a sub-schedule that holds something of everybody still names registers that exist.
 #[test]
 fn registers_suffice_for_the_largest_set() {
     assert_eq!(limits::SIDECARS_MAX, 1_024);
@@ -181,7 +181,8 @@ fn registers_suffice_for_the_largest_set() {
         let work = Work { kind, element_bytes: 4, tensors };
         let tuning = select(&topology, &work, 1, &CostModel::default()).tuning;
         let plan = plan(Member(1_023), &topology, &work, &tuning).expect("the limits allow it");
-        let transfers = plan.strands.iter().flat_map(|strand| &strand.rounds).flat_map(|round| &round.transfers);
+        let transfers =
+            plan.sub_schedules.iter().flat_map(|sub_schedule| &sub_schedule.rounds).flat_map(|round| &round.transfers);
         let register = |transfer: &Transfer| match *transfer {
             Transfer::Send { from, .. } => from.0,
             Transfer::Receive { into, .. } => into.0,
@@ -210,7 +211,7 @@ fn every_kind(root: Rank) -> [WorkKind; 14] {
     ]
 }
 
-/// A strand of a gather at the root, or of a direct all-reduce, holds a chunk for each member.
+/// A sub-schedule of a gather at the root, or of a direct all-reduce, holds a chunk for each member.
 #[test]
 fn memory_is_bounded_in_large_sets() {
     let ranks: Vec<u32> = (0..256).collect();

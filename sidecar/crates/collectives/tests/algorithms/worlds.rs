@@ -190,7 +190,7 @@ pub(crate) fn work(kind: WorkKind, tensors: Vec<Vec<u64>>) -> Work {
 /// Large elements make many chunks of few elements.
 pub(crate) const ELEMENT_BYTES: u32 = 256;
 
-/// Chunks of 4,096 elements, of 128 and of 16; one to three lanes; windows of one to four strands.
+/// Chunks of 4,096 elements, of 128 and of 16; one to three lanes; windows of one to four sub-schedules.
 pub(crate) fn tunings(algorithm: Algorithm) -> [Tuning; 3] {
     [(1 << 20, 1, 1), (32 << 10, 2, 4), (4 << 10, 3, 2)].map(|(chunk_bytes, lanes, window)| Tuning {
         algorithm,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use ronde_collectives::plan::{Form, Register, Span, Strand, Transfer};
+use ronde_collectives::plan::{Form, Register, Span, SubSchedule, Transfer};
 use ronde_wire::Member;
 
 use super::Phase;
@@ -68,7 +68,7 @@ pub(super) struct Surroundings<'a> {
 
 impl Run {
     /// The run of a strand by its number and its content, among so many members.
-    pub(super) fn new((number, strand): (u32, &Strand), members: usize, takers: Vec<Member>) -> Self {
+    pub(super) fn new((number, strand): (u32, &SubSchedule), members: usize, takers: Vec<Member>) -> Self {
         Self {
             strand: number,
             round: 0,
@@ -93,7 +93,7 @@ impl Run {
         if self.over {
             return Ok(Progress::Idle);
         }
-        let strand = &around.workplace.admission.plan.strands[self.strand as usize];
+        let strand = &around.workplace.admission.plan.sub_schedules[self.strand as usize];
         while let Some(round) = strand.rounds.get(self.round) {
             if let Some(step) = round.steps.get(self.step) {
                 let place = Place { strand, round: self.round, step: self.step };
