@@ -35,9 +35,7 @@ const NOT_YET_CONVERTED: &[&str] = &[
     "proto/wire/",
     "sdk-python/",
     "sdk-rust/",
-    "sidecar/crates/collectives/",
     "sidecar/crates/engine/",
-    "sidecar/crates/launcher/",
     "sidecar/src/",
     "tests/",
 ];
