@@ -11,8 +11,8 @@ use std::fmt::Write as _;
 
 use ronde_wire::{Algorithm, SetTopology, Tuning, limits};
 
-use crate::algorithms::Predicted;
-use crate::plan::{Work, WorkKind};
+use crate::algorithms::{self, Predicted};
+use crate::plan::{Span, Work, WorkKind};
 use crate::planner::predicted;
 
 /// What a round, a byte sent and a byte reduced cost.
@@ -58,25 +58,19 @@ pub fn algorithm_of(
     elements: u64,
     model: &CostModel,
 ) -> Algorithm {
-    if topology.len() <= 1 {
-        return Algorithm::Local;
+    let mut performing = algorithms::performing(kind, topology.len());
+    match (performing.next(), performing.next()) {
+        (Some(only), None) => only,
+        _ => preferred(&candidates(topology, &even_work(topology, kind, element_bytes, elements), model)),
     }
-    match kind {
-        WorkKind::AllReduce => {
-            let work = Work { kind: WorkKind::AllReduce, element_bytes, tensors: vec![vec![elements]] };
-            preferred(&candidates(topology, &work, model))
-        }
-        WorkKind::AllReduceCoded { .. }
-        | WorkKind::AllReduceByBlocks { .. }
-        | WorkKind::AllReduceNAry
-        | WorkKind::AllReduceTwoPass { .. }
-        | WorkKind::AllReduceAdaptive => Algorithm::Direct,
-        WorkKind::Broadcast { .. } | WorkKind::Reduce { .. } => Algorithm::BinomialTree,
-        WorkKind::AllGather | WorkKind::ReduceScatter => Algorithm::Ring,
-        WorkKind::Gather { .. } | WorkKind::Scatter { .. } => Algorithm::Linear,
-        WorkKind::AllToAll => Algorithm::Pairwise,
-        WorkKind::Barrier => Algorithm::Dissemination,
-    }
+}
+
+/// One tensor of so many elements in all, with equal counts where the kind has several.
+fn even_work(topology: &SetTopology, kind: &WorkKind, element_bytes: u32, elements: u64) -> Work {
+    let counts = kind.counts().number(topology.size()) as u64;
+    let whole = Span { start: 0, len: elements };
+    let tensor = (0..counts).map(|index| whole.split(counts, index).len).collect();
+    Work { kind: kind.clone(), element_bytes, tensors: vec![tensor] }
 }
 
 /// How a bucket is cut, given up to `lanes` lanes.
@@ -127,26 +121,12 @@ const CHUNK_US: f64 = 4.0;
 
 /// The algorithms that perform the work, with the cost of one uncut sub-schedule.
 fn candidates(topology: &SetTopology, work: &Work, model: &CostModel) -> Vec<(Algorithm, f64)> {
-    let algorithms: &[Algorithm] = match work.kind {
-        _ if topology.len() <= 1 => &[Algorithm::Local],
-        WorkKind::AllReduce => &[Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::Ring],
-        WorkKind::AllReduceCoded { .. }
-        | WorkKind::AllReduceByBlocks { .. }
-        | WorkKind::AllReduceNAry
-        | WorkKind::AllReduceTwoPass { .. }
-        | WorkKind::AllReduceAdaptive => &[Algorithm::Direct],
-        WorkKind::Broadcast { .. } | WorkKind::Reduce { .. } => &[Algorithm::BinomialTree],
-        WorkKind::AllGather | WorkKind::ReduceScatter => &[Algorithm::Ring],
-        WorkKind::Gather { .. } | WorkKind::Scatter { .. } => &[Algorithm::Linear],
-        WorkKind::AllToAll => &[Algorithm::Pairwise],
-        WorkKind::Barrier => &[Algorithm::Dissemination],
-    };
-    let cost = |&algorithm: &Algorithm| {
+    let cost = |algorithm: Algorithm| {
         let tuning = Tuning { algorithm, chunk_bytes: CHUNK_BYTES_MAX, lanes: 1, window: 1 };
         let form = predicted(topology, work, &tuning).ok()?;
         Some((algorithm, Pipeline::of(&form, 1, model).once_us))
     };
-    algorithms.iter().filter_map(cost).collect()
+    algorithms::performing(&work.kind, topology.len()).filter_map(cost).collect()
 }
 
 /// The cheapest, but for the preference of the ring.
@@ -176,8 +156,8 @@ fn cut(topology: &SetTopology, work: &Work, algorithm: Algorithm, lanes: u16, mo
         let chunks_in_flight = (FLIGHT_BYTES_MAX / (u64::from(chunk_bytes) * held)).max(1);
         let elements = u64::from(chunk_bytes / work.element_bytes);
         let (lanes, window) = lanes_and_window(&form, form.sub_schedules(elements), lanes, chunks_in_flight);
-        let parts_in_flight = u64::from(lanes * window).div_ceil(u64::from(form.siblings));
-        let cost_us = Pipeline::of(&form, form.parts(elements), model).total_us(parts_in_flight);
+        let in_flight = u64::from(lanes * window).div_ceil(u64::from(form.siblings));
+        let cost_us = Pipeline::of(&form, form.chunks_per_block(elements), model).total_us(in_flight);
         if cost_us < best.1 {
             best = (Tuning { algorithm, chunk_bytes, lanes, window }, cost_us);
         }
@@ -223,7 +203,7 @@ impl Pipeline {
     fn of(form: &Predicted, count: u64, model: &CostModel) -> Self {
         let count = count.max(1);
         let share = |bytes: &[u64]| bytes.iter().max().map_or(0.0, |most| *most as f64 / count as f64);
-        let sending_us = f64::from(form.chunks) * CHUNK_US + share(&form.sent_bytes) * model.beta_us_per_byte;
+        let sending_us = f64::from(form.chunk_transfers) * CHUNK_US + share(&form.sent_bytes) * model.beta_us_per_byte;
         let reducing_us = share(&form.reduced_bytes) * model.gamma_us_per_byte;
         let once_us = f64::from(form.rounds) * model.alpha_us + sending_us + reducing_us;
         Self { count, once_us, busy_us: sending_us.max(reducing_us) }

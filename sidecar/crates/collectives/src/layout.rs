@@ -1,12 +1,12 @@
-//! The ways to lay tensors into a bucket.
+//! Layouts: the orders in which a bucket holds the elements of its tensors.
 
 use ronde_wire::Rank;
 
+use crate::inputs::Inputs;
 use crate::plan::{Layout, Slice, Source, Span, Target, WorkKind};
-use crate::planner::Inputs;
 
 impl Layout {
-    /// Tensor behind tensor, whole.
+    /// Whole tensors, one after the other.
     pub(crate) fn in_order(counts: &[u64], source: Source, target: Target) -> Self {
         let mut layout = Self::default();
         for (tensor, &count) in (0..).zip(counts) {
@@ -15,16 +15,16 @@ impl Layout {
         layout
     }
 
-    /// Shard 0 of every tensor, then shard 1 of every tensor, and so on; every tensor is cut into the same number of
-    /// shards. Every rank contributes to all of them and gets all of them. Returns the spans of the shards as well.
+    /// Shard 0 of every tensor, then shard 1 of every tensor, and so on. Every rank contributes to all shards and gets all of
+    /// them. Also returns the spans of the shards.
     pub(crate) fn shard_major(counts: &[u64], shards: u64) -> (Self, Vec<Span>) {
         let mut layout = Self::default();
         let mut spans = Vec::new();
         for shard in 0..shards {
             let start = layout.elements;
             for (tensor, &count) in (0..).zip(counts) {
-                let part = Span { start: 0, len: count }.split(shards, shard);
-                let extent = Extent { len: part.len, input_start: part.start, output_start: part.start };
+                let own = Span { start: 0, len: count }.split(shards, shard);
+                let extent = Extent { len: own.len, input_start: own.start, output_start: own.start };
                 layout.push(tensor, Source::EveryRank, Target::EveryRank, extent);
             }
             spans.push(Span { start, len: layout.elements - start });
@@ -33,8 +33,8 @@ impl Layout {
     }
 
     /// The blocks of member 0's ranks, then those of member 1's ranks, and so on, for work with a count for each rank. A
-    /// block is what its rank contributes to a gather or an all-gather, or gets from a scatter or a reduce-scatter; on the
-    /// other side blocks stand in rank order of the set. Returns the spans of the members as well.
+    /// block is the contribution of its rank to a gather or an all-gather, or its result of a scatter or a reduce-scatter.
+    /// The tensor on the other side holds the blocks in rank order of the set. Also returns the spans of the members.
     pub(crate) fn member_major(inputs: &Inputs<'_>) -> (Self, Vec<Span>) {
         let order = inputs.topology.ranks();
         let tensors = &inputs.work.tensors;
@@ -56,8 +56,8 @@ impl Layout {
         (layout, spans)
     }
 
-    /// For each member as a sender and each one as a receiver: what the ranks of the one have for those of the other.
-    /// Returns the spans of the pairs as well, those of the lowest sender first.
+    /// The blocks from each member's ranks to each member's ranks, those of the lowest sender first. Also returns the spans
+    /// of the pairs of members.
     pub(crate) fn pair_major(inputs: &Inputs<'_>) -> (Self, Vec<Span>) {
         let extents: Vec<PairExtents> =
             inputs.work.tensors.iter().map(|counts| PairExtents::new(inputs, counts)).collect();
@@ -91,7 +91,7 @@ impl Layout {
     }
 }
 
-/// Where elements lie in a tensor that contributes them and in the result that they belong to.
+/// The positions of a run of elements in the contributing tensor and in the result.
 #[derive(Clone, Copy, Debug, Default)]
 struct Extent {
     len: u64,
@@ -99,7 +99,7 @@ struct Extent {
     output_start: u64,
 }
 
-/// The two ends of a rank's block of `len` elements, with `before` elements in the blocks of lower ranks.
+/// The source, target and positions of a rank's block of `len` elements, after `before` elements of lower ranks.
 fn ends(kind: &WorkKind, rank: Rank, len: u64, before: u64) -> (Source, Target, Extent) {
     let contributed = Extent { len, input_start: 0, output_start: before };
     let received = Extent { len, input_start: before, output_start: 0 };
@@ -111,7 +111,7 @@ fn ends(kind: &WorkKind, rank: Rank, len: u64, before: u64) -> (Source, Target, 
     }
 }
 
-/// Where the blocks of an all-to-all lie in one tensor's inputs and results, by positions in the set.
+/// The positions of an all-to-all's blocks in one tensor's inputs and results, by positions of ranks in the set.
 struct PairExtents {
     size: usize,
     extents: Vec<Extent>,
@@ -136,7 +136,7 @@ impl PairExtents {
     }
 }
 
-/// The sum of the numbers before each one.
+/// For each number, the sum of those before it.
 fn running_sums(numbers: &[u64]) -> Vec<u64> {
     let mut sum = 0;
     let before = |number: &u64| {

@@ -12,8 +12,8 @@ use ronde_wire::Member;
 
 use super::binomial_tree::BinomialTree;
 use super::{Predicted, root_of, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Source, Span, Target};
-use crate::planner::Inputs;
 
 const VALUE: Register = Register(0);
 
@@ -42,7 +42,7 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
         rounds: tree.depth,
         sent_bytes: (0..members).map(sent).collect(),
         longest_block: elements,
-        chunks: tree.depth,
+        chunk_transfers: tree.depth,
         ..Predicted::idle(members)
     }
 }

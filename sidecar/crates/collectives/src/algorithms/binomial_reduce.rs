@@ -15,8 +15,8 @@ use ronde_wire::Member;
 
 use super::binomial_tree::BinomialTree;
 use super::{Predicted, root_of, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Source, Span, Target};
-use crate::planner::Inputs;
 
 /// What has been reduced so far.
 const SUM: Register = Register(0);
@@ -47,7 +47,7 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
         sent_bytes: (0..members).map(|m| if tree.position_of(m) == 0 { 0 } else { all }).collect(),
         reduced_bytes: (0..members).map(reduced).collect(),
         longest_block: elements,
-        chunks: tree.depth,
+        chunk_transfers: tree.depth,
         ..Predicted::idle(members)
     }
 }

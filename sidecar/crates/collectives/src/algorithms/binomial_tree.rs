@@ -3,7 +3,7 @@
 use ronde_wire::Member;
 
 use super::{member, root_member};
-use crate::planner::Inputs;
+use crate::inputs::Inputs;
 
 /// The *position* `v = (m - root's member) mod n` of each member.
 pub(super) struct BinomialTree {

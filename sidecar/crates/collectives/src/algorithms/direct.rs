@@ -32,12 +32,12 @@
 use ronde_wire::Member;
 
 use super::{Predicted, direct_prelude, member, number, shard_lens, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Form, Layout, Plan, Register, Round, Span, Step, Transfer, WorkKind};
-use crate::planner::Inputs;
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let (layout, shards) = Layout::shard_major(&inputs.counts(), inputs.members_count());
-    let count = predicted(inputs).parts(inputs.chunk_elements);
+    let count = predicted(inputs).chunks_per_block(inputs.chunk_elements);
     let stages = Stages { me: me.index(), form: contributed_form(inputs) };
     let mut sub_schedules = match inputs.work.kind {
         WorkKind::AllReduceByBlocks { block_elements, .. } => {
@@ -45,8 +45,8 @@ pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
             inputs.sub_schedules(count, |_| stages.rounds(&blocks.next().expect("as many as the closed form says")))
         }
         _ => inputs.sub_schedules(count, |index| {
-            let parts: Vec<Span> = shards.iter().map(|shard| shard.split(count, index)).collect();
-            stages.rounds(&parts)
+            let chunks: Vec<Span> = shards.iter().map(|shard| shard.split(count, index)).collect();
+            stages.rounds(&chunks)
         }),
     };
     let prelude = inputs.has_prelude();
@@ -82,10 +82,10 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
         sent_bytes: of_members.map(sent).zip(prelude.sent_bytes).map(|(a, b)| a + b).collect(),
         reduced_bytes: shards.iter().map(|shard| inputs.bytes(shard * operands)).collect(),
         longest_block: shards[0],
-        fixed_parts: blocks.first().copied(),
+        fixed_chunks: blocks.first().copied(),
         values_each: if n_ary { ranks_of(inputs).max().unwrap_or(1) } else { 1 },
         preludes: u32::from(inputs.has_prelude()),
-        chunks: number(2 * others),
+        chunk_transfers: number(2 * others),
         held_chunks: number(2 * inputs.members_count()),
         ..Predicted::idle(members)
     }
@@ -113,10 +113,10 @@ pub(super) fn ranks_of(inputs: &Inputs<'_>) -> impl Iterator<Item = u64> {
 }
 
 impl Round {
-    /// Each rank's values of all shards' parts; each part goes to its owner.
-    pub(super) fn contribute_to_owners(&mut self, me: usize, parts: &[Span], form: Form) {
-        let members = parts.len();
-        for (shard, &span) in parts.iter().enumerate() {
+    /// Each rank's values of all shards' chunks; each part goes to its owner.
+    pub(super) fn contribute_to_owners(&mut self, me: usize, chunks: &[Span], form: Form) {
+        let members = chunks.len();
+        for (shard, &span) in chunks.iter().enumerate() {
             let register = if shard == me { incoming(me) } else { outgoing(shard, members) };
             if form == Form::Encoded {
                 self.contribute(register, span);
@@ -126,9 +126,9 @@ impl Round {
             }
         }
         for peer in others(me, members) {
-            let (to, span) = (member(peer), parts[peer]);
+            let (to, span) = (member(peer), chunks[peer]);
             self.transfer(span, Transfer::Send { to, from: outgoing(peer, members), span, form });
-            let (from, span) = (member(peer), parts[me]);
+            let (from, span) = (member(peer), chunks[me]);
             self.transfer(span, Transfer::Receive { from, into: incoming(peer), span, form });
         }
     }
@@ -142,20 +142,20 @@ struct Stages {
 }
 
 impl Stages {
-    /// The rounds of one sub-schedule; `parts[i]` is its part of shard `i`.
-    fn rounds(&self, parts: &[Span]) -> Vec<Round> {
+    /// The rounds of one sub-schedule; `chunks[i]` is its chunk of shard `i`.
+    fn rounds(&self, chunks: &[Span]) -> Vec<Round> {
         let mut rounds = vec![Round::default(); 3];
-        rounds[0].contribute_to_owners(self.me, parts, self.form);
-        let result = self.reduce(&mut rounds[1], parts);
+        rounds[0].contribute_to_owners(self.me, chunks, self.form);
+        let result = self.reduce(&mut rounds[1], chunks);
         let form = if self.form == Form::Encoded { Form::Encoded } else { Form::Values };
-        for peer in others(self.me, parts.len()) {
-            let (to, span) = (member(peer), parts[self.me]);
+        for peer in others(self.me, chunks.len()) {
+            let (to, span) = (member(peer), chunks[self.me]);
             rounds[1].transfer(span, Transfer::Send { to, from: result, span, form });
-            let (from, span) = (member(peer), parts[peer]);
-            rounds[1].transfer(span, Transfer::Receive { from, into: outgoing(peer, parts.len()), span, form });
+            let (from, span) = (member(peer), chunks[peer]);
+            rounds[1].transfer(span, Transfer::Receive { from, into: outgoing(peer, chunks.len()), span, form });
         }
-        for (shard, &span) in parts.iter().enumerate() {
-            let register = if shard == self.me { result } else { outgoing(shard, parts.len()) };
+        for (shard, &span) in chunks.iter().enumerate() {
+            let register = if shard == self.me { result } else { outgoing(shard, chunks.len()) };
             if form == Form::Encoded {
                 rounds[2].step(span, Step::Decode { register, span });
             }
@@ -165,8 +165,8 @@ impl Stages {
     }
 
     /// The own shard's result, in the register that is returned.
-    fn reduce(&self, round: &mut Round, parts: &[Span]) -> Register {
-        let (members, span) = (parts.len(), parts[self.me]);
+    fn reduce(&self, round: &mut Round, chunks: &[Span]) -> Register {
+        let (members, span) = (chunks.len(), chunks[self.me]);
         if self.form == Form::EachRank {
             let result = outgoing(self.me, members);
             round.reduce_all(incoming(0), result, span);
@@ -199,15 +199,15 @@ fn blocks(inputs: &Inputs<'_>, shards: &[Span], block_elements: u64) -> Vec<Vec<
     let mut blocks = Vec::new();
     for len in inputs.counts() {
         let whole = Span { start: 0, len };
-        let parts: Vec<u64> = (0..members).map(|shard| whole.split(members, shard).len).collect();
-        for block in 0..parts[0].div_ceil(block_elements) {
-            let of_shard = |(start, part): (&u64, &u64)| {
-                let skipped = (block * block_elements).min(*part);
-                Span { start: start + skipped, len: block_elements.min(part - skipped) }
+        let lens: Vec<u64> = (0..members).map(|shard| whole.split(members, shard).len).collect();
+        for block in 0..lens[0].div_ceil(block_elements) {
+            let of_shard = |(start, len): (&u64, &u64)| {
+                let skipped = (block * block_elements).min(*len);
+                Span { start: start + skipped, len: block_elements.min(len - skipped) }
             };
-            blocks.push(starts.iter().zip(&parts).map(of_shard).collect());
+            blocks.push(starts.iter().zip(&lens).map(of_shard).collect());
         }
-        starts.iter_mut().zip(&parts).for_each(|(start, part)| *start += part);
+        starts.iter_mut().zip(&lens).for_each(|(start, len)| *start += len);
     }
     blocks
 }

@@ -18,7 +18,7 @@
 //!             round c + 1    conclude
 //! ```
 //!
-//! Pipeline have a size of their own, for sums in f64 must not depend on the tuning: at most [`crate::planner::MEASURED_BYTES`] of a rank's
+//! Pipeline have a size of their own, for sums in f64 must not depend on the tuning: at most [`crate::inputs::MEASURED_BYTES`] of a rank's
 //! input, or in an adaptive prelude what lets `2 n` chunks of them fit [`FLIGHT_BYTES_MAX`].
 //!
 //! Closed form, when there is an element: two-pass 1 round with transfers, adaptive `c + 1`. Member `m` sends `k(m)` numbers
@@ -30,8 +30,8 @@ use ronde_wire::{Lane, Member, limits};
 use super::direct::{incoming, others, outgoing, ranks_of};
 use super::{member, number};
 use crate::cost::FLIGHT_BYTES_MAX;
+use crate::inputs::Inputs;
 use crate::plan::{Form, Register, Round, Span, Step, SubSchedule, Transfer, WorkKind};
-use crate::planner::Inputs;
 
 /// The sub-schedule of one member; `shards` are the spans of all shards.
 pub(super) fn sub_schedule(me: Member, inputs: &Inputs<'_>, shards: &[Span]) -> SubSchedule {
@@ -62,7 +62,7 @@ pub(super) fn predicted(inputs: &Inputs<'_>, shards: &[u64]) -> PredictedPrelude
     for ((sent, shard), ranks) in sent_bytes.iter_mut().zip(shards).zip(ranks_of(inputs)) {
         *sent += inputs.bytes((all - shard) * ranks);
     }
-    PredictedPrelude { rounds: number(shards[0].div_ceil(part_elements(inputs)) + 1), sent_bytes }
+    PredictedPrelude { rounds: number(shards[0].div_ceil(measured_chunk_elements(inputs)) + 1), sent_bytes }
 }
 
 fn two_pass(me: usize, inputs: &Inputs<'_>) -> Vec<Round> {
@@ -79,15 +79,15 @@ fn two_pass(me: usize, inputs: &Inputs<'_>) -> Vec<Round> {
 }
 
 fn adaptive(me: usize, inputs: &Inputs<'_>, shards: &[Span]) -> Vec<Round> {
-    let count = shards[0].len.div_ceil(part_elements(inputs));
+    let count = shards[0].len.div_ceil(measured_chunk_elements(inputs));
     // What is gathered later takes the registers of what was sent before, of which the own one is free all the time.
     let (first, into) = (outgoing(0, shards.len()), outgoing(me, shards.len()));
     let mut rounds = vec![Round::default()];
     for index in 0..count {
-        let parts: Vec<Span> = shards.iter().map(|shard| shard.split(count, index)).collect();
-        rounds.last_mut().expect("never empty").contribute_to_owners(me, &parts, Form::EachRank);
+        let chunks: Vec<Span> = shards.iter().map(|shard| shard.split(count, index)).collect();
+        rounds.last_mut().expect("never empty").contribute_to_owners(me, &chunks, Form::EachRank);
         let mut next = Round::default();
-        next.step(parts[me], Step::MeasureAll { first: incoming(0), into, span: parts[me] });
+        next.step(chunks[me], Step::MeasureAll { first: incoming(0), into, span: chunks[me] });
         rounds.push(next);
     }
     gather_and_conclude(me, inputs, first, &mut rounds);
@@ -117,7 +117,7 @@ fn measures_of(inputs: &Inputs<'_>, m: usize) -> u64 {
 }
 
 /// Elements of a part of an adaptive prelude; at least 1.
-fn part_elements(inputs: &Inputs<'_>) -> u64 {
+fn measured_chunk_elements(inputs: &Inputs<'_>) -> u64 {
     let (min, max) = (limits::CHUNK_BYTES_MIN as u64, limits::CHUNK_BYTES_MAX as u64);
     let chunk_bytes = (FLIGHT_BYTES_MAX / (2 * inputs.members_count())).clamp(min, max);
     let values_each = ranks_of(inputs).max().unwrap_or(1);

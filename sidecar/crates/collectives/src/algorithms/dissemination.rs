@@ -10,8 +10,8 @@
 use ronde_wire::Member;
 
 use super::{Predicted, member};
+use crate::inputs::Inputs;
 use crate::plan::{Form, Layout, Plan, Register, Round, Span, Step, Transfer};
-use crate::planner::Inputs;
 
 const TOKEN: Register = Register(0);
 const RECEIVED: Register = Register(1);
@@ -38,7 +38,7 @@ pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     let members = inputs.members();
-    Predicted { rounds: depth(members), longest_block: 1, chunks: depth(members), ..Predicted::idle(members) }
+    Predicted { rounds: depth(members), longest_block: 1, chunk_transfers: depth(members), ..Predicted::idle(members) }
 }
 
 /// `ceil(log2 n)`. A token counts as one element when sub-schedules are counted: there is one sub-schedule.

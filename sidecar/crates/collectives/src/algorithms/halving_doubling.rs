@@ -21,8 +21,8 @@ use ronde_wire::Member;
 
 use super::folding::{Folding, Role};
 use super::{Predicted, member, number, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Source, Span, Target};
-use crate::planner::Inputs;
 
 /// What has been reduced so far, then the finished shard.
 const SUM: Register = Register(0);
@@ -34,10 +34,10 @@ pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let whole = Span { start: 0, len: layout.elements };
     let folding = Folding::new(inputs.members());
     let shards = shards(&folding);
-    let parts = inputs.sub_schedule_count(whole.split(shards, 0).len);
-    let sub_schedules = inputs.sub_schedules(shards * parts, |index| {
+    let chunks = inputs.sub_schedule_count(whole.split(shards, 0).len);
+    let sub_schedules = inputs.sub_schedules(shards * chunks, |index| {
         let shard = index % shards;
-        let span = whole.split(shards, shard).split(parts, index / shards);
+        let span = whole.split(shards, shard).split(chunks, index / shards);
         match folding.role(me.index()) {
             Role::Excess { neighbour } => excess_rounds(&folding, neighbour, span),
             Role::Core { number, folded } => core_rounds(&folding, Core { number, folded, owner: shard }, span),
@@ -72,7 +72,7 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
         reduced_bytes: (0..members).map(|m| inputs.bytes(bytes(m).1)).collect(),
         longest_block: shard(0),
         siblings: number(shards),
-        chunks: number(2 * shards - 2 + folded),
+        chunk_transfers: number(2 * shards - 2 + folded),
         ..Predicted::idle(members)
     }
 }

@@ -34,11 +34,15 @@ pub mod recursive_doubling;
 pub mod ring_allgather;
 pub mod ring_allreduce;
 pub mod ring_reduce_scatter;
+mod table;
+
+pub(crate) use table::find;
+pub use table::{Entry, TABLE, performing};
 
 use ronde_wire::{Member, Rank};
 
+use crate::inputs::Inputs;
 use crate::plan::{Form, Layout, Plan, Register, Round, Span, Step, Transfer};
-use crate::planner::Inputs;
 
 /// What the closed form of an algorithm says about all members' plans. The checker compares it with the plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,8 +56,8 @@ pub struct Predicted {
     pub reduced_bytes: Vec<u64>,
     /// Elements of the longest block that sub-schedules cut into chunks.
     pub longest_block: u64,
-    /// Into how many parts blocks are cut, where that does not hang on the size of a chunk.
-    pub fixed_parts: Option<u64>,
+    /// Into how many chunks blocks are cut, where that does not hang on the size of a chunk.
+    pub fixed_chunks: Option<u64>,
     /// Values that a register may hold for each element of its span: 1, or the most ranks that a member has where ranks'
     /// values stay apart. A chunk holds so many times fewer elements.
     pub values_each: u64,
@@ -62,7 +66,7 @@ pub struct Predicted {
     /// Sub-schedules before those: 1 for a prelude.
     pub preludes: u32,
     /// Chunks that the busiest member sends or receives for a part of each block, siblings together.
-    pub chunks: u32,
+    pub chunk_transfers: u32,
     /// Chunks that a sub-schedule may have to hold for its peers at once.
     pub held_chunks: u32,
 }
@@ -71,13 +75,13 @@ impl Predicted {
     /// The number of sub-schedules when a chunk has up to so many elements.
     #[must_use]
     pub fn sub_schedules(&self, chunk_elements: u64) -> u64 {
-        u64::from(self.preludes) + u64::from(self.siblings) * self.parts(chunk_elements)
+        u64::from(self.preludes) + u64::from(self.siblings) * self.chunks_per_block(chunk_elements)
     }
 
-    /// The number of parts into which each block is cut when a chunk has up to so many elements.
+    /// The number of chunks into which each block is cut when a chunk has up to so many elements.
     #[must_use]
-    pub fn parts(&self, chunk_elements: u64) -> u64 {
-        self.fixed_parts.unwrap_or_else(|| self.longest_block.div_ceil((chunk_elements / self.values_each).max(1)))
+    pub fn chunks_per_block(&self, chunk_elements: u64) -> u64 {
+        self.fixed_chunks.unwrap_or_else(|| self.longest_block.div_ceil((chunk_elements / self.values_each).max(1)))
     }
 
     /// Nothing to send anywhere.
@@ -87,11 +91,11 @@ impl Predicted {
             sent_bytes: vec![0; members],
             reduced_bytes: vec![0; members],
             longest_block: 0,
-            fixed_parts: None,
+            fixed_chunks: None,
             values_each: 1,
             siblings: 1,
             preludes: 0,
-            chunks: 0,
+            chunk_transfers: 0,
             held_chunks: 1,
         }
     }
@@ -144,7 +148,7 @@ impl Round {
     }
 }
 
-/// A plan whose sub-schedule `c` does with part `c` of every block what `rounds` says of those parts.
+/// A plan whose sub-schedule `c` does with part `c` of every block what `rounds` says of those chunks.
 fn plan_of_blocks(
     inputs: &Inputs<'_>,
     layout: Layout,
@@ -154,8 +158,8 @@ fn plan_of_blocks(
     let longest = blocks.iter().map(|block| block.len).max().unwrap_or(0);
     let count = inputs.sub_schedule_count(longest);
     let sub_schedules = inputs.sub_schedules(count, |index| {
-        let parts: Vec<Span> = blocks.iter().map(|block| block.split(count, index)).collect();
-        rounds(&parts)
+        let chunks: Vec<Span> = blocks.iter().map(|block| block.split(count, index)).collect();
+        rounds(&chunks)
     });
     Plan { layout, sub_schedules, window: inputs.window(), prelude: false }
 }
@@ -171,8 +175,8 @@ fn trimmed(mut rounds: Vec<Round>) -> Vec<Round> {
 /// The lengths of the shards, without the layout; the first is the longest.
 fn shard_lens(inputs: &Inputs<'_>) -> Vec<u64> {
     let shards = inputs.members_count();
-    let part = |shard| move |&len: &u64| Span { start: 0, len }.split(shards, shard).len;
-    (0..shards).map(|shard| inputs.work.tensors.iter().flatten().map(part(shard)).sum()).collect()
+    let len_of = |shard| move |&len: &u64| Span { start: 0, len }.split(shards, shard).len;
+    (0..shards).map(|shard| inputs.work.tensors.iter().flatten().map(len_of(shard)).sum()).collect()
 }
 
 /// The lengths of the members' blocks, without the layout.
@@ -193,7 +197,7 @@ fn linear_predicted(inputs: &Inputs<'_>, blocks: &[u64]) -> Predicted {
     Predicted {
         rounds: u32::from(travels),
         longest_block: blocks.iter().copied().max().unwrap_or(0),
-        chunks: number(members as u64 - 1),
+        chunk_transfers: number(members as u64 - 1),
         held_chunks: number(members as u64),
         ..Predicted::idle(members)
     }

@@ -17,8 +17,8 @@ use ronde_wire::Member;
 
 use super::folding::{Folding, Role};
 use super::{Predicted, member, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Source, Span, Target};
-use crate::planner::Inputs;
 
 /// What has been reduced so far.
 const SUM: Register = Register(0);
@@ -60,7 +60,7 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
         sent_bytes: (0..members).map(|m| bytes(m).0).collect(),
         reduced_bytes: (0..members).map(|m| bytes(m).1).collect(),
         longest_block: elements,
-        chunks: folding.doublings + folds,
+        chunk_transfers: folding.doublings + folds,
         ..Predicted::idle(members)
     }
 }

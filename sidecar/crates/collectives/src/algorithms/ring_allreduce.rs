@@ -21,8 +21,8 @@
 use ronde_wire::Member;
 
 use super::{Predicted, back, neighbours, number, plan_of_blocks, shard_lens, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Span};
-use crate::planner::Inputs;
 
 /// Takes turns with [`EVEN`] in receiving and sending; the one that was received into is sent from in the next round.
 const ODD: Register = Register(0);
@@ -32,7 +32,7 @@ const OWN: Register = Register(2);
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let (layout, shards) = Layout::shard_major(&inputs.counts(), inputs.members_count());
-    plan_of_blocks(inputs, layout, &shards, |parts| rounds(me.index(), parts))
+    plan_of_blocks(inputs, layout, &shards, |chunks| rounds(me.index(), chunks))
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
@@ -48,14 +48,14 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
         sent_bytes: (0..members).map(|m| inputs.bytes(2 * all - len(m + 1) - len(m + 2))).collect(),
         reduced_bytes: (0..members).map(|m| inputs.bytes(all - len(m))).collect(),
         longest_block: len(0),
-        chunks: number(2 * members as u64 - 2),
+        chunk_transfers: number(2 * members as u64 - 2),
         ..Predicted::idle(members)
     }
 }
 
-/// The rounds of one sub-schedule; `parts[i]` is its part of shard `i`.
-fn rounds(me: usize, parts: &[Span]) -> Vec<Round> {
-    let members = parts.len();
+/// The rounds of one sub-schedule; `chunks[i]` is its chunk of shard `i`.
+fn rounds(me: usize, chunks: &[Span]) -> Vec<Round> {
+    let members = chunks.len();
     let (previous, next) = neighbours(me, members);
     let halves = 2 * (members - 1);
     let mut rounds = vec![Round::default(); halves + 1];
@@ -63,8 +63,8 @@ fn rounds(me: usize, parts: &[Span]) -> Vec<Round> {
         let (held, free) = if index % 2 == 0 { (EVEN, ODD) } else { (ODD, EVEN) };
         let gathered = (index + 1).checked_sub(members);
         let outgoing = match gathered {
-            None => parts[back(me, index, members)],
-            Some(hops) => parts[back(me + 1, hops, members)],
+            None => chunks[back(me, index, members)],
+            Some(hops) => chunks[back(me + 1, hops, members)],
         };
         match gathered {
             None | Some(0) => add_own(round, held, outgoing, index == 0),
@@ -78,8 +78,8 @@ fn rounds(me: usize, parts: &[Span]) -> Vec<Round> {
         }
         if index < halves {
             let incoming = match gathered {
-                None => parts[back(me, index + 1, members)],
-                Some(hops) => parts[back(me, hops, members)],
+                None => chunks[back(me, index + 1, members)],
+                Some(hops) => chunks[back(me, hops, members)],
             };
             round.send(next, held, outgoing);
             round.receive(previous, free, incoming);

@@ -4,8 +4,8 @@ use std::fmt;
 
 use ronde_wire::{Member, Rank};
 
+use crate::inputs::PlanError;
 use crate::plan::{Form, Register, Source, Span, Target};
-use crate::planner::PlanError;
 
 /// A place in the plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -5,12 +5,13 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ronde_collectives::algorithms::TABLE;
 use ronde_collectives::check::Proof;
 use ronde_collectives::{CostModel, Counts, Plan, Target, Work, WorkKind, algorithm_of, check, select};
 use ronde_wire::{Algorithm, Rank, SetTopology, Tuning};
 
 use crate::drawing::space_time;
-use crate::worlds::{flat, plans};
+use crate::worlds::{flat, kinds_for, plans};
 
 /// An algorithm with a section of its own.
 struct Section {
@@ -54,6 +55,22 @@ const SECTIONS: [Section; 15] = [
     section("direct-two-pass", "Direct two-pass all-reduce", Algorithm::Direct, TWO_PASS, 4),
     section("direct-adaptive", "Direct adaptive all-reduce", Algorithm::Direct, WorkKind::AllReduceAdaptive, 4),
 ];
+
+#[test]
+fn every_algorithm_has_a_section() {
+    let kinds = kinds_for(&[ROOT]);
+    for entry in TABLE.iter().filter(|entry| entry.algorithm != Algorithm::Local) {
+        let performed = kinds.iter().filter(|kind| entry.performs(kind, 4) && kind.name() != BY_BLOCKS_NAME);
+        for kind in performed {
+            let is_shown =
+                |section: &Section| section.algorithm == entry.algorithm && section.kind.name() == kind.name();
+            assert!(SECTIONS.iter().any(is_shown), "{} of {} has no section", entry.algorithm, kind.name());
+        }
+    }
+}
+
+/// Has the schedule of the coded all-reduce, whose section covers it.
+const BY_BLOCKS_NAME: &str = "all-reduce by blocks";
 
 #[test]
 fn pictures_are_those_of_the_plans() {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ronde_collectives::algorithms::{Entry, TABLE};
 use ronde_collectives::check::{Delivery, Schedule, explore};
 use ronde_collectives::{Plan, Transfer, Violation, WorkKind, check_interleaved};
 use ronde_wire::{Algorithm, Rank, Tuning};
@@ -38,6 +39,14 @@ fn operations(members: u32, lanes: u16, window: u16, even: bool) -> Vec<(&'stati
         ("all-to-all", Algorithm::Pairwise, WorkKind::AllToAll, vec![pairs]),
         ("barrier", Algorithm::Dissemination, WorkKind::Barrier, Vec::new()),
     ];
+    let is_included = |entry: &Entry| {
+        let mut included = kinds.iter();
+        included.any(|(_, algorithm, kind, _)| *algorithm == entry.algorithm && entry.performs(kind, topology.len()))
+    };
+    assert!(
+        TABLE.iter().filter(|entry| entry.algorithm != Algorithm::Local).all(is_included),
+        "an algorithm is missing"
+    );
     let planned = kinds.into_iter().map(|(name, algorithm, kind, tensors)| {
         let tuning = Tuning { algorithm, chunk_bytes: CHUNK_BYTES, lanes, window };
         (name, plans(&topology, &work(kind, tensors), &tuning))

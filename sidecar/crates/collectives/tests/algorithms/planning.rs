@@ -1,6 +1,7 @@
 //! Inputs that no plan exists for, and the selection of tunings.
 
 use proptest::prelude::*;
+use ronde_collectives::algorithms::TABLE;
 use ronde_collectives::cost::FLIGHT_BYTES_MAX;
 use ronde_collectives::plan::REGISTERS_MAX;
 use ronde_collectives::planner::predicted;
@@ -10,18 +11,6 @@ use ronde_wire::{Algorithm, Member, Rank, SetId, SetTopology, Tuning, limits};
 use crate::worlds::{flat, placed, plans};
 
 const TUNING: Tuning = Tuning { algorithm: Algorithm::Ring, chunk_bytes: 65_536, lanes: 1, window: 2 };
-
-const ALGORITHMS: [Algorithm; 9] = [
-    Algorithm::Local,
-    Algorithm::Ring,
-    Algorithm::RecursiveDoubling,
-    Algorithm::BinomialTree,
-    Algorithm::Dissemination,
-    Algorithm::HalvingDoubling,
-    Algorithm::Pairwise,
-    Algorithm::Linear,
-    Algorithm::Direct,
-];
 
 const BY_BLOCKS: WorkKind = WorkKind::AllReduceByBlocks { block_elements: 2, encoded_bytes: 100 };
 
@@ -55,7 +44,7 @@ fn an_algorithm_rejects_work_it_does_not_perform() {
     ];
     for (kind, tensors, performing) in kinds {
         let work = Work { kind, element_bytes: 4, tensors };
-        for algorithm in ALGORITHMS {
+        for algorithm in TABLE.iter().map(|entry| entry.algorithm) {
             let tuning = Tuning { algorithm, ..TUNING };
             let several = plan(Member(0), &flat(3), &work, &tuning);
             assert_eq!(several.is_ok(), performing.contains(&algorithm), "{algorithm} {work:?}");
@@ -146,9 +135,9 @@ fn small_tensors_use_recursive_doubling_and_large_ones_the_ring() {
     assert_eq!(of(16, 64 << 20), Algorithm::Ring);
     assert_eq!(of(1, 64 << 20), Algorithm::Local);
     let order = [Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::Ring];
-    let place = |algorithm| order.iter().position(|other| *other == algorithm).expect("a candidate");
+    let position = |algorithm| order.iter().position(|other| *other == algorithm).expect("a candidate");
     for members in 2..=17 {
-        let places: Vec<usize> = (0..30).map(|exponent| place(of(members, 1 << exponent))).collect();
+        let places: Vec<usize> = (0..30).map(|exponent| position(of(members, 1 << exponent))).collect();
         assert!(places.is_sorted(), "a threshold between each two of {order:?} with {members} members: {places:?}");
         assert_eq!((places[0], places[29]), (0, 2), "{members} members");
         let halves = members >= 4 && members.is_power_of_two();
