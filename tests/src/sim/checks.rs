@@ -185,7 +185,7 @@ impl Oracle {
         }
         let names: Vec<&str> = admission.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let what = format!("{} of {}", names.join(" "), admission.topology.set);
-        let lanes: Vec<u16> = admission.plan.strands.iter().map(|strand| strand.lane.0).collect();
+        let lanes: Vec<u16> = admission.plan.sub_schedules.iter().map(|strand| strand.lane.0).collect();
         let how = format!("window {}, lanes of strands {lanes:?}, {:?}", admission.plan.window, admission.plan.layout);
         let (first_what, first_how) = self.orders.entry(now).or_insert_with(|| (what.clone(), how.clone()));
         if *first_what != what {

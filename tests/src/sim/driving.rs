@@ -175,7 +175,7 @@ impl Cluster {
         if let Some(sabotage) = &mut self.sabotage {
             sabotage.alter(Arc::make_mut(&mut admission));
         }
-        let strands = admission.plan.strands.len();
+        let strands = admission.plan.sub_schedules.len();
         self.report.piped += u64::from(strands > usize::from(self.setup.lanes) * admission.plan.window);
         if admission.tensors.len() > 1 {
             self.report.fused += admission.tensors.len() as u64;

@@ -296,7 +296,7 @@ impl Sabotage {
     }
 
     fn reduce_twice(&mut self, plan: &mut Plan) {
-        let rounds = plan.strands.iter_mut().flat_map(|strand| &mut strand.rounds);
+        let rounds = plan.sub_schedules.iter_mut().flat_map(|strand| &mut strand.rounds);
         for round in rounds {
             let reduce = round.steps.iter().position(|step| matches!(step, Step::Reduce { .. }));
             if let Some(at) = reduce
@@ -330,7 +330,7 @@ impl Sabotage {
     }
 
     fn publish_early(&mut self, plan: &mut Plan) {
-        for strand in &mut plan.strands {
+        for strand in &mut plan.sub_schedules {
             let finish = |round: &Round| round.steps.iter().position(|step| matches!(step, Step::Finish { .. }));
             let found = strand.rounds.iter().enumerate().find_map(|(index, round)| Some((index, finish(round)?)));
             let Some((index, at)) = found else { continue };

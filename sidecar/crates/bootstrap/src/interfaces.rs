@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_selector_that_means_something_counts() {
+    fn the_first_selector_that_matches_wins() {
         assert_eq!(names(&select(&host(), &[])), ["10.0.1.2 ens5", "fd00:1::2 ib0", "172.17.0.1 docker0"]);
         for (list, chosen) in [
             ("eth0,ens5", "10.0.1.2 ens5"),
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_interface_and_no_network_is_refused() {
+    fn text_that_is_neither_interface_nor_network_is_rejected() {
         for text in ["", "*x", "a b", "averyveryverylongname", "10.0.0.0/33", "fd00::/129", "10.0.0/8", "10.0.0.0/x"] {
             assert!(text.parse::<Selector>().is_err(), "{text:?}");
         }

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_has_one_form() {
+    fn timestamps_have_one_format() {
         let shape: String = now().chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
         assert_eq!(shape, "0000-00-00T00:00:00.000Z");
     }

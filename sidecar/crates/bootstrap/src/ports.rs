@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_read_and_nonsense_is_refused() {
+    fn port_ranges_are_parsed_and_invalid_ones_rejected() {
         assert_eq!("7400-7499".parse(), Ok(PortRange { low: 7_400, high: 7_499 }));
         assert_eq!("1-65535".parse::<PortRange>().map(|range| range.to_string()), Ok("1-65535".to_owned()));
         for text in ["", "7400", "7400-", "-7400", "0-9", "9-8", "1-65536", "a-b", "1-2-3"] {

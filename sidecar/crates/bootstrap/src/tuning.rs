@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_two_opposites_counts_and_horovods_variable_comes_after_them() {
+    fn the_last_of_two_opposite_options_wins_over_horovods_variable() {
         let cases = [
             ("", None, true),
             ("", Some("1"), true),

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_off_by_default_and_speaks_tls_beyond_this_host() {
+    fn web_is_off_by_default_and_uses_tls_beyond_this_host() {
         assert_eq!(settings(None, false, true), Ok(None));
         assert_eq!(settings(Some("127.0.0.1:0"), false, false), Ok(Some(false)));
         assert_eq!(settings(Some("[::1]:80"), true, true), Ok(Some(true)));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_this_host_nothing_is_in_the_clear() {
+    fn listeners_beyond_this_host_require_tls() {
         for listen in ["127.0.0.1:0", "127.9.9.9:80", "[::1]:80", "[::ffff:127.0.0.1]:80"] {
             assert!(checked(listen, false, &[]).is_ok(), "{listen}");
         }

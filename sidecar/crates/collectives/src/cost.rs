@@ -1,6 +1,6 @@
 //! Selection by an alpha-beta-gamma cost model, with its reason in words.
 //!
-//! The model is R. Hockney's, with a term for arithmetic: a strand that takes `r` rounds, sends `s` bytes from the busiest
+//! The model is R. Hockney's, with a term for arithmetic: a sub-schedule that takes `r` rounds, sends `s` bytes from the busiest
 //! member and reduces `c` bytes there costs `r alpha + s beta + c gamma`.
 //!
 //! **Bucket independence.** Results must not depend on the bucket in which a tensor travelled, and algorithms differ in
@@ -11,8 +11,8 @@ use std::fmt::Write as _;
 
 use ronde_wire::{Algorithm, SetTopology, Tuning, limits};
 
-use crate::algorithms::Predicted;
-use crate::plan::{Work, WorkKind};
+use crate::algorithms::{self, Predicted};
+use crate::plan::{Span, Work, WorkKind};
 use crate::planner::predicted;
 
 /// What a round, a byte sent and a byte reduced cost.
@@ -58,25 +58,19 @@ pub fn algorithm_of(
     elements: u64,
     model: &CostModel,
 ) -> Algorithm {
-    if topology.len() <= 1 {
-        return Algorithm::Local;
+    let mut performing = algorithms::performing(kind, topology.len());
+    match (performing.next(), performing.next()) {
+        (Some(only), None) => only,
+        _ => preferred(&candidates(topology, &even_work(topology, kind, element_bytes, elements), model)),
     }
-    match kind {
-        WorkKind::AllReduce => {
-            let work = Work { kind: WorkKind::AllReduce, element_bytes, tensors: vec![vec![elements]] };
-            preferred(&candidates(topology, &work, model))
-        }
-        WorkKind::AllReduceCoded { .. }
-        | WorkKind::AllReduceByBlocks { .. }
-        | WorkKind::AllReduceNAry
-        | WorkKind::AllReduceTwoPass { .. }
-        | WorkKind::AllReduceAdaptive => Algorithm::Direct,
-        WorkKind::Broadcast { .. } | WorkKind::Reduce { .. } => Algorithm::BinomialTree,
-        WorkKind::AllGather | WorkKind::ReduceScatter => Algorithm::Ring,
-        WorkKind::Gather { .. } | WorkKind::Scatter { .. } => Algorithm::Linear,
-        WorkKind::AllToAll => Algorithm::Pairwise,
-        WorkKind::Barrier => Algorithm::Dissemination,
-    }
+}
+
+/// One tensor of so many elements in all, with equal counts where the kind has several.
+fn even_work(topology: &SetTopology, kind: &WorkKind, element_bytes: u32, elements: u64) -> Work {
+    let counts = kind.counts().number(topology.size()) as u64;
+    let whole = Span { start: 0, len: elements };
+    let tensor = (0..counts).map(|index| whole.split(counts, index).len).collect();
+    Work { kind: kind.clone(), element_bytes, tensors: vec![tensor] }
 }
 
 /// How a bucket is cut, given up to `lanes` lanes.
@@ -88,7 +82,7 @@ pub fn algorithm_of(
 pub fn select(topology: &SetTopology, work: &Work, lanes: u16, model: &CostModel) -> Choice {
     let largest = work.tensors.iter().map(|counts| counts.iter().sum()).max().unwrap_or(0);
     let algorithm = algorithm_of(topology, &work.kind, work.element_bytes, largest, model);
-    let lanes = lanes.clamp(1, LANES_MOST);
+    let lanes = lanes.clamp(1, LANES_MAX);
     let (tuning, predicted_us) = cut(topology, work, algorithm, lanes, model);
     let reason = reason(topology, work, &tuning, predicted_us, largest, model);
     Choice { tuning, predicted_us, reason }
@@ -98,55 +92,41 @@ pub fn select(topology: &SetTopology, work: &Work, lanes: u16, model: &CostModel
 /// of to `log2 n`, and its chunks follow each other evenly; the model knows neither.
 pub const RING_PREFERENCE: f64 = 0.05;
 
-/// Bytes that the strands in flight of one plan may hold for their peers: what bounds private memory (a strand has a
+/// Bytes that the sub-schedules in flight of one plan may hold for their peers: what bounds private memory (a sub-schedule has a
 /// register or two more of a chunk each to work with).
 pub const FLIGHT_BYTES_MAX: u64 = 8 << 20;
 
-/// Strands of a lane that can do something at once: one is received, one reduced, one sent, one waits for its peer.
+/// Sub-schedules of a lane that can do something at once: one is received, one reduced, one sent, one waits for its peer.
 const WINDOW_USEFUL: u64 = 4;
 
-/// The smallest chunk that is worth its headers and hand-overs, in bytes. Where a strand holds a chunk for each of many
+/// The smallest chunk that is worth its headers and hand-overs, in bytes. Where a sub-schedule holds a chunk for each of many
 /// members chunks are smaller.
-const CHUNK_BYTES_LEAST: u32 = 64 << 10;
+const CHUNK_BYTES_WORTHWHILE: u32 = 64 << 10;
 
 /// The smallest and the largest chunk that a plan may have, as a tuning holds it.
 #[allow(clippy::cast_possible_truncation, reason = "4 KiB, checked by the assertion below")]
-const CHUNK_BYTES_SMALLEST: u32 = limits::CHUNK_BYTES_MIN as u32;
+const CHUNK_BYTES_MIN: u32 = limits::CHUNK_BYTES_MIN as u32;
 #[allow(clippy::cast_possible_truncation, reason = "1 MiB, checked by the assertion below")]
-const CHUNK_BYTES_MOST: u32 = limits::CHUNK_BYTES_MAX as u32;
+const CHUNK_BYTES_MAX: u32 = limits::CHUNK_BYTES_MAX as u32;
 
 /// The most lanes that a plan may use, as a tuning holds it.
 #[allow(clippy::cast_possible_truncation, reason = "16, checked by the assertion below")]
-const LANES_MOST: u16 = limits::LANES_MAX as u16;
+const LANES_MAX: u16 = limits::LANES_MAX as u16;
 
-const _: () = assert!(CHUNK_BYTES_SMALLEST as usize == limits::CHUNK_BYTES_MIN);
-const _: () = assert!(CHUNK_BYTES_MOST as usize == limits::CHUNK_BYTES_MAX && LANES_MOST as usize == limits::LANES_MAX);
+const _: () = assert!(CHUNK_BYTES_MIN as usize == limits::CHUNK_BYTES_MIN);
+const _: () = assert!(CHUNK_BYTES_MAX as usize == limits::CHUNK_BYTES_MAX && LANES_MAX as usize == limits::LANES_MAX);
 
 /// Microseconds of processor time for each chunk, whatever its size: the reason not to cut ever finer.
 const CHUNK_US: f64 = 4.0;
 
-/// The algorithms that perform the work, with the cost of one uncut strand.
+/// The algorithms that perform the work, with the cost of one uncut sub-schedule.
 fn candidates(topology: &SetTopology, work: &Work, model: &CostModel) -> Vec<(Algorithm, f64)> {
-    let algorithms: &[Algorithm] = match work.kind {
-        _ if topology.len() <= 1 => &[Algorithm::Local],
-        WorkKind::AllReduce => &[Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::Ring],
-        WorkKind::AllReduceCoded { .. }
-        | WorkKind::AllReduceByBlocks { .. }
-        | WorkKind::AllReduceNAry
-        | WorkKind::AllReduceTwoPass { .. }
-        | WorkKind::AllReduceAdaptive => &[Algorithm::Direct],
-        WorkKind::Broadcast { .. } | WorkKind::Reduce { .. } => &[Algorithm::BinomialTree],
-        WorkKind::AllGather | WorkKind::ReduceScatter => &[Algorithm::Ring],
-        WorkKind::Gather { .. } | WorkKind::Scatter { .. } => &[Algorithm::Linear],
-        WorkKind::AllToAll => &[Algorithm::Pairwise],
-        WorkKind::Barrier => &[Algorithm::Dissemination],
-    };
-    let cost = |&algorithm: &Algorithm| {
-        let tuning = Tuning { algorithm, chunk_bytes: CHUNK_BYTES_MOST, lanes: 1, window: 1 };
+    let cost = |algorithm: Algorithm| {
+        let tuning = Tuning { algorithm, chunk_bytes: CHUNK_BYTES_MAX, lanes: 1, window: 1 };
         let form = predicted(topology, work, &tuning).ok()?;
-        Some((algorithm, Parts::of(&form, 1, model).once_us))
+        Some((algorithm, Pipeline::of(&form, 1, model).once_us))
     };
-    algorithms.iter().filter_map(cost).collect()
+    algorithms::performing(&work.kind, topology.len()).filter_map(cost).collect()
 }
 
 /// The cheapest, but for the preference of the ring.
@@ -161,7 +141,7 @@ fn preferred(costs: &[(Algorithm, f64)]) -> Algorithm {
 
 /// The cheapest cut around an algorithm.
 fn cut(topology: &SetTopology, work: &Work, algorithm: Algorithm, lanes: u16, model: &CostModel) -> (Tuning, f64) {
-    let mut best = (Tuning { algorithm, chunk_bytes: CHUNK_BYTES_MOST, lanes: 1, window: 1 }, f64::INFINITY);
+    let mut best = (Tuning { algorithm, chunk_bytes: CHUNK_BYTES_MAX, lanes: 1, window: 1 }, f64::INFINITY);
     let Ok(form) = predicted(topology, work, &best.0) else {
         return (best.0, 0.0);
     };
@@ -169,15 +149,15 @@ fn cut(topology: &SetTopology, work: &Work, algorithm: Algorithm, lanes: u16, mo
     let held = u64::from(form.held_chunks);
     let (least, most) = chunk_range(work);
     let mut chunk_bytes = least;
-    while u64::from(chunk_bytes) * held > FLIGHT_BYTES_MAX && chunk_bytes > least.min(CHUNK_BYTES_SMALLEST) {
+    while u64::from(chunk_bytes) * held > FLIGHT_BYTES_MAX && chunk_bytes > least.min(CHUNK_BYTES_MIN) {
         chunk_bytes /= 2;
     }
     while chunk_bytes <= most {
         let chunks_in_flight = (FLIGHT_BYTES_MAX / (u64::from(chunk_bytes) * held)).max(1);
         let elements = u64::from(chunk_bytes / work.element_bytes);
-        let (lanes, window) = side_by_side(&form, form.strands(elements), lanes, chunks_in_flight);
-        let parts_in_flight = u64::from(lanes * window).div_ceil(u64::from(form.siblings));
-        let cost_us = Parts::of(&form, form.parts(elements), model).total_us(parts_in_flight);
+        let (lanes, window) = lanes_and_window(&form, form.sub_schedules(elements), lanes, chunks_in_flight);
+        let in_flight = u64::from(lanes * window).div_ceil(u64::from(form.siblings));
+        let cost_us = Pipeline::of(&form, form.chunks_per_block(elements), model).total_us(in_flight);
         if cost_us < best.1 {
             best = (Tuning { algorithm, chunk_bytes, lanes, window }, cost_us);
         }
@@ -192,26 +172,26 @@ fn cut(topology: &SetTopology, work: &Work, algorithm: Algorithm, lanes: u16, mo
 /// The sizes of chunks among which to choose. Blocks are cut by their codec, and a chunk has one of them.
 fn chunk_range(work: &Work) -> (u32, u32) {
     let WorkKind::AllReduceByBlocks { block_elements, encoded_bytes } = work.kind else {
-        return (CHUNK_BYTES_LEAST, CHUNK_BYTES_MOST);
+        return (CHUNK_BYTES_WORTHWHILE, CHUNK_BYTES_MAX);
     };
-    let block = block_elements.saturating_mul(work.element_bytes).max(encoded_bytes).min(CHUNK_BYTES_MOST);
-    let size = block.next_power_of_two().max(CHUNK_BYTES_SMALLEST);
+    let block = block_elements.saturating_mul(work.element_bytes).max(encoded_bytes).min(CHUNK_BYTES_MAX);
+    let size = block.next_power_of_two().max(CHUNK_BYTES_MIN);
     (size, size)
 }
 
-/// Lanes and window: as many strands at once as there are, as private memory allows, and as are of use.
-fn side_by_side(form: &Predicted, strands: u64, lanes: u16, in_flight_max: u64) -> (u16, u16) {
+/// Lanes and window: as many sub-schedules at once as there are, as private memory allows, and as are of use.
+fn lanes_and_window(form: &Predicted, sub_schedules: u64, lanes: u16, in_flight_max: u64) -> (u16, u16) {
     let small = |number: u64| u16::try_from(number).unwrap_or(u16::MAX);
-    let lanes = lanes.min(small(strands)).min(small(in_flight_max)).max(1);
-    let needed = strands.div_ceil(u64::from(lanes));
+    let lanes = lanes.min(small(sub_schedules)).min(small(in_flight_max)).max(1);
+    let needed = sub_schedules.div_ceil(u64::from(lanes));
     let useful =
         (WINDOW_USEFUL * u64::from(form.siblings)).div_ceil(if form.siblings > 1 { u64::from(lanes) } else { 1 });
     let window = needed.min(in_flight_max / u64::from(lanes)).min(useful).clamp(1, limits::WINDOW_MAX as u64);
     (lanes, small(window))
 }
 
-/// Equal parts of one plan, each a strand or several siblings, as its busiest member sees them.
-struct Parts {
+/// Equal parts of one plan, each a sub-schedule or several siblings, as its busiest member sees them.
+struct Pipeline {
     count: u64,
     /// One part alone.
     once_us: f64,
@@ -219,11 +199,11 @@ struct Parts {
     busy_us: f64,
 }
 
-impl Parts {
+impl Pipeline {
     fn of(form: &Predicted, count: u64, model: &CostModel) -> Self {
         let count = count.max(1);
         let share = |bytes: &[u64]| bytes.iter().max().map_or(0.0, |most| *most as f64 / count as f64);
-        let sending_us = f64::from(form.chunks) * CHUNK_US + share(&form.sent_bytes) * model.beta_us_per_byte;
+        let sending_us = f64::from(form.chunk_transfers) * CHUNK_US + share(&form.sent_bytes) * model.beta_us_per_byte;
         let reducing_us = share(&form.reduced_bytes) * model.gamma_us_per_byte;
         let once_us = f64::from(form.rounds) * model.alpha_us + sending_us + reducing_us;
         Self { count, once_us, busy_us: sending_us.max(reducing_us) }

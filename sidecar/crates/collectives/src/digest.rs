@@ -1,11 +1,11 @@
-//! The canonical bytes of a plan's inputs: two sidecars make parts of the same schedule exactly when these agree.
+//! The canonical bytes of a plan's inputs. Two sidecars compute parts of the same schedule exactly if these bytes agree.
 
-use ronde_wire::{Algorithm, SetTopology, Tuning, frame::PLANNER_VERSION};
+use ronde_wire::{SetTopology, Tuning, frame::PLANNER_VERSION};
 
 use crate::plan::{Work, WorkKind};
 
-/// All inputs of a plan but the member, as bytes that the engine hashes and puts into the order: planner version, set,
-/// members with their ranks, kind with its root or size, element size, tensors and tuning.
+/// Encodes all inputs of a plan except the member: planner version, set, members with their ranks, kind with its root or
+/// size, element size, tensors and tuning. The engine hashes the bytes and puts the hash into the order.
 ///
 /// Every number is eight bytes, little-endian, and every list is preceded by its length, so that no two different
 /// inputs have the same bytes. The format is private to a planner version.
@@ -47,7 +47,7 @@ pub fn digest_input(topology: &SetTopology, work: &Work, tuning: &Tuning) -> Vec
         out.length(counts.len());
         counts.iter().for_each(|count| out.count(*count));
     }
-    out.number(algorithm_number(tuning.algorithm));
+    out.number(tuning.algorithm as u32);
     out.number(tuning.chunk_bytes);
     out.number(u32::from(tuning.lanes));
     out.number(u32::from(tuning.window));
@@ -73,28 +73,11 @@ impl Canonical {
     }
 }
 
-/// Numbers that never change their meaning; an algorithm that is not known here has no planner either.
-fn algorithm_number(algorithm: Algorithm) -> u32 {
-    match algorithm {
-        Algorithm::Local => 0,
-        Algorithm::Ring => 1,
-        Algorithm::RecursiveDoubling => 2,
-        Algorithm::BinomialTree => 3,
-        Algorithm::Dissemination => 4,
-        Algorithm::HalvingDoubling => 5,
-        Algorithm::Pairwise => 6,
-        Algorithm::Linear => 7,
-        Algorithm::Direct => 8,
-        Algorithm::Eager => 9,
-        _ => u32::MAX,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use ronde_wire::{Rank, SidecarIndex, World};
+    use ronde_wire::{Algorithm, Rank, SidecarIndex, World};
 
     use super::*;
 
@@ -125,5 +108,23 @@ mod tests {
         ];
         let distinct: BTreeSet<&Vec<u8>> = digests.iter().collect();
         assert_eq!(distinct.len(), digests.len());
+    }
+
+    #[test]
+    fn numbers_of_algorithms_never_change() {
+        use Algorithm as A;
+        let numbered = [
+            A::Local,
+            A::Ring,
+            A::RecursiveDoubling,
+            A::BinomialTree,
+            A::Dissemination,
+            A::HalvingDoubling,
+            A::Pairwise,
+            A::Linear,
+            A::Direct,
+            A::Eager,
+        ];
+        assert!((0..).zip(numbered).all(|(number, algorithm)| algorithm as u32 == number));
     }
 }

@@ -1,21 +1,22 @@
-//! The language of plans: what one member does for one bucket, as data.
+//! Plans: what one member does for one bucket, as data.
 //!
-//! A planner is a pure function of (member, topology, work, tuning); the same inputs give every member its part of one
-//! schedule. Nothing here knows sockets or buffers: the engine's executor performs a plan, the symbolic
+//! The planner is a pure function of (member, topology, work, tuning); the same inputs give every member its part of one
+//! schedule. Plans know neither sockets nor buffers: the engine's executor runs a plan, and the symbolic
 //! [checker](mod@crate::check) proves it.
 //!
-//! - A **bucket** is a list of tensors that travel together. Its coordinates are elements `0..layout.elements`, cut into
-//!   **slices** that say which part of which tensor lies there. Slices are ordered so that a piece of the bucket is one
-//!   contiguous span, *and so that a tensor's elements meet the same reduction order whatever bucket they travel in*:
-//!   planners that treat pieces differently (ring) cut every tensor into the same number of pieces and lay out piece 0
-//!   of all tensors, then piece 1 of all tensors, and so on.
-//! - A **strand** is an independent chain of rounds on a small part of the bucket (about a chunk per piece). Strands of a
-//!   lane start in order, at most `window` at once; they overlap freely. That bounds private memory and gives pipelining.
-//! - A **round** has local steps, done first and in order, then transfers, which proceed together. The next round begins
-//!   when all transfers of this one are complete here.
-//! - A **register** is a private buffer of a strand: a few per strand, each as long as what was last put into it.
-//! - A **prelude** is a first strand that ends before any other begins. It measures the inputs for reducers that look twice
-//!   at them: what it concludes belongs to the operation, and the other strands use it.
+//! - A **bucket** is a list of tensors that one operation moves together. Its coordinates are elements
+//!   `0..layout.elements`. **Slices** map them to tensors. Slices are ordered so that a shard of the bucket is one
+//!   contiguous span, *and so that the reduction order of a tensor's elements does not depend on the bucket*: algorithms
+//!   that treat shards differently (ring) cut every tensor into the same number of shards and lay out shard 0 of all
+//!   tensors, then shard 1 of all tensors, and so on.
+//! - A **sub-schedule** is an independent chain of rounds on about one chunk per shard. The sub-schedules of a lane start
+//!   in order, and at most `window` of them are in flight. They overlap freely. This bounds private memory and pipelines
+//!   the bucket. A chunk's header carries the sub-schedule's index (the field `strand` of the protocol).
+//! - A **round** has local steps, executed first and in order, then transfers, which run concurrently. The next round
+//!   begins when all transfers of this one are complete on this member.
+//! - A **register** is a private buffer of a sub-schedule, as long as its last value.
+//! - A **prelude** is a first sub-schedule that ends before any other begins. It measures the inputs for reducers that
+//!   read them twice. Its conclusion belongs to the operation, and the other sub-schedules use it.
 
 use ronde_wire::{Lane, Member, Rank, limits};
 
@@ -29,26 +30,26 @@ pub struct Span {
 }
 
 impl Span {
-    /// The first element behind the span.
+    /// The first element after the span.
     #[must_use]
     pub const fn end(self) -> u64 {
         self.start + self.len
     }
 
-    /// Whether there is nothing in it.
+    /// Whether it has no elements.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// One of `parts` nearly equal parts: the first `len % parts` are one element longer, some are empty when there are
-    /// more parts than elements.
+    /// Returns one of `count` nearly equal subspans. The first `len % count` are one element longer; some are empty when
+    /// `count` exceeds the elements.
     ///
     /// # Panics
-    /// When `parts` is 0.
+    /// When `count` is 0.
     #[must_use]
-    pub const fn part(self, parts: u64, index: u64) -> Self {
-        let (each, longer) = (self.len / parts, self.len % parts);
+    pub const fn split(self, count: u64, index: u64) -> Self {
+        let (each, longer) = (self.len / count, self.len % count);
         let (before, extra) = if index < longer { (index, 1) } else { (longer, 0) };
         Self { start: self.start + index * each + before, len: each + extra }
     }
@@ -57,25 +58,25 @@ impl Span {
 /// Whose input a slice of the bucket holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// Every rank contributes to these elements; they are reduced.
+    /// That of every rank: the elements are reduced.
     EveryRank,
-    /// One rank provides them.
+    /// That of one rank.
     One(Rank),
 }
 
 /// Whose result a slice of the bucket belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// Every rank gets these elements; the ranks of one member share the memory of their result.
+    /// That of every rank; the ranks of one member share the memory of their result.
     EveryRank,
-    /// One rank gets them, in a result of its own.
+    /// That of one rank, in its own memory.
     One(Rank),
 }
 
-/// A contiguous part of one tensor within the bucket.
+/// A contiguous run of one tensor within the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// Where it lies in the bucket.
+    /// Its position in the bucket.
     pub span: Span,
     /// Which tensor of the bucket.
     pub tensor: u32,
@@ -89,17 +90,17 @@ pub struct Slice {
     pub output_start: u64,
 }
 
-/// How a bucket's coordinates map to tensors. Equal on all members.
+/// The map from a bucket's coordinates to tensors, equal on all members.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Layout {
-    /// Slices in ascending order without gaps; empty slices are left out.
+    /// Slices in ascending order without gaps; there are no empty ones.
     pub slices: Vec<Slice>,
     /// Elements of the whole bucket.
     pub elements: u64,
 }
 
 impl Layout {
-    /// The slices that overlap a span, each cut to it.
+    /// Returns the slices that overlap a span, each clipped to it.
     pub fn within(&self, span: Span) -> impl Iterator<Item = Slice> + '_ {
         let first = self.slices.partition_point(|slice| slice.span.end() <= span.start);
         self.slices[first..].iter().take_while(move |slice| slice.span.start < span.end()).map(move |slice| {
@@ -116,54 +117,54 @@ impl Layout {
     }
 }
 
-/// A private buffer of a strand.
+/// A private buffer of a sub-schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Register(pub u16);
 
-/// The most registers that a strand may name: two for each member of the largest set, and some to work with. An executor
-/// makes room for those that a strand names.
+/// The most registers that a sub-schedule may name: two for each member of the largest set, and eight more. The executor
+/// allocates those that a sub-schedule names.
 #[allow(clippy::cast_possible_truncation, reason = "2,056, checked by the assertion below")]
 pub const REGISTERS_MAX: u16 = (2 * limits::SIDECARS_MAX + 8) as u16;
 
 const _: () = assert!(REGISTERS_MAX as usize == 2 * limits::SIDECARS_MAX + 8);
 
-/// Numbers that a two-pass reducer may measure for each rank.
+/// The most numbers that a two-pass reducer may measure for each rank.
 #[allow(clippy::cast_possible_truncation, reason = "64")]
 pub const MEASURES_MAX: u32 = limits::PLUGIN_MEASURES_MAX as u32;
 
-/// What a register holds of a span, and a chunk carries of it.
+/// The representation of a span in a register or chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
     /// The elements.
     Values,
-    /// The elements as the codec encodes them.
+    /// The elements, encoded by the codec.
     Encoded,
-    /// For each rank of the member they come from, ascending: the rank's prescaled elements of the span.
+    /// The prescaled elements of the span for each rank of the source member, ascending.
     EachRank,
-    /// Measures of the member they come from: `span.len` numbers of type f64, where `span.start` is 0.
+    /// Measures of the source member: `span.len` numbers of type f64; `span.start` is 0.
     Measures,
 }
 
 /// A local step of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The register becomes this member's contribution to the span: its ranks' values, prescaled, reduced in rank order
-    /// for slices of every rank; the value of the one rank otherwise, which must be local.
+    /// Loads this member's contribution to the span: for slices of every rank its ranks' prescaled values, reduced in rank
+    /// order; otherwise the value of the one rank, which must be local.
     Contribute {
-        /// Where to.
+        /// The destination register.
         into: Register,
-        /// Which elements.
+        /// The elements.
         span: Span,
     },
-    /// The register becomes each local rank's values of the span, prescaled, one rank after another ([`Form::EachRank`]).
+    /// Loads each local rank's prescaled values of the span, one rank after another ([`Form::EachRank`]).
     ContributeEach {
-        /// Where to.
+        /// The destination register.
         into: Register,
-        /// Which elements.
+        /// The elements.
         span: Span,
     },
-    /// `into` becomes `op(left, right)` element by element; `into` is one of the two. The left operand is the one that
-    /// holds the lower members' values, where that is defined.
+    /// Computes `op(left, right)` element by element into `into`, which is one of the two. The left operand holds the lower
+    /// members' values, where that is defined.
     Reduce {
         /// The left operand.
         left: Register,
@@ -171,70 +172,70 @@ pub enum Step {
         right: Register,
         /// The result.
         into: Register,
-        /// Which elements both hold.
+        /// The elements that both hold.
         span: Span,
     },
-    /// `into` becomes the n-ary reduction of all ranks' values, in rank order. As many registers from `first` on as there
-    /// are members hold them in member order ([`Form::EachRank`]); `into` is none of them.
+    /// Computes the n-ary reduction of all ranks' values, in rank order, into `into`. One register per member, from `first`
+    /// on in member order, holds them ([`Form::EachRank`]); `into` is none of these.
     ReduceN {
         /// The register of member 0.
         first: Register,
         /// The result.
         into: Register,
-        /// Which elements they hold.
+        /// The elements that they hold.
         span: Span,
     },
-    /// The register is divided by the number of ranks for an average, then multiplied by the postscale.
+    /// Divides the register by the number of ranks for an average, then multiplies it by the postscale.
     Finish {
-        /// Which register.
+        /// The register.
         register: Register,
-        /// Which elements it holds.
+        /// The elements that it holds.
         span: Span,
     },
-    /// The register's values become what the codec encodes them as ([`Form::Encoded`]).
+    /// Replaces the register's values by their encoding ([`Form::Encoded`]).
     Encode {
-        /// Which register.
+        /// The register.
         register: Register,
-        /// Which elements it holds.
+        /// The elements that it holds.
         span: Span,
     },
-    /// The register's encoded elements become values again.
+    /// Decodes the register's elements into values.
     Decode {
-        /// Which register.
+        /// The register.
         register: Register,
-        /// Which elements it holds.
+        /// The elements that it holds.
         span: Span,
     },
-    /// Adds to the measures in `into` what the local ranks' own inputs of the span say: for each local rank, ascending, for
-    /// each measure of the reducer one number. A register that holds nothing yet counts as zeros.
+    /// Adds the measures of the local ranks' inputs of the span to `into`: one number per local rank, ascending, and measure
+    /// of the reducer. An empty register counts as zeros.
     MeasureOwn {
         /// The measures ([`Form::Measures`]).
         into: Register,
-        /// Which elements are measured.
+        /// The elements to measure.
         span: Span,
     },
-    /// Adds to the measures in `into` what all ranks' values of the span say together: the inner product of each pair of
-    /// ranks, as the upper triangle row by row, by position in the set. Registers as for [`Step::ReduceN`].
+    /// Adds the inner product of each pair of ranks' values of the span to `into`, as the upper triangle row by row, by
+    /// position in the set. Registers are as for [`Step::ReduceN`].
     MeasureAll {
         /// The register of member 0.
         first: Register,
         /// The measures ([`Form::Measures`]).
         into: Register,
-        /// Which elements are measured.
+        /// The elements to measure.
         span: Span,
     },
-    /// The measures of all members, in registers from `first` on in member order, become the operation's: what its
-    /// [`Step::ReduceN`]s reduce by. Once, as the last step of a prelude.
+    /// Makes the measures of all members, in registers from `first` on in member order, those of the operation, which its
+    /// [`Step::ReduceN`]s use. It is the last step of a prelude.
     Conclude {
         /// The register of member 0.
         first: Register,
     },
-    /// The register's elements are written to the results that they belong to, which are never read back. Slices with one
-    /// target must have a local one.
+    /// Writes the register's elements to their results, which are never read back. A slice with one target must have a local
+    /// one.
     Publish {
-        /// Where from.
+        /// The source register.
         from: Register,
-        /// Which elements it holds.
+        /// The elements that it holds.
         span: Span,
     },
 }
@@ -242,45 +243,46 @@ pub enum Step {
 /// A transfer of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
-    /// What the register holds goes to a peer; the register keeps it.
+    /// Sends the register's content to a peer; the register keeps it.
     Send {
         /// The receiver.
         to: Member,
-        /// Where from.
+        /// The source register.
         from: Register,
-        /// Which elements.
+        /// The elements.
         span: Span,
-        /// What of them.
+        /// Their representation.
         form: Form,
     },
-    /// The register becomes what a peer sends.
+    /// Receives a peer's content into the register.
     Receive {
         /// The sender.
         from: Member,
-        /// Where to; no other transfer of the round uses this register.
+        /// The destination register; no other transfer of the round uses it.
         into: Register,
-        /// Which elements.
+        /// The elements.
         span: Span,
-        /// What of them.
+        /// Their representation.
         form: Form,
     },
 }
 
-/// One round of a strand.
+/// One round of a sub-schedule.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Round {
-    /// Done first, in order.
+    /// Local steps, executed first and in order.
     pub steps: Vec<Step>,
-    /// Then these, together, each of them performed even when its span is empty. At most one send and one receive per peer. The sender's strand and round numbers identify
-    /// the transfer at the receiver: matching transfers stand in the same strand and round of both plans.
+    /// Transfers, run concurrently after the steps, at most one send and one receive per peer. One with an empty span is
+    /// performed as well. Sub-schedule and round number identify a transfer: a send and its receive are in the same
+    /// sub-schedule and round of both plans.
     pub transfers: Vec<Transfer>,
 }
 
-/// An independent chain of rounds. Every member of the set has the same number of strands in the same order on the same
-/// lanes, though a member may have nothing to do in some of them; round numbers are global to the strand, so a member
-/// that is idle in a round has an empty one.
+/// An independent chain of rounds. Every member of the set has the same sub-schedules in the same order on the same lanes,
+/// though a member may be idle in some of them. Round numbers are common to all members: a member that is idle in a round
+/// has an empty one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Strand {
+pub struct SubSchedule {
     /// The lane of all its transfers.
     pub lane: Lane,
     /// The rounds, in order; trailing empty rounds may be left out.
@@ -290,52 +292,51 @@ pub struct Strand {
 /// What one member does for one bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// How the bucket's coordinates map to tensors.
+    /// The map from the bucket's coordinates to tensors.
     pub layout: Layout,
-    /// The strands; a chunk's header names the index in this list.
-    pub strands: Vec<Strand>,
-    /// Whether the first strand ends here before any other begins. Then all strands are on one lane.
+    /// The sub-schedules; a chunk's header names the index in this list.
+    pub sub_schedules: Vec<SubSchedule>,
+    /// Whether sub-schedule 0 is a prelude: it ends on this member before any other begins, and all are on one lane.
     pub prelude: bool,
-    /// How many strands of one lane may be in flight at once; at least 1. A strand that has nothing to do is skipped
-    /// and does not count.
+    /// The most sub-schedules of one lane in flight; at least 1. Sub-schedules without work are skipped and do not count.
     pub window: usize,
 }
 
 impl Plan {
-    /// How many lanes take part, from the first one on; at least 1.
+    /// The number of lanes in use, from lane 0 on; at least 1.
     #[must_use]
     pub fn lanes(&self) -> usize {
-        self.strands.iter().map(|strand| usize::from(strand.lane.0) + 1).max().unwrap_or(1)
+        self.sub_schedules.iter().map(|sub_schedule| usize::from(sub_schedule.lane.0) + 1).max().unwrap_or(1)
     }
 }
 
-/// What a bucket's tensors need, agreed by all members.
+/// The operation on a bucket's tensors, agreed by all members.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WorkKind {
     /// Every rank gets the reduction, which is pairwise and associative but for rounding.
     AllReduce,
-    /// The same with a codec: each source encodes once for each owner of a piece, which decodes, reduces in member order
-    /// and encodes once for all, itself included.
+    /// An all-reduce with a codec: each source encodes once for each owner of a shard. The owner decodes, reduces in member
+    /// order and encodes once for all members, itself included.
     AllReduceCoded {
         /// Bytes of an encoded element.
         encoded_bytes: u32,
     },
-    /// The same with a codec that looks at many elements at once: every tensor's piece is cut into blocks from its first
-    /// element on, whatever else is in the bucket, and each of them is encoded by itself.
+    /// An all-reduce with a codec that encodes blocks of elements: every tensor's shard is cut into blocks from its first
+    /// element on, independently of the bucket, and each block is encoded separately.
     AllReduceByBlocks {
-        /// Elements of a block; the last one of a piece may be shorter.
+        /// Elements of a block; the last one of a shard may be shorter.
         block_elements: u32,
         /// The most bytes that an encoded block has.
         encoded_bytes: u32,
     },
-    /// Every rank gets the reduction, which takes all ranks' values at once: nothing is reduced before.
+    /// Every rank gets an n-ary reduction: it combines all ranks' values at once, so partial results do not exist.
     AllReduceNAry,
-    /// The same, after each rank's tensor has been measured by itself. One tensor in a bucket.
+    /// An n-ary all-reduce after each rank's tensor has been measured separately. A bucket has one tensor.
     AllReduceTwoPass {
         /// Numbers for each rank: 1 to [`MEASURES_MAX`].
         measures: u32,
     },
-    /// The same, after the inner products of all pairs of ranks have been measured. One tensor in a bucket.
+    /// An n-ary all-reduce after the inner products of all pairs of ranks have been measured. A bucket has one tensor.
     AllReduceAdaptive,
     /// Every rank gets its share of the reduction.
     ReduceScatter,
@@ -363,35 +364,47 @@ pub enum WorkKind {
     },
     /// Every rank gets its share of every rank's tensor, in rank order of the set.
     AllToAll,
-    /// Nothing but waiting for each other; no tensors.
+    /// All ranks wait for each other; there are no tensors.
     Barrier,
 }
 
 /// A bucket of work: the part of a plan's inputs that comes from the requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Work {
-    /// What to do.
+    /// The operation.
     pub kind: WorkKind,
     /// Bytes of one element; chunk sizes are given in bytes.
     pub element_bytes: u32,
-    /// For each tensor its element counts, by [`WorkKind::counts`].
+    /// The element counts of each tensor, by [`WorkKind::counts`].
     pub tensors: Vec<Vec<u64>>,
 }
 
-/// How many element counts a tensor of a bucket has.
+/// The number of element counts that a tensor of a bucket has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counts {
     /// One: all contributions and results are equally long.
     One,
-    /// One for each rank of the set in rank order: what it contributes (all-gather, gather) or gets (reduce-scatter,
+    /// One for each rank of the set, in rank order: of its contribution (all-gather, gather) or result (reduce-scatter,
     /// scatter).
     EachRank,
-    /// From each rank to each rank of the set, those of the lowest sender first.
+    /// One from each rank to each rank of the set, those of the lowest sender first.
     EachPair,
 }
 
+impl Counts {
+    /// How many counts a tensor has in a set of `ranks` ranks.
+    #[must_use]
+    pub const fn number(self, ranks: usize) -> usize {
+        match self {
+            Self::One => 1,
+            Self::EachRank => ranks,
+            Self::EachPair => ranks * ranks,
+        }
+    }
+}
+
 impl WorkKind {
-    /// The name in messages and reasons.
+    /// The name in messages.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -422,7 +435,7 @@ impl WorkKind {
         }
     }
 
-    /// Whether ranks' values are combined: then results are finished.
+    /// Whether it combines ranks' values, so that results are finished.
     #[must_use]
     pub const fn reduces(&self) -> bool {
         matches!(
@@ -438,25 +451,25 @@ impl WorkKind {
         )
     }
 
-    /// Whether contributions and results are encoded on their way.
+    /// Whether a codec encodes contributions and results.
     #[must_use]
     pub const fn is_coded(&self) -> bool {
         matches!(self, Self::AllReduceCoded { .. } | Self::AllReduceByBlocks { .. })
     }
 
-    /// Whether all ranks' values are combined at once, so that nothing is reduced before.
+    /// Whether it combines all ranks' values at once.
     #[must_use]
     pub const fn is_nary(&self) -> bool {
         matches!(self, Self::AllReduceNAry | Self::AllReduceTwoPass { .. } | Self::AllReduceAdaptive)
     }
 
-    /// Whether the input is measured first, in a prelude.
+    /// Whether a prelude measures the input.
     #[must_use]
     pub const fn measures(&self) -> bool {
         matches!(self, Self::AllReduceTwoPass { .. } | Self::AllReduceAdaptive)
     }
 
-    /// The root, where there is one.
+    /// The root, if it has one.
     #[must_use]
     pub const fn root(&self) -> Option<Rank> {
         match self {
@@ -469,7 +482,7 @@ impl WorkKind {
 }
 
 impl Work {
-    /// Elements of all tensors together; saturates.
+    /// The elements of all tensors together, saturating.
     #[must_use]
     pub fn elements(&self) -> u64 {
         self.tensors.iter().flatten().fold(0, |sum, count| sum.saturating_add(*count))

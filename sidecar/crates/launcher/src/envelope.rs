@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_that_is_cut_or_nonsense_is_an_error() {
+    async fn a_line_that_is_truncated_or_invalid_is_an_error() {
         assert!(read::<FromAgent>(&mut b"{\"type\":\"hello\"".as_slice()).await.is_err());
         assert!(read::<FromAgent>(&mut b"{\"type\":\"hell\"}\n".as_slice()).await.is_err());
         assert!(
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_reads_like_a_shell_reports_it() {
+    fn a_status_has_the_exit_code_of_a_shell() {
         assert_eq!(Status::Code(3).shell_code(), 3);
         assert_eq!((Status::Signal(9).shell_code(), Status::OutOfMemory.shell_code()), (137, 137));
         // What no system says, but an agent may.

@@ -1,10 +1,10 @@
 //! Reduce along a binomial tree, pipelined by chunks. The tree is folklore; see R. Thakur, R. Rabenseifner and W. Gropp,
 //! "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005).
 //!
-//! Vocabulary: the *place* `v = (m - root's member) mod n` of a member counts from the root. In round `k` the places `v`
-//! with `v mod 2^(k+1) = 2^k` send what they have reduced, which is what the places `v..v + 2^k` contribute, to place
-//! `v - 2^k`, which puts it behind its own. So operands stand in member order from the root on, once around. Strand `c`
-//! does this with part `c` of the bucket; strands overlap.
+//! Vocabulary: the *position* `v = (m - root's member) mod n` of a member counts from the root. In round `k` the binomial_tree `v`
+//! with `v mod 2^(k+1) = 2^k` send what they have reduced, which is what the binomial_tree `v..v + 2^k` contribute, to position
+//! `v - 2^k`, which puts it behind its own. So operands stand in member order from the root on, once around. Sub-schedule `c`
+//! does this with part `c` of the bucket; sub-schedules overlap.
 //!
 //! Closed form: `ceil(log2 n)` rounds when there is an element. Every member but the root sends `E` elements. A member
 //! reduces `E` for each `k` with `v mod 2^(k+1) = 0` and `v + 2^k < n`: the root `E ceil(log2 n)`.
@@ -13,24 +13,24 @@
 
 use ronde_wire::Member;
 
-use super::places::Places;
+use super::binomial_tree::BinomialTree;
 use super::{Predicted, root_of, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Source, Span, Target};
-use crate::planner::Inputs;
 
 /// What has been reduced so far.
 const SUM: Register = Register(0);
-/// What the places behind have reduced.
-const BEHIND: Register = Register(1);
+/// What the binomial_tree behind have reduced.
+const REST: Register = Register(1);
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let target = Target::One(root_of(inputs));
     let layout = Layout::in_order(&inputs.counts(), Source::EveryRank, target);
     let whole = Span { start: 0, len: layout.elements };
-    let count = inputs.strand_count(whole.len);
-    let tree = Places::new(inputs);
-    let strands = inputs.strands(count, |index| rounds(&tree, me.index(), whole.part(count, index)));
-    Plan { layout, strands, window: inputs.window(), prelude: false }
+    let count = inputs.sub_schedule_count(whole.len);
+    let tree = BinomialTree::new(inputs);
+    let sub_schedules = inputs.sub_schedules(count, |index| rounds(&tree, me.index(), whole.split(count, index)));
+    Plan { layout, sub_schedules, window: inputs.window(), prelude: false }
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
@@ -39,42 +39,42 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     if elements == 0 {
         return Predicted::idle(members);
     }
-    let tree = Places::new(inputs);
+    let tree = BinomialTree::new(inputs);
     let all = inputs.bytes(elements);
-    let reduced = |m: usize| all * children(&tree, tree.of(m)).count() as u64;
+    let reduced = |m: usize| all * children(&tree, tree.position_of(m)).count() as u64;
     Predicted {
         rounds: tree.depth,
-        sent_bytes: (0..members).map(|m| if tree.of(m) == 0 { 0 } else { all }).collect(),
+        sent_bytes: (0..members).map(|m| if tree.position_of(m) == 0 { 0 } else { all }).collect(),
         reduced_bytes: (0..members).map(reduced).collect(),
         longest_block: elements,
-        chunks: tree.depth,
+        chunk_transfers: tree.depth,
         ..Predicted::idle(members)
     }
 }
 
-/// The rounds in which others send to a place.
-fn children(tree: &Places, place: usize) -> impl Iterator<Item = u32> {
-    let own = if place == 0 { tree.depth } else { place.trailing_zeros() };
+/// The rounds in which others send to a position.
+fn children(tree: &BinomialTree, position: usize) -> impl Iterator<Item = u32> {
+    let own = if position == 0 { tree.depth } else { position.trailing_zeros() };
     let members = tree.members;
-    (0..own).filter(move |round| place + (1 << round) < members)
+    (0..own).filter(move |round| position + (1 << round) < members)
 }
 
-fn rounds(tree: &Places, me: usize, span: Span) -> Vec<Round> {
-    let place = tree.of(me);
+fn rounds(tree: &BinomialTree, me: usize, span: Span) -> Vec<Round> {
+    let position = tree.position_of(me);
     let mut rounds = vec![Round::default(); tree.depth as usize + 1];
     rounds[0].contribute(SUM, span);
-    for round in children(tree, place) {
+    for round in children(tree, position) {
         let index = round as usize;
-        rounds[index].receive(tree.member_at(place + (1 << round)), BEHIND, span);
-        rounds[index + 1].reduce(SUM, BEHIND, SUM, span);
+        rounds[index].receive(tree.member_at(position + (1 << round)), REST, span);
+        rounds[index + 1].reduce(SUM, REST, SUM, span);
     }
-    if place == 0 {
+    if position == 0 {
         let last = &mut rounds[tree.depth as usize];
         last.finish(SUM, span);
         last.publish(SUM, span);
     } else {
-        let round = place.trailing_zeros();
-        rounds[round as usize].send(tree.member_at(place - (1 << round)), SUM, span);
+        let round = position.trailing_zeros();
+        rounds[round as usize].send(tree.member_at(position - (1 << round)), SUM, span);
     }
     trimmed(rounds)
 }

@@ -1,59 +1,59 @@
-//! All-reduce in two stages without relays: pieces to their owners, results from their owners.
+//! All-reduce in two stages without relays: shards to their owners, results from their owners.
 //!
 //! For codecs, which must not be applied anew at each hop: H. Tang et al., "1-bit Adam: communication efficient large-scale
 //! training with Adam's convergence speed", ICML 2021, describe this compressed all-reduce. And for reducers that need all
 //! ranks' values of an element at once, such as the median (D. Yin et al., "Byzantine-robust distributed learning: towards
 //! optimal statistical rates", ICML 2018) or Adasum (see the prelude's file): partial results mean nothing to them.
 //!
-//! Vocabulary: every tensor is cut into `n` *pieces* as for a ring, and member `i` owns piece `i`. Strand `c` carries part `c`
-//! of every piece. `k(m)` are the ranks of member `m`, `N` those of the set.
+//! Vocabulary: every tensor is cut into `n` *shards* as for a ring, and member `i` owns shard `i`. Sub-schedule `c` carries part `c`
+//! of every shard. `k(m)` are the ranks of member `m`, `N` those of the set.
 //!
 //! ```text
-//! round 0    contribute to all pieces (coded: encode each); send each to its owner, receive the own one from all
-//! round 1    reduce the own piece (coded: decode each, reduce in member order), finish, coded: encode; send it to all
-//! round 2    coded: decode; publish all pieces
+//! round 0    contribute to all shards (coded: encode each); send each to its owner, receive the own one from all
+//! round 1    reduce the own shard (coded: decode each, reduce in member order), finish, coded: encode; send it to all
+//! round 2    coded: decode; publish all shards
 //! ```
 //!
 //! With a codec the owner, too, encodes and decodes what it contributes and what it publishes: every contribution is rounded
-//! alike and all ranks end bit-equal. N-ary contributions are each rank's values, side by side, so a strand's part has up to
-//! `max k` times fewer elements than a chunk. Where the reducer measures first, strand 0 is a [prelude](super::direct_prelude).
+//! alike and all ranks end bit-equal. N-ary contributions are each rank's values, side by side, so a sub-schedule's part has up to
+//! `max k` times fewer elements than a chunk. Where the reducer measures first, sub-schedule 0 is a [prelude](super::direct_prelude).
 //!
-//! Closed form, with `P(i)` the elements of piece `i`: 2 rounds when there is an element. Member `m` sends `E - P(m)` elements
+//! Closed form, with `P(i)` the elements of shard `i`: 2 rounds when there is an element. Member `m` sends `E - P(m)` elements
 //! (n-ary: `k(m)` values of each), then `P(m)` elements `n - 1` times; with a codec both in encoded bytes. It reduces
-//! `(n - 1) P(m)` elements (n-ary: `N P(m)`). A strand holds up to `2 n` chunks.
+//! `(n - 1) P(m)` elements (n-ary: `N P(m)`). A sub-schedule holds up to `2 n` chunks.
 //!
 //! A codec that looks at many elements at once must see the same ones whatever else is in the bucket. *By blocks*, therefore,
-//! strand `c` carries one block of one tensor: the next so many elements of that tensor's part of every piece. There are as many
-//! strands as blocks in the first piece, `B` of them in piece `i` are not empty, and member `m` sends at most the bytes of an
-//! encoded block times those of all others' pieces, and `n - 1` times those of its own.
+//! sub-schedule `c` carries one block of one tensor: the next so many elements of that tensor's part of every shard. There are as many
+//! sub-schedules as blocks in the first shard, `B` of them in shard `i` are not empty, and member `m` sends at most the bytes of an
+//! encoded block times those of all others' shards, and `n - 1` times those of its own.
 //!
 //! An element's order of reduction is that of the members (n-ary: of the ranks), always.
 
 use ronde_wire::Member;
 
-use super::{Predicted, direct_prelude, member, number, piece_lens, trimmed};
+use super::{Predicted, direct_prelude, member, number, shard_lens, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Form, Layout, Plan, Register, Round, Span, Step, Transfer, WorkKind};
-use crate::planner::Inputs;
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
-    let (layout, pieces) = Layout::piece_major(&inputs.counts(), inputs.members_count());
-    let count = predicted(inputs).parts(inputs.chunk_elements);
+    let (layout, shards) = Layout::shard_major(&inputs.counts(), inputs.members_count());
+    let count = predicted(inputs).chunks_per_block(inputs.chunk_elements);
     let stages = Stages { me: me.index(), form: contributed_form(inputs) };
-    let mut strands = match inputs.work.kind {
+    let mut sub_schedules = match inputs.work.kind {
         WorkKind::AllReduceByBlocks { block_elements, .. } => {
-            let mut blocks = blocks(inputs, &pieces, u64::from(block_elements)).into_iter();
-            inputs.strands(count, |_| stages.rounds(&blocks.next().expect("as many as the closed form says")))
+            let mut blocks = blocks(inputs, &shards, u64::from(block_elements)).into_iter();
+            inputs.sub_schedules(count, |_| stages.rounds(&blocks.next().expect("as many as the closed form says")))
         }
-        _ => inputs.strands(count, |index| {
-            let parts: Vec<Span> = pieces.iter().map(|piece| piece.part(count, index)).collect();
-            stages.rounds(&parts)
+        _ => inputs.sub_schedules(count, |index| {
+            let chunks: Vec<Span> = shards.iter().map(|shard| shard.split(count, index)).collect();
+            stages.rounds(&chunks)
         }),
     };
     let prelude = inputs.has_prelude();
     if prelude {
-        strands.insert(0, direct_prelude::strand(me, inputs, &pieces));
+        sub_schedules.insert(0, direct_prelude::sub_schedule(me, inputs, &shards));
     }
-    Plan { layout, strands, window: inputs.window(), prelude }
+    Plan { layout, sub_schedules, window: inputs.window(), prelude }
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
@@ -64,40 +64,40 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     }
     let n_ary = contributed_form(inputs) == Form::EachRank;
     let others = inputs.members_count() - 1;
-    let pieces = piece_lens(inputs);
+    let shards = shard_lens(inputs);
     let blocks = block_counts(inputs);
     let all_blocks: u64 = blocks.iter().sum();
-    let sent = |(member, (piece, ranks)): (usize, (&u64, u64))| {
+    let sent = |(member, (shard, ranks)): (usize, (&u64, u64))| {
         if let WorkKind::AllReduceByBlocks { encoded_bytes, .. } = inputs.work.kind {
             return (all_blocks - blocks[member] + blocks[member] * others) * u64::from(encoded_bytes);
         }
-        let contributed = (all - piece) * if n_ary { ranks } else { 1 };
-        sent_bytes(inputs, contributed + piece * others)
+        let contributed = (all - shard) * if n_ary { ranks } else { 1 };
+        sent_bytes(inputs, contributed + shard * others)
     };
     let operands = if n_ary { inputs.topology.size() as u64 } else { others };
-    let prelude = direct_prelude::predicted(inputs, &pieces);
-    let of_members = pieces.iter().zip(ranks_of(inputs)).enumerate();
+    let prelude = direct_prelude::predicted(inputs, &shards);
+    let of_members = shards.iter().zip(ranks_of(inputs)).enumerate();
     Predicted {
         rounds: prelude.rounds.max(2),
         sent_bytes: of_members.map(sent).zip(prelude.sent_bytes).map(|(a, b)| a + b).collect(),
-        reduced_bytes: pieces.iter().map(|piece| inputs.bytes(piece * operands)).collect(),
-        longest_block: pieces[0],
-        fixed_parts: blocks.first().copied(),
+        reduced_bytes: shards.iter().map(|shard| inputs.bytes(shard * operands)).collect(),
+        longest_block: shards[0],
+        fixed_chunks: blocks.first().copied(),
         values_each: if n_ary { ranks_of(inputs).max().unwrap_or(1) } else { 1 },
         preludes: u32::from(inputs.has_prelude()),
-        chunks: number(2 * others),
+        chunk_transfers: number(2 * others),
         held_chunks: number(2 * inputs.members_count()),
         ..Predicted::idle(members)
     }
 }
 
-/// The register of what one member contributed to the own piece.
+/// The register of what one member contributed to the own shard.
 pub(super) fn incoming(peer: usize) -> Register {
     Register(u16::try_from(peer).expect("members are at most SIDECARS_MAX, checked by the planner"))
 }
 
-/// The register of what is contributed to another member's piece, and later of that piece's result. The one of the own
-/// piece is free.
+/// The register of what is contributed to another member's shard, and later of that shard's result. The one of the own
+/// shard is free.
 pub(super) fn outgoing(peer: usize, members: usize) -> Register {
     incoming(members + peer)
 }
@@ -113,11 +113,11 @@ pub(super) fn ranks_of(inputs: &Inputs<'_>) -> impl Iterator<Item = u64> {
 }
 
 impl Round {
-    /// Each rank's values of all pieces' parts; each part goes to its owner.
-    pub(super) fn contribute_to_owners(&mut self, me: usize, parts: &[Span], form: Form) {
-        let members = parts.len();
-        for (piece, &span) in parts.iter().enumerate() {
-            let register = if piece == me { incoming(me) } else { outgoing(piece, members) };
+    /// Each rank's values of all shards' chunks; each part goes to its owner.
+    pub(super) fn contribute_to_owners(&mut self, me: usize, chunks: &[Span], form: Form) {
+        let members = chunks.len();
+        for (shard, &span) in chunks.iter().enumerate() {
+            let register = if shard == me { incoming(me) } else { outgoing(shard, members) };
             if form == Form::Encoded {
                 self.contribute(register, span);
                 self.step(span, Step::Encode { register, span });
@@ -126,15 +126,15 @@ impl Round {
             }
         }
         for peer in others(me, members) {
-            let (to, span) = (member(peer), parts[peer]);
+            let (to, span) = (member(peer), chunks[peer]);
             self.transfer(span, Transfer::Send { to, from: outgoing(peer, members), span, form });
-            let (from, span) = (member(peer), parts[me]);
+            let (from, span) = (member(peer), chunks[me]);
             self.transfer(span, Transfer::Receive { from, into: incoming(peer), span, form });
         }
     }
 }
 
-/// What all strands but a prelude have in common.
+/// What all sub-schedules but a prelude have in common.
 struct Stages {
     me: usize,
     /// Of the contributions.
@@ -142,20 +142,20 @@ struct Stages {
 }
 
 impl Stages {
-    /// The rounds of one strand; `parts[i]` is its part of piece `i`.
-    fn rounds(&self, parts: &[Span]) -> Vec<Round> {
+    /// The rounds of one sub-schedule; `chunks[i]` is its chunk of shard `i`.
+    fn rounds(&self, chunks: &[Span]) -> Vec<Round> {
         let mut rounds = vec![Round::default(); 3];
-        rounds[0].contribute_to_owners(self.me, parts, self.form);
-        let result = self.reduce(&mut rounds[1], parts);
+        rounds[0].contribute_to_owners(self.me, chunks, self.form);
+        let result = self.reduce(&mut rounds[1], chunks);
         let form = if self.form == Form::Encoded { Form::Encoded } else { Form::Values };
-        for peer in others(self.me, parts.len()) {
-            let (to, span) = (member(peer), parts[self.me]);
+        for peer in others(self.me, chunks.len()) {
+            let (to, span) = (member(peer), chunks[self.me]);
             rounds[1].transfer(span, Transfer::Send { to, from: result, span, form });
-            let (from, span) = (member(peer), parts[peer]);
-            rounds[1].transfer(span, Transfer::Receive { from, into: outgoing(peer, parts.len()), span, form });
+            let (from, span) = (member(peer), chunks[peer]);
+            rounds[1].transfer(span, Transfer::Receive { from, into: outgoing(peer, chunks.len()), span, form });
         }
-        for (piece, &span) in parts.iter().enumerate() {
-            let register = if piece == self.me { result } else { outgoing(piece, parts.len()) };
+        for (shard, &span) in chunks.iter().enumerate() {
+            let register = if shard == self.me { result } else { outgoing(shard, chunks.len()) };
             if form == Form::Encoded {
                 rounds[2].step(span, Step::Decode { register, span });
             }
@@ -164,9 +164,9 @@ impl Stages {
         trimmed(rounds)
     }
 
-    /// The own piece's result, in the register that is returned.
-    fn reduce(&self, round: &mut Round, parts: &[Span]) -> Register {
-        let (members, span) = (parts.len(), parts[self.me]);
+    /// The own shard's result, in the register that is returned.
+    fn reduce(&self, round: &mut Round, chunks: &[Span]) -> Register {
+        let (members, span) = (chunks.len(), chunks[self.me]);
         if self.form == Form::EachRank {
             let result = outgoing(self.me, members);
             round.reduce_all(incoming(0), result, span);
@@ -191,36 +191,36 @@ fn contributed_form(inputs: &Inputs<'_>) -> Form {
     if inputs.work.kind.is_coded() { Form::Encoded } else { Form::EachRank }
 }
 
-/// For each strand the block of each piece, where blocks are encoded: tensor by tensor, from the first element of the tensor's
-/// part of the piece on.
-fn blocks(inputs: &Inputs<'_>, pieces: &[Span], block_elements: u64) -> Vec<Vec<Span>> {
+/// For each sub-schedule the block of each shard, where blocks are encoded: tensor by tensor, from the first element of the tensor's
+/// part of the shard on.
+fn blocks(inputs: &Inputs<'_>, shards: &[Span], block_elements: u64) -> Vec<Vec<Span>> {
     let members = inputs.members_count();
-    let mut starts: Vec<u64> = pieces.iter().map(|piece| piece.start).collect();
+    let mut starts: Vec<u64> = shards.iter().map(|shard| shard.start).collect();
     let mut blocks = Vec::new();
     for len in inputs.counts() {
         let whole = Span { start: 0, len };
-        let parts: Vec<u64> = (0..members).map(|piece| whole.part(members, piece).len).collect();
-        for block in 0..parts[0].div_ceil(block_elements) {
-            let of_piece = |(start, part): (&u64, &u64)| {
-                let skipped = (block * block_elements).min(*part);
-                Span { start: start + skipped, len: block_elements.min(part - skipped) }
+        let lens: Vec<u64> = (0..members).map(|shard| whole.split(members, shard).len).collect();
+        for block in 0..lens[0].div_ceil(block_elements) {
+            let of_shard = |(start, len): (&u64, &u64)| {
+                let skipped = (block * block_elements).min(*len);
+                Span { start: start + skipped, len: block_elements.min(len - skipped) }
             };
-            blocks.push(starts.iter().zip(&parts).map(of_piece).collect());
+            blocks.push(starts.iter().zip(&lens).map(of_shard).collect());
         }
-        starts.iter_mut().zip(&parts).for_each(|(start, part)| *start += part);
+        starts.iter_mut().zip(&lens).for_each(|(start, len)| *start += len);
     }
     blocks
 }
 
-/// How many blocks of each piece have an element; nothing where pieces are not cut into blocks.
+/// How many blocks of each shard have an element; nothing where shards are not cut into blocks.
 fn block_counts(inputs: &Inputs<'_>) -> Vec<u64> {
     let WorkKind::AllReduceByBlocks { block_elements, .. } = inputs.work.kind else { return Vec::new() };
     let members = inputs.members_count();
-    let of_piece = |piece| {
-        let blocks = |len| Span { start: 0, len }.part(members, piece).len.div_ceil(u64::from(block_elements));
+    let of_shard = |shard| {
+        let blocks = |len| Span { start: 0, len }.split(members, shard).len.div_ceil(u64::from(block_elements));
         inputs.counts().into_iter().map(blocks).sum()
     };
-    (0..members).map(of_piece).collect()
+    (0..members).map(of_shard).collect()
 }
 
 /// Bytes of so many values on their way.

@@ -1,11 +1,11 @@
-//! What comes before a [direct](super::direct) all-reduce by a reducer that measures first: one strand that ends before any
+//! What comes before a [direct](super::direct) all-reduce by a reducer that measures first: one sub-schedule that ends before any
 //! other begins.
 //!
 //! *Two-pass*: every member measures the whole inputs of its own ranks, part by part; nothing travels but the measures. The
 //! mean of tensors clipped to their median norm is one of these.
 //!
 //! *Adaptive*: the measures are the inner products of all pairs of ranks, which no member can take alone. In each round the
-//! members send each rank's values of a part of every piece to the piece's owner, who adds the products of the part before.
+//! members send each rank's values of a part of every shard to the shard's owner, who adds the products of the part before.
 //! Adasum is one of these: S. Maleki et al., "Scaling distributed training with adaptive summation", 2020 (arXiv:2006.02924).
 //! It combines pairs of vectors along a tree, with coefficients from inner products of the operands. All of them are linear
 //! combinations of the ranks' tensors, so their inner products follow from this Gram matrix, and each rank's weight in the
@@ -13,12 +13,12 @@
 //!
 //! ```text
 //! two-pass    rounds 0..c    measure part r of the own inputs
-//! adaptive    rounds 0..c    measure part r - 1 of the own piece; send part r of all pieces to their owners
+//! adaptive    rounds 0..c    measure part r - 1 of the own shard; send part r of all shards to their owners
 //! both        round c        (adaptive: measure the last part;) send the measures to all
 //!             round c + 1    conclude
 //! ```
 //!
-//! Parts have a size of their own, for sums in f64 must not depend on the tuning: at most [`crate::planner::MEASURED_BYTES`] of a rank's
+//! Pipeline have a size of their own, for sums in f64 must not depend on the tuning: at most [`crate::inputs::MEASURED_BYTES`] of a rank's
 //! input, or in an adaptive prelude what lets `2 n` chunks of them fit [`FLIGHT_BYTES_MAX`].
 //!
 //! Closed form, when there is an element: two-pass 1 round with transfers, adaptive `c + 1`. Member `m` sends `k(m)` numbers
@@ -30,16 +30,16 @@ use ronde_wire::{Lane, Member, limits};
 use super::direct::{incoming, others, outgoing, ranks_of};
 use super::{member, number};
 use crate::cost::FLIGHT_BYTES_MAX;
-use crate::plan::{Form, Register, Round, Span, Step, Strand, Transfer, WorkKind};
-use crate::planner::Inputs;
+use crate::inputs::Inputs;
+use crate::plan::{Form, Register, Round, Span, Step, SubSchedule, Transfer, WorkKind};
 
-/// The strand of one member; `pieces` are the spans of all pieces.
-pub(super) fn strand(me: Member, inputs: &Inputs<'_>, pieces: &[Span]) -> Strand {
+/// The sub-schedule of one member; `shards` are the spans of all shards.
+pub(super) fn sub_schedule(me: Member, inputs: &Inputs<'_>, shards: &[Span]) -> SubSchedule {
     let rounds = match inputs.work.kind {
-        WorkKind::AllReduceAdaptive => adaptive(me.index(), inputs, pieces),
+        WorkKind::AllReduceAdaptive => adaptive(me.index(), inputs, shards),
         _ => two_pass(me.index(), inputs),
     };
-    Strand { lane: Lane(0), rounds }
+    SubSchedule { lane: Lane(0), rounds }
 }
 
 /// What a prelude adds to the closed form; nothing where there is none.
@@ -48,28 +48,28 @@ pub(super) struct PredictedPrelude {
     pub(super) sent_bytes: Vec<u64>,
 }
 
-pub(super) fn predicted(inputs: &Inputs<'_>, pieces: &[u64]) -> PredictedPrelude {
+pub(super) fn predicted(inputs: &Inputs<'_>, shards: &[u64]) -> PredictedPrelude {
     if !inputs.has_prelude() {
-        return PredictedPrelude { rounds: 0, sent_bytes: vec![0; pieces.len()] };
+        return PredictedPrelude { rounds: 0, sent_bytes: vec![0; shards.len()] };
     }
     let others = inputs.members_count() - 1;
     let gathered = |m: usize| measures_of(inputs, m) * size_of::<f64>() as u64 * others;
-    let mut sent_bytes: Vec<u64> = (0..pieces.len()).map(gathered).collect();
+    let mut sent_bytes: Vec<u64> = (0..shards.len()).map(gathered).collect();
     if inputs.work.kind != WorkKind::AllReduceAdaptive {
         return PredictedPrelude { rounds: 1, sent_bytes };
     }
-    let all: u64 = pieces.iter().sum();
-    for ((sent, piece), ranks) in sent_bytes.iter_mut().zip(pieces).zip(ranks_of(inputs)) {
-        *sent += inputs.bytes((all - piece) * ranks);
+    let all: u64 = shards.iter().sum();
+    for ((sent, shard), ranks) in sent_bytes.iter_mut().zip(shards).zip(ranks_of(inputs)) {
+        *sent += inputs.bytes((all - shard) * ranks);
     }
-    PredictedPrelude { rounds: number(pieces[0].div_ceil(part_elements(inputs)) + 1), sent_bytes }
+    PredictedPrelude { rounds: number(shards[0].div_ceil(measured_chunk_elements(inputs)) + 1), sent_bytes }
 }
 
 fn two_pass(me: usize, inputs: &Inputs<'_>) -> Vec<Round> {
     let whole = Span { start: 0, len: inputs.work.elements() };
     let count = whole.len.div_ceil(inputs.measured_elements(1));
     let measure = |index| {
-        let measure = Step::MeasureOwn { into: incoming(me), span: whole.part(count, index) };
+        let measure = Step::MeasureOwn { into: incoming(me), span: whole.split(count, index) };
         Round { steps: vec![measure], transfers: Vec::new() }
     };
     let mut rounds: Vec<Round> = (0..count).map(measure).collect();
@@ -78,16 +78,16 @@ fn two_pass(me: usize, inputs: &Inputs<'_>) -> Vec<Round> {
     rounds
 }
 
-fn adaptive(me: usize, inputs: &Inputs<'_>, pieces: &[Span]) -> Vec<Round> {
-    let count = pieces[0].len.div_ceil(part_elements(inputs));
+fn adaptive(me: usize, inputs: &Inputs<'_>, shards: &[Span]) -> Vec<Round> {
+    let count = shards[0].len.div_ceil(measured_chunk_elements(inputs));
     // What is gathered later takes the registers of what was sent before, of which the own one is free all the time.
-    let (first, into) = (outgoing(0, pieces.len()), outgoing(me, pieces.len()));
+    let (first, into) = (outgoing(0, shards.len()), outgoing(me, shards.len()));
     let mut rounds = vec![Round::default()];
     for index in 0..count {
-        let parts: Vec<Span> = pieces.iter().map(|piece| piece.part(count, index)).collect();
-        rounds.last_mut().expect("never empty").contribute_to_owners(me, &parts, Form::EachRank);
+        let chunks: Vec<Span> = shards.iter().map(|shard| shard.split(count, index)).collect();
+        rounds.last_mut().expect("never empty").contribute_to_owners(me, &chunks, Form::EachRank);
         let mut next = Round::default();
-        next.step(parts[me], Step::MeasureAll { first: incoming(0), into, span: parts[me] });
+        next.step(chunks[me], Step::MeasureAll { first: incoming(0), into, span: chunks[me] });
         rounds.push(next);
     }
     gather_and_conclude(me, inputs, first, &mut rounds);
@@ -117,7 +117,7 @@ fn measures_of(inputs: &Inputs<'_>, m: usize) -> u64 {
 }
 
 /// Elements of a part of an adaptive prelude; at least 1.
-fn part_elements(inputs: &Inputs<'_>) -> u64 {
+fn measured_chunk_elements(inputs: &Inputs<'_>) -> u64 {
     let (min, max) = (limits::CHUNK_BYTES_MIN as u64, limits::CHUNK_BYTES_MAX as u64);
     let chunk_bytes = (FLIGHT_BYTES_MAX / (2 * inputs.members_count())).clamp(min, max);
     let values_each = ranks_of(inputs).max().unwrap_or(1);

@@ -10,11 +10,11 @@
 use ronde_wire::Member;
 
 use super::{Predicted, member};
+use crate::inputs::Inputs;
 use crate::plan::{Form, Layout, Plan, Register, Round, Span, Step, Transfer};
-use crate::planner::Inputs;
 
 const TOKEN: Register = Register(0);
-const HEARD: Register = Register(1);
+const RECEIVED: Register = Register(1);
 const EMPTY: Span = Span { start: 0, len: 0 };
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
@@ -27,21 +27,21 @@ pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
         let from = member((me + members - distance) % members);
         let transfers = vec![
             Transfer::Send { to, from: TOKEN, span: EMPTY, form: Form::Values },
-            Transfer::Receive { from, into: HEARD, span: EMPTY, form: Form::Values },
+            Transfer::Receive { from, into: RECEIVED, span: EMPTY, form: Form::Values },
         ];
         let steps = if round == 0 { vec![Step::Contribute { into: TOKEN, span: EMPTY }] } else { Vec::new() };
         rounds.push(Round { steps, transfers });
     }
-    let strands = inputs.strands(1, |_| rounds.clone());
-    Plan { layout: Layout::default(), strands, window: inputs.window(), prelude: false }
+    let sub_schedules = inputs.sub_schedules(1, |_| rounds.clone());
+    Plan { layout: Layout::default(), sub_schedules, window: inputs.window(), prelude: false }
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     let members = inputs.members();
-    Predicted { rounds: depth(members), longest_block: 1, chunks: depth(members), ..Predicted::idle(members) }
+    Predicted { rounds: depth(members), longest_block: 1, chunk_transfers: depth(members), ..Predicted::idle(members) }
 }
 
-/// `ceil(log2 n)`. A token counts as one element when strands are counted: there is one strand.
+/// `ceil(log2 n)`. A token counts as one element when sub-schedules are counted: there is one sub-schedule.
 fn depth(members: usize) -> u32 {
     members.next_power_of_two().ilog2()
 }

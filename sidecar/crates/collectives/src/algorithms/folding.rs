@@ -5,7 +5,7 @@ use ronde_wire::Member;
 use super::member;
 
 /// Who folds and who is of the core.
-pub(super) struct Shape {
+pub(super) struct Folding {
     pub(super) excess: usize,
     /// `log2 p`.
     pub(super) doublings: u32,
@@ -16,7 +16,7 @@ pub(super) enum Role {
     Core { number: usize, folded: Option<usize> },
 }
 
-impl Shape {
+impl Folding {
     pub(super) fn new(members: usize) -> Self {
         let doublings = members.ilog2();
         Self { excess: members - (1 << doublings), doublings }

@@ -5,7 +5,7 @@
 //! use it for long messages.
 //!
 //! Vocabulary: the *block* of a member is what its ranks contribute, tensor by tensor and rank by rank; blocks lie in the
-//! bucket in member order. Strand `c` carries part `c` of every block. The root has a register for each member.
+//! bucket in member order. Sub-schedule `c` carries part `c` of every block. The root has a register for each member.
 //!
 //! Closed form, with `B(i)` the elements of block `i`: 1 round when a member other than the root's has an element. Member
 //! `m` sends `B(m)` elements, the root's member 0. Nothing is reduced.
@@ -13,13 +13,13 @@
 use ronde_wire::Member;
 
 use super::{Predicted, block_lens, linear_predicted, plan_of_blocks, root_member, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Span};
-use crate::planner::Inputs;
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let (layout, blocks) = Layout::member_major(inputs);
     let root = root_member(inputs);
-    plan_of_blocks(inputs, layout, &blocks, |parts| rounds(me, root, parts))
+    plan_of_blocks(inputs, layout, &blocks, |chunks| rounds(me, root, chunks))
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
@@ -29,9 +29,9 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     Predicted { sent_bytes, ..linear_predicted(inputs, &blocks) }
 }
 
-/// The rounds of one strand; `parts[i]` is its part of block `i`, for which the root uses register `i`.
-fn rounds(me: Member, root: Member, parts: &[Span]) -> Vec<Round> {
-    let own = parts[me.index()];
+/// The rounds of one sub-schedule; `chunks[i]` is its chunk of block `i`, for which the root uses register `i`.
+fn rounds(me: Member, root: Member, chunks: &[Span]) -> Vec<Round> {
+    let own = chunks[me.index()];
     let mut first = Round::default();
     if me != root {
         first.contribute(Register(0), own);
@@ -39,13 +39,13 @@ fn rounds(me: Member, root: Member, parts: &[Span]) -> Vec<Round> {
         return trimmed(vec![first]);
     }
     let mut second = Round::default();
-    for ((other, register), &part) in (0..).map(Member).zip((0..).map(Register)).zip(parts) {
+    for ((other, register), &chunk) in (0..).map(Member).zip((0..).map(Register)).zip(chunks) {
         if other == root {
-            first.contribute(register, part);
-            first.publish(register, part);
+            first.contribute(register, chunk);
+            first.publish(register, chunk);
         } else {
-            first.receive(other, register, part);
-            second.publish(register, part);
+            first.receive(other, register, chunk);
+            second.publish(register, chunk);
         }
     }
     trimmed(vec![first, second])

@@ -2,7 +2,7 @@
 //! the two of them. As old as message passing; see [`super::linear_gather`] for why it is not a tree.
 //!
 //! Vocabulary: the *block* of a member is what its ranks get, tensor by tensor and rank by rank; blocks lie in the bucket
-//! in member order. Strand `c` carries part `c` of every block. The root has a register for each member.
+//! in member order. Sub-schedule `c` carries part `c` of every block. The root has a register for each member.
 //!
 //! Closed form, with `B(i)` the elements of block `i`: 1 round when a member other than the root's gets an element. The
 //! root's member `m` sends `E - B(m)` elements, the others 0. Nothing is reduced.
@@ -10,13 +10,13 @@
 use ronde_wire::Member;
 
 use super::{Predicted, block_lens, linear_predicted, plan_of_blocks, root_member, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Span};
-use crate::planner::Inputs;
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let (layout, blocks) = Layout::member_major(inputs);
     let root = root_member(inputs);
-    plan_of_blocks(inputs, layout, &blocks, |parts| rounds(me, root, parts))
+    plan_of_blocks(inputs, layout, &blocks, |chunks| rounds(me, root, chunks))
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
@@ -28,21 +28,21 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     Predicted { sent_bytes, ..linear_predicted(inputs, &blocks) }
 }
 
-/// The rounds of one strand; `parts[i]` is its part of block `i`, for which the root uses register `i`.
-fn rounds(me: Member, root: Member, parts: &[Span]) -> Vec<Round> {
-    let own = parts[me.index()];
+/// The rounds of one sub-schedule; `chunks[i]` is its chunk of block `i`, for which the root uses register `i`.
+fn rounds(me: Member, root: Member, chunks: &[Span]) -> Vec<Round> {
+    let own = chunks[me.index()];
     let (mut first, mut second) = (Round::default(), Round::default());
     if me != root {
         first.receive(root, Register(0), own);
         second.publish(Register(0), own);
         return trimmed(vec![first, second]);
     }
-    for ((other, register), &part) in (0..).map(Member).zip((0..).map(Register)).zip(parts) {
-        first.contribute(register, part);
+    for ((other, register), &chunk) in (0..).map(Member).zip((0..).map(Register)).zip(chunks) {
+        first.contribute(register, chunk);
         if other == root {
-            first.publish(register, part);
+            first.publish(register, chunk);
         } else {
-            first.send(other, register, part);
+            first.send(other, register, chunk);
         }
     }
     trimmed(vec![first])

@@ -1,18 +1,18 @@
 //! One member: all ranks sit in one place, nothing is sent.
 //!
-//! Each strand contributes, finishes and publishes one chunk; strands bound private memory as in every other algorithm.
+//! Each sub-schedule contributes, finishes and publishes one chunk; sub-schedules bound private memory as in every other algorithm.
 //! Nothing travels, so a codec has nothing to do. Where all ranks' values are reduced at once they lie side by side in a
 //! register, and a chunk has as many times fewer elements. A prelude measures the whole input first, in spans of
-//! [`crate::planner::MEASURED_BYTES`] so that the order of its sums does not depend on the tuning.
+//! [`crate::inputs::MEASURED_BYTES`] so that the order of its sums does not depend on the tuning.
 //!
 //! Closed form: 0 rounds, 0 bytes sent; reduced are `E` elements of each rank by an n-ary reduction, otherwise 0 (local ranks
 //! are reduced by the contribution).
 
-use ronde_wire::Lane;
+use ronde_wire::{Lane, Member};
 
 use super::{Predicted, root_of};
-use crate::plan::{Layout, Plan, Register, Round, Source, Span, Step, Strand, Target, WorkKind};
-use crate::planner::Inputs;
+use crate::inputs::Inputs;
+use crate::plan::{Layout, Plan, Register, Round, Source, Span, Step, SubSchedule, Target, WorkKind};
 
 const OWN: Register = Register(0);
 /// The result of an n-ary reduction.
@@ -20,17 +20,18 @@ const REDUCED: Register = Register(1);
 /// What a prelude has measured so far.
 const MEASURES: Register = Register(1);
 
-pub(crate) fn plan(inputs: &Inputs<'_>) -> Plan {
+pub(crate) fn plan(_me: Member, inputs: &Inputs<'_>) -> Plan {
     let layout = layout(inputs);
     let whole = Span { start: 0, len: layout.elements };
     let form = predicted(inputs);
-    let count = form.parts(inputs.chunk_elements);
-    let mut strands = inputs.strands(count, |index| vec![chunk(&inputs.work.kind, whole.part(count, index))]);
+    let count = form.chunks_per_block(inputs.chunk_elements);
+    let mut sub_schedules =
+        inputs.sub_schedules(count, |index| vec![chunk(&inputs.work.kind, whole.split(count, index))]);
     let prelude = inputs.has_prelude();
     if prelude {
-        strands.insert(0, Strand { lane: Lane(0), rounds: measuring(inputs, whole) });
+        sub_schedules.insert(0, SubSchedule { lane: Lane(0), rounds: measuring(inputs, whole) });
     }
-    Plan { layout, strands, window: inputs.window(), prelude }
+    Plan { layout, sub_schedules, window: inputs.window(), prelude }
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
@@ -90,7 +91,7 @@ fn measuring(inputs: &Inputs<'_>, whole: Span) -> Vec<Round> {
     let values_each = if each_alone { 1 } else { inputs.topology.size() as u64 };
     let count = whole.len.div_ceil(inputs.measured_elements(values_each));
     let measure = |index| {
-        let span = whole.part(count, index);
+        let span = whole.split(count, index);
         let mut round = Round::default();
         if each_alone {
             round.steps.push(Step::MeasureOwn { into: MEASURES, span });

@@ -14,12 +14,13 @@
 //! | [`linear_gather`] | gather | 1 | its own block, the root 0 |
 //! | [`linear_scatter`] | scatter, messages | 1 | 0, the root E less its own block |
 //! | [`pairwise_alltoall`] | all-to-all | n - 1 | what its ranks have for others |
-//! | [`direct`] | coded all-reduce | 2 | E encoded less its own piece, and that n - 1 times |
+//! | [`direct`] | coded all-reduce | 2 | E encoded less its own shard, and that n - 1 times |
 //! | [`direct`], [`direct_prelude`] | n-ary, two-pass and adaptive all-reduce | 2, and those of a prelude | the same, first each rank's values; adaptive: those twice |
 //! | [`dissemination`] | barrier | ceil(log2 n) | 0, in ceil(log2 n) tokens |
 
 pub mod binomial_broadcast;
 pub mod binomial_reduce;
+mod binomial_tree;
 pub mod direct;
 pub mod direct_prelude;
 pub mod dissemination;
@@ -29,55 +30,58 @@ pub mod linear_gather;
 pub mod linear_scatter;
 pub mod local;
 pub mod pairwise_alltoall;
-mod places;
 pub mod recursive_doubling;
 pub mod ring_allgather;
 pub mod ring_allreduce;
 pub mod ring_reduce_scatter;
+mod table;
+
+pub(crate) use table::find;
+pub use table::{Entry, TABLE, performing};
 
 use ronde_wire::{Member, Rank};
 
+use crate::inputs::Inputs;
 use crate::plan::{Form, Layout, Plan, Register, Round, Span, Step, Transfer};
-use crate::planner::Inputs;
 
 /// What the closed form of an algorithm says about all members' plans. The checker compares it with the plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Predicted {
-    /// Rounds with transfers, from the first to the last one, in the longest strand.
+    /// Rounds with transfers, from the first to the last one, in the longest sub-schedule.
     pub rounds: u32,
     /// Bytes that each member sends.
     pub sent_bytes: Vec<u64>,
     /// Bytes that each member combines with others: the spans of its reduce steps, and those of its n-ary reductions once
     /// for each rank.
     pub reduced_bytes: Vec<u64>,
-    /// Elements of the longest block that strands cut into chunks.
+    /// Elements of the longest block that sub-schedules cut into chunks.
     pub longest_block: u64,
-    /// Into how many parts blocks are cut, where that does not hang on the size of a chunk.
-    pub fixed_parts: Option<u64>,
+    /// Into how many chunks blocks are cut, where that does not hang on the size of a chunk.
+    pub fixed_chunks: Option<u64>,
     /// Values that a register may hold for each element of its span: 1, or the most ranks that a member has where ranks'
     /// values stay apart. A chunk holds so many times fewer elements.
     pub values_each: u64,
-    /// Strands that share the work on a part of each block, side by side.
+    /// Sub-schedules that share the work on a part of each block, side by side.
     pub siblings: u32,
-    /// Strands before those: 1 for a prelude.
+    /// Sub-schedules before those: 1 for a prelude.
     pub preludes: u32,
     /// Chunks that the busiest member sends or receives for a part of each block, siblings together.
-    pub chunks: u32,
-    /// Chunks that a strand may have to hold for its peers at once.
+    pub chunk_transfers: u32,
+    /// Chunks that a sub-schedule may have to hold for its peers at once.
     pub held_chunks: u32,
 }
 
 impl Predicted {
-    /// The number of strands when a chunk has up to so many elements.
+    /// The number of sub-schedules when a chunk has up to so many elements.
     #[must_use]
-    pub fn strands(&self, chunk_elements: u64) -> u64 {
-        u64::from(self.preludes) + u64::from(self.siblings) * self.parts(chunk_elements)
+    pub fn sub_schedules(&self, chunk_elements: u64) -> u64 {
+        u64::from(self.preludes) + u64::from(self.siblings) * self.chunks_per_block(chunk_elements)
     }
 
-    /// The number of parts into which each block is cut when a chunk has up to so many elements.
+    /// The number of chunks into which each block is cut when a chunk has up to so many elements.
     #[must_use]
-    pub fn parts(&self, chunk_elements: u64) -> u64 {
-        self.fixed_parts.unwrap_or_else(|| self.longest_block.div_ceil((chunk_elements / self.values_each).max(1)))
+    pub fn chunks_per_block(&self, chunk_elements: u64) -> u64 {
+        self.fixed_chunks.unwrap_or_else(|| self.longest_block.div_ceil((chunk_elements / self.values_each).max(1)))
     }
 
     /// Nothing to send anywhere.
@@ -87,11 +91,11 @@ impl Predicted {
             sent_bytes: vec![0; members],
             reduced_bytes: vec![0; members],
             longest_block: 0,
-            fixed_parts: None,
+            fixed_chunks: None,
             values_each: 1,
             siblings: 1,
             preludes: 0,
-            chunks: 0,
+            chunk_transfers: 0,
             held_chunks: 1,
         }
     }
@@ -144,7 +148,7 @@ impl Round {
     }
 }
 
-/// A plan whose strand `c` does with part `c` of every block what `rounds` says of those parts.
+/// A plan whose sub-schedule `c` does with part `c` of every block what `rounds` says of those chunks.
 fn plan_of_blocks(
     inputs: &Inputs<'_>,
     layout: Layout,
@@ -152,12 +156,12 @@ fn plan_of_blocks(
     rounds: impl Fn(&[Span]) -> Vec<Round>,
 ) -> Plan {
     let longest = blocks.iter().map(|block| block.len).max().unwrap_or(0);
-    let count = inputs.strand_count(longest);
-    let strands = inputs.strands(count, |index| {
-        let parts: Vec<Span> = blocks.iter().map(|block| block.part(count, index)).collect();
-        rounds(&parts)
+    let count = inputs.sub_schedule_count(longest);
+    let sub_schedules = inputs.sub_schedules(count, |index| {
+        let chunks: Vec<Span> = blocks.iter().map(|block| block.split(count, index)).collect();
+        rounds(&chunks)
     });
-    Plan { layout, strands, window: inputs.window(), prelude: false }
+    Plan { layout, sub_schedules, window: inputs.window(), prelude: false }
 }
 
 /// Trailing empty rounds say nothing.
@@ -168,11 +172,11 @@ fn trimmed(mut rounds: Vec<Round>) -> Vec<Round> {
     rounds
 }
 
-/// The lengths of the pieces, without the layout; the first is the longest.
-fn piece_lens(inputs: &Inputs<'_>) -> Vec<u64> {
-    let pieces = inputs.members_count();
-    let part = |piece| move |&len: &u64| Span { start: 0, len }.part(pieces, piece).len;
-    (0..pieces).map(|piece| inputs.work.tensors.iter().flatten().map(part(piece)).sum()).collect()
+/// The lengths of the shards, without the layout; the first is the longest.
+fn shard_lens(inputs: &Inputs<'_>) -> Vec<u64> {
+    let shards = inputs.members_count();
+    let len_of = |shard| move |&len: &u64| Span { start: 0, len }.split(shards, shard).len;
+    (0..shards).map(|shard| inputs.work.tensors.iter().flatten().map(len_of(shard)).sum()).collect()
 }
 
 /// The lengths of the members' blocks, without the layout.
@@ -193,7 +197,7 @@ fn linear_predicted(inputs: &Inputs<'_>, blocks: &[u64]) -> Predicted {
     Predicted {
         rounds: u32::from(travels),
         longest_block: blocks.iter().copied().max().unwrap_or(0),
-        chunks: number(members as u64 - 1),
+        chunk_transfers: number(members as u64 - 1),
         held_chunks: number(members as u64),
         ..Predicted::idle(members)
     }

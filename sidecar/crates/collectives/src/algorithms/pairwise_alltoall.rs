@@ -4,7 +4,7 @@
 //! Vocabulary: *block* `(a, b)` is what the ranks of member `a` have for those of member `b`, tensor by tensor; blocks lie in
 //! the bucket sender by sender. In round `r` a member sends its block for `m + r + 1` and receives the one from `m - r - 1`:
 //! the distance grows, and each member has one sender and one receiver in each round. Its block for itself is copied in
-//! round 0. Strand `c` does this with part `c` of every block.
+//! round 0. Sub-schedule `c` does this with chunk `c` of every block.
 //!
 //! Closed form, with `B(a, b)` the elements of a block: as many rounds as the greatest distance over which there is an
 //! element, up to `n - 1`. Member `m` sends the sum of `B(m, b)` over all others `b`. Nothing is reduced.
@@ -12,8 +12,8 @@
 use ronde_wire::{Member, Rank};
 
 use super::{Predicted, back, member, number, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Span};
-use crate::planner::Inputs;
 
 /// This member's block for itself.
 const OWN: Register = Register(0);
@@ -23,13 +23,13 @@ const INCOMING: Register = Register(2);
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let (layout, blocks) = Layout::pair_major(inputs);
     let longest = blocks.iter().map(|block| block.len).max().unwrap_or(0);
-    let count = inputs.strand_count(longest);
+    let count = inputs.sub_schedule_count(longest);
     let members = inputs.members();
-    let strands = inputs.strands(count, |index| {
-        let part = |from: usize, to: usize| blocks[from * members + to].part(count, index);
-        rounds(me.index(), members, part)
+    let sub_schedules = inputs.sub_schedules(count, |index| {
+        let chunk = |from: usize, to: usize| blocks[from * members + to].split(count, index);
+        rounds(me.index(), members, chunk)
     });
-    Plan { layout, strands, window: inputs.window(), prelude: false }
+    Plan { layout, sub_schedules, window: inputs.window(), prelude: false }
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
@@ -43,7 +43,7 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
         rounds: number(rounds as u64),
         sent_bytes: (0..members).map(sent).collect(),
         longest_block: blocks.iter().copied().max().unwrap_or(0),
-        chunks: number(rounds as u64),
+        chunk_transfers: number(rounds as u64),
         ..Predicted::idle(members)
     }
 }
@@ -63,17 +63,17 @@ fn pair_lens(inputs: &Inputs<'_>) -> Vec<u64> {
     lens
 }
 
-/// The rounds of one strand; `part` gives its part of a block.
-fn rounds(me: usize, members: usize, part: impl Fn(usize, usize) -> Span) -> Vec<Round> {
+/// The rounds of one sub-schedule; `chunk` gives its chunk of a block.
+fn rounds(me: usize, members: usize, chunk: impl Fn(usize, usize) -> Span) -> Vec<Round> {
     let mut rounds = vec![Round::default(); members];
-    rounds[0].contribute(OWN, part(me, me));
-    rounds[0].publish(OWN, part(me, me));
+    rounds[0].contribute(OWN, chunk(me, me));
+    rounds[0].publish(OWN, chunk(me, me));
     for distance in 1..members {
         let (to, from) = ((me + distance) % members, back(me, distance, members));
-        rounds[distance - 1].contribute(OUTGOING, part(me, to));
-        rounds[distance - 1].send(member(to), OUTGOING, part(me, to));
-        rounds[distance - 1].receive(member(from), INCOMING, part(from, me));
-        rounds[distance].publish(INCOMING, part(from, me));
+        rounds[distance - 1].contribute(OUTGOING, chunk(me, to));
+        rounds[distance - 1].send(member(to), OUTGOING, chunk(me, to));
+        rounds[distance - 1].receive(member(from), INCOMING, chunk(from, me));
+        rounds[distance].publish(INCOMING, chunk(from, me));
     }
     trimmed(rounds)
 }

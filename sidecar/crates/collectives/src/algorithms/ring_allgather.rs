@@ -4,7 +4,7 @@
 //!
 //! Vocabulary: the *block* of a member is what its ranks contribute, tensor by tensor and rank by rank; blocks lie in the
 //! bucket in member order, while results are in rank order, which the layout translates. In round `r` a member sends
-//! block `m - r` and receives block `m - r - 1`. Strand `c` does this with part `c` of every block.
+//! block `m - r` and receives block `m - r - 1`. Sub-schedule `c` does this with part `c` of every block.
 //!
 //! Closed form, with `B(i)` the elements of block `i`: `n - 1` rounds when there is an element. Member `m` sends
 //! `E - B(m + 1)` elements. Nothing is reduced.
@@ -12,8 +12,8 @@
 use ronde_wire::Member;
 
 use super::{Predicted, back, block_lens, neighbours, number, plan_of_blocks, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Span};
-use crate::planner::Inputs;
 
 /// The two registers take turns: what was received into one is sent from it in the next round.
 const EVEN: Register = Register(0);
@@ -21,7 +21,7 @@ const ODD: Register = Register(1);
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let (layout, blocks) = Layout::member_major(inputs);
-    plan_of_blocks(inputs, layout, &blocks, |parts| rounds(me.index(), parts))
+    plan_of_blocks(inputs, layout, &blocks, |chunks| rounds(me.index(), chunks))
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
@@ -35,26 +35,26 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
         rounds: number(members as u64 - 1),
         sent_bytes: (0..members).map(|m| inputs.bytes(all - blocks[(m + 1) % members])).collect(),
         longest_block: blocks.into_iter().max().unwrap_or(0),
-        chunks: number(members as u64 - 1),
+        chunk_transfers: number(members as u64 - 1),
         ..Predicted::idle(members)
     }
 }
 
-/// The rounds of one strand; `parts[i]` is its part of block `i`.
-fn rounds(me: usize, parts: &[Span]) -> Vec<Round> {
-    let members = parts.len();
-    let (before, behind) = neighbours(me, members);
+/// The rounds of one sub-schedule; `chunks[i]` is its chunk of block `i`.
+fn rounds(me: usize, chunks: &[Span]) -> Vec<Round> {
+    let members = chunks.len();
+    let (previous, next) = neighbours(me, members);
     let mut rounds = vec![Round::default(); members];
     for (index, round) in rounds.iter_mut().enumerate() {
-        let (held, next) = if index % 2 == 0 { (EVEN, ODD) } else { (ODD, EVEN) };
-        let outgoing = parts[back(me, index, members)];
+        let (held, free) = if index % 2 == 0 { (EVEN, ODD) } else { (ODD, EVEN) };
+        let outgoing = chunks[back(me, index, members)];
         if index == 0 {
             round.contribute(held, outgoing);
         }
         round.publish(held, outgoing);
         if index + 1 < members {
-            round.send(behind, held, outgoing);
-            round.receive(before, next, parts[back(me, index + 1, members)]);
+            round.send(next, held, outgoing);
+            round.receive(previous, free, chunks[back(me, index + 1, members)]);
         }
     }
     trimmed(rounds)

@@ -1,70 +1,70 @@
 //! All-reduce on a ring: reduce-scatter, then all-gather. P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce
 //! algorithms for clusters of workstations", JPDC 69 (2009).
 //!
-//! Vocabulary: every tensor is cut into `n` *pieces*, the first `count % n` of them one element longer; piece `i` of the
-//! bucket is piece `i` of all its tensors. Piece `i` starts at member `i`, travels once around the ring while every
+//! Vocabulary: every tensor is cut into `n` *shards*, the first `count % n` of them one element longer; shard `i` of the
+//! bucket is shard `i` of all its tensors. Shard `i` starts at member `i`, travels once around the ring while every
 //! member adds its contribution behind the ones that came before, and arrives complete at its *owner*, member `i - 1`.
-//! The owner finishes it (average, postscale) once, and it travels around a second time. Strand `c` does this with part
-//! `c` of every piece.
+//! The owner finishes it (average, postscale) once, and it travels around a second time. Sub-schedule `c` does this with part
+//! `c` of every shard.
 //!
 //! ```text
-//! round r < n-1          send piece m - r, receive piece m - r - 1      (reduce-scatter)
-//! round r = n-1 + g      send piece m + 1 - g, receive piece m - g      (all-gather)
+//! round r < n-1          send shard m - r, receive shard m - r - 1      (reduce-scatter)
+//! round r = n-1 + g      send shard m + 1 - g, receive shard m - g      (all-gather)
 //! ```
 //!
-//! Closed form, with `P(i)` the elements of piece `i`: 2 (n - 1) rounds when there is an element. Member `m` sends
-//! `2 E - P(m + 1) - P(m + 2)` elements (it keeps the piece that it owns in the first half, and the one that it gets last
+//! Closed form, with `P(i)` the elements of shard `i`: 2 (n - 1) rounds when there is an element. Member `m` sends
+//! `2 E - P(m + 1) - P(m + 2)` elements (it keeps the shard that it owns in the first half, and the one that it gets last
 //! in the second) and reduces `E - P(m)`.
 //!
-//! An element's order of reduction depends on its piece, hence on `n` and its tensor's count only.
+//! An element's order of reduction depends on its shard, hence on `n` and its tensor's count only.
 
 use ronde_wire::Member;
 
-use super::{Predicted, back, neighbours, number, piece_lens, plan_of_blocks, trimmed};
+use super::{Predicted, back, neighbours, number, plan_of_blocks, shard_lens, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Span};
-use crate::planner::Inputs;
 
 /// Takes turns with [`EVEN`] in receiving and sending; the one that was received into is sent from in the next round.
 const ODD: Register = Register(0);
 const EVEN: Register = Register(1);
-/// This member's contribution until it is reduced into the received piece.
+/// This member's contribution until it is reduced into the received shard.
 const OWN: Register = Register(2);
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
-    let (layout, pieces) = Layout::piece_major(&inputs.counts(), inputs.members_count());
-    plan_of_blocks(inputs, layout, &pieces, |parts| rounds(me.index(), parts))
+    let (layout, shards) = Layout::shard_major(&inputs.counts(), inputs.members_count());
+    plan_of_blocks(inputs, layout, &shards, |chunks| rounds(me.index(), chunks))
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     let members = inputs.members();
-    let pieces = piece_lens(inputs);
-    let all: u64 = pieces.iter().sum();
+    let shards = shard_lens(inputs);
+    let all: u64 = shards.iter().sum();
     if all == 0 {
         return Predicted::idle(members);
     }
-    let len = |piece: usize| pieces[piece % members];
+    let len = |shard: usize| shards[shard % members];
     Predicted {
         rounds: number(2 * members as u64 - 2),
         sent_bytes: (0..members).map(|m| inputs.bytes(2 * all - len(m + 1) - len(m + 2))).collect(),
         reduced_bytes: (0..members).map(|m| inputs.bytes(all - len(m))).collect(),
         longest_block: len(0),
-        chunks: number(2 * members as u64 - 2),
+        chunk_transfers: number(2 * members as u64 - 2),
         ..Predicted::idle(members)
     }
 }
 
-/// The rounds of one strand; `parts[i]` is its part of piece `i`.
-fn rounds(me: usize, parts: &[Span]) -> Vec<Round> {
-    let members = parts.len();
-    let (before, behind) = neighbours(me, members);
+/// The rounds of one sub-schedule; `chunks[i]` is its chunk of shard `i`.
+fn rounds(me: usize, chunks: &[Span]) -> Vec<Round> {
+    let members = chunks.len();
+    let (previous, next) = neighbours(me, members);
     let halves = 2 * (members - 1);
     let mut rounds = vec![Round::default(); halves + 1];
     for (index, round) in rounds.iter_mut().enumerate() {
-        let (held, next) = if index % 2 == 0 { (EVEN, ODD) } else { (ODD, EVEN) };
+        let (held, free) = if index % 2 == 0 { (EVEN, ODD) } else { (ODD, EVEN) };
         let gathered = (index + 1).checked_sub(members);
         let outgoing = match gathered {
-            None => parts[back(me, index, members)],
-            Some(hops) => parts[back(me + 1, hops, members)],
+            None => chunks[back(me, index, members)],
+            Some(hops) => chunks[back(me + 1, hops, members)],
         };
         match gathered {
             None | Some(0) => add_own(round, held, outgoing, index == 0),
@@ -78,17 +78,17 @@ fn rounds(me: usize, parts: &[Span]) -> Vec<Round> {
         }
         if index < halves {
             let incoming = match gathered {
-                None => parts[back(me, index + 1, members)],
-                Some(hops) => parts[back(me, hops, members)],
+                None => chunks[back(me, index + 1, members)],
+                Some(hops) => chunks[back(me, hops, members)],
             };
-            round.send(behind, held, outgoing);
-            round.receive(before, next, incoming);
+            round.send(next, held, outgoing);
+            round.receive(previous, free, incoming);
         }
     }
     trimmed(rounds)
 }
 
-/// The piece in `held` becomes what came before and this member's contribution behind it; the first has nothing before.
+/// The shard in `held` becomes what came before and this member's contribution behind it; the first has nothing before.
 fn add_own(round: &mut Round, held: Register, span: Span, first: bool) {
     if first {
         round.contribute(held, span);

@@ -5,7 +5,7 @@
 //! Vocabulary: the *block* of a member is what its ranks get, tensor by tensor and rank by rank; blocks lie in the bucket in
 //! member order. Block `i` starts at member `i + 1` and travels once around while every member adds its contribution
 //! behind the ones that came before, so it is complete when it comes to member `i`, which finishes it. In round `r` a
-//! member sends block `m - r - 1` and receives block `m - r - 2`. Strand `c` does this with part `c` of every block.
+//! member sends block `m - r - 1` and receives block `m - r - 2`. Sub-schedule `c` does this with part `c` of every block.
 //!
 //! Closed form, with `B(i)` the elements of block `i`: `n - 1` rounds when there is an element. Member `m` sends `E - B(m)`
 //! elements and reduces `E - B(m - 1)`.
@@ -15,8 +15,8 @@
 use ronde_wire::Member;
 
 use super::{Predicted, back, block_lens, neighbours, number, plan_of_blocks, trimmed};
+use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Span};
-use crate::planner::Inputs;
 
 /// The two registers take turns: what was received into one is sent from it in the next round.
 const EVEN: Register = Register(0);
@@ -26,7 +26,7 @@ const OWN: Register = Register(2);
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
     let (layout, blocks) = Layout::member_major(inputs);
-    plan_of_blocks(inputs, layout, &blocks, |parts| rounds(me.index(), parts))
+    plan_of_blocks(inputs, layout, &blocks, |chunks| rounds(me.index(), chunks))
 }
 
 pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
@@ -41,19 +41,19 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
         sent_bytes: (0..members).map(|m| inputs.bytes(all - blocks[m])).collect(),
         reduced_bytes: (0..members).map(|m| inputs.bytes(all - blocks[back(m, 1, members)])).collect(),
         longest_block: blocks.into_iter().max().unwrap_or(0),
-        chunks: number(members as u64 - 1),
+        chunk_transfers: number(members as u64 - 1),
         ..Predicted::idle(members)
     }
 }
 
-/// The rounds of one strand; `parts[i]` is its part of block `i`.
-fn rounds(me: usize, parts: &[Span]) -> Vec<Round> {
-    let members = parts.len();
-    let (before, behind) = neighbours(me, members);
+/// The rounds of one sub-schedule; `chunks[i]` is its chunk of block `i`.
+fn rounds(me: usize, chunks: &[Span]) -> Vec<Round> {
+    let members = chunks.len();
+    let (previous, next) = neighbours(me, members);
     let mut rounds = vec![Round::default(); members];
     for (index, round) in rounds.iter_mut().enumerate() {
-        let (held, next) = if index % 2 == 0 { (EVEN, ODD) } else { (ODD, EVEN) };
-        let block = parts[back(me, index + 1, members)];
+        let (held, free) = if index % 2 == 0 { (EVEN, ODD) } else { (ODD, EVEN) };
+        let block = chunks[back(me, index + 1, members)];
         if index == 0 {
             round.contribute(held, block);
         } else {
@@ -61,8 +61,8 @@ fn rounds(me: usize, parts: &[Span]) -> Vec<Round> {
             round.reduce(held, OWN, held, block);
         }
         if index + 1 < members {
-            round.send(behind, held, block);
-            round.receive(before, next, parts[back(me, index + 2, members)]);
+            round.send(next, held, block);
+            round.receive(previous, free, chunks[back(me, index + 2, members)]);
         } else {
             round.finish(held, block);
             round.publish(held, block);

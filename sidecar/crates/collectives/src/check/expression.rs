@@ -10,7 +10,7 @@ pub(super) struct Expression(u32);
 
 /// Why two values do not combine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(super) enum CombineError {
     /// This rank is in both.
     Twice(Rank),
     /// The right one's members do not follow the left one's.
@@ -90,29 +90,29 @@ impl Expressions {
     }
 
     /// `op(left, right)`: disjoint, in member order up to rotation, both unfinished and both or neither decoded.
-    pub(super) fn reduce(&mut self, left: Expression, right: Expression) -> Result<Expression, Refused> {
+    pub(super) fn reduce(&mut self, left: Expression, right: Expression) -> Result<Expression, CombineError> {
         let (a, b) = (self.at(left), self.at(right));
         if a.finished || b.finished {
-            return Err(Refused::Finished);
+            return Err(CombineError::Finished);
         }
         let both: Vec<u64> = a.ranks.iter().zip(&b.ranks).map(|(a, b)| a & b).collect();
         if let Some(rank) = self.first_of(&both) {
-            return Err(Refused::Twice(rank));
+            return Err(CombineError::Twice(rank));
         }
         if a.decoded != b.decoded {
-            return Err(Refused::Plain);
+            return Err(CombineError::Plain);
         }
         // What comes out of a codec is reduced left to right from member 0 on.
         let turned = a.decoded && (a.first != Member(0) || b.first != b.last);
         if turned || (a.last.0 + 1) % self.members != b.first.0 {
-            return Err(Refused::Order);
+            return Err(CombineError::Order);
         }
         Ok(self.join(left, right))
     }
 
-    pub(super) fn finish(&mut self, value: Expression) -> Result<Expression, Refused> {
+    pub(super) fn finish(&mut self, value: Expression) -> Result<Expression, CombineError> {
         if self.at(value).finished {
-            return Err(Refused::Finished);
+            return Err(CombineError::Finished);
         }
         self.complete(value)?;
         let node = self.at(value);
@@ -121,9 +121,9 @@ impl Expressions {
     }
 
     /// Whether every rank of the set contributes.
-    pub(super) fn complete(&self, value: Expression) -> Result<(), Refused> {
+    pub(super) fn complete(&self, value: Expression) -> Result<(), CombineError> {
         let missing: Vec<u64> = self.at(value).ranks.iter().map(|word| !word).collect();
-        self.first_of(&missing).map_or(Ok(()), |rank| Err(Refused::Missing(rank)))
+        self.first_of(&missing).map_or(Ok(()), |rank| Err(CombineError::Missing(rank)))
     }
 
     pub(super) fn is_finished(&self, value: Expression) -> bool {

@@ -1,6 +1,6 @@
 //! Runs plans on FIFO lanes under adversarial schedules and sees whether they complete.
 //!
-//! A lane is a FIFO from one member to another. A member starts operations in order, begins the strands of each lane in
+//! A lane is a FIFO from one member to another. A member starts operations in order, begins the sub-schedules of each lane in
 //! order up to the window, and posts a round's transfers together; a send is complete when the receiver has taken the
 //! chunk from the lane's head. The schedule decides what happens next among everything that can happen.
 
@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use ronde_wire::{Lane, Member};
 
-use super::{At, Violation};
-use crate::plan::{Plan, Strand, Transfer};
+use super::{PlanPosition, Violation};
+use crate::plan::{Plan, SubSchedule, Transfer};
 
 /// When a receiver takes the chunk at a lane's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,10 +18,10 @@ pub enum Delivery {
     /// another one, and is stored nowhere in between.
     Rendezvous,
     /// As soon as it has started the operation: it has room for a chunk that comes before its receive is posted. Senders are
-    /// held back as the executor does it: a strand keeps its place in the sender's window until everybody to whom it sent
+    /// held back as the executor does it: a sub-schedule keeps its place in the sender's window until everybody to whom it sent
     /// there and from whom it hears nothing has ended it too, and has said so by a token. That bounds what lies at a
     /// receiver.
-    Paced,
+    Backpressure,
     /// Only when the matching receive is posted: no room at the receiver at all, and a head that must wait holds up what
     /// stands behind it.
     WhenPosted,
@@ -64,16 +64,16 @@ impl Schedule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Explored {
     /// The most chunks from one member that lay at another one at the same time before their receives were posted.
-    pub early_chunks_most: usize,
+    pub early_chunks_max: usize,
 }
 
 /// Two operations on the same lanes: every member starts `a` before `b`, and everything else interleaves in every
-/// schedule of [`Schedule::many`], as the executor delivers ([`Delivery::Paced`]).
+/// schedule of [`Schedule::many`], as the executor delivers ([`Delivery::Backpressure`]).
 ///
 /// # Errors
 /// [`Violation::Stuck`] when a schedule comes to a point where nothing can happen.
 pub fn check_interleaved(a: &[Plan], b: &[Plan]) -> Result<Explored, Violation> {
-    explore(&[a, b], Delivery::Paced, &Schedule::many(a.len(), RANDOM_SCHEDULES))
+    explore(&[a, b], Delivery::Backpressure, &Schedule::many(a.len(), RANDOM_SCHEDULES))
 }
 
 /// Random schedules of [`check_interleaved`].
@@ -88,7 +88,7 @@ pub fn explore(operations: &[&[Plan]], delivery: Delivery, schedules: &[Schedule
     let mut seen = Explored::default();
     for schedule in schedules {
         let early = Network::new(operations, delivery).run(*schedule)?;
-        seen.early_chunks_most = seen.early_chunks_most.max(early);
+        seen.early_chunks_max = seen.early_chunks_max.max(early);
     }
     Ok(seen)
 }
@@ -97,16 +97,16 @@ pub fn explore(operations: &[&[Plan]], delivery: Delivery, schedules: &[Schedule
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     Start { member: Member },
-    Post(Place),
+    Post(Task),
     Take(Link),
-    Token(Place),
+    Token(Task),
 }
 
 impl Event {
     fn member(self) -> Member {
         match self {
             Self::Start { member } => member,
-            Self::Post(place) | Self::Token(place) => place.member,
+            Self::Post(task) | Self::Token(task) => task.member,
             Self::Take(link) => link.to,
         }
     }
@@ -117,35 +117,35 @@ struct Link {
     from: Member,
     to: Member,
     lane: Lane,
-    /// Without lanes, the operation and strand that the link is for.
+    /// Without lanes, the operation and sub-schedule that the link is for.
     own: Option<(usize, usize)>,
 }
 
-/// A strand at a member.
+/// A sub-schedule at a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct Task {
     member: Member,
     operation: usize,
-    strand: usize,
+    sub_schedule: usize,
 }
 
 /// A chunk on a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Head {
+struct Chunk {
     operation: usize,
-    strand: usize,
+    sub_schedule: usize,
     round: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Half {
+enum PendingTransfer {
     SendTo(Member),
     ReceiveFrom(Member),
 }
 
 #[derive(Default)]
 struct Queue {
-    chunks: VecDeque<Head>,
+    chunks: VecDeque<Chunk>,
     /// Whether taking its head is among the ready events.
     offered: bool,
 }
@@ -155,10 +155,10 @@ struct Progress {
     round: usize,
     posted: bool,
     done: bool,
-    /// Tokens that are awaited, less those that came before the strand was over here.
+    /// Tokens that are awaited, less those that came before the sub-schedule was over here.
     tokens: isize,
     /// Transfers of the posted round that are not complete.
-    open: Vec<Half>,
+    open: Vec<PendingTransfer>,
     /// Chunks that came before their receive was posted.
     early: Vec<(usize, Member)>,
 }
@@ -180,12 +180,12 @@ struct Network<'a> {
     ready: VecDeque<Event>,
     /// Chunks that lie at a receiver before their receive is posted, by sender and receiver, and the most ever.
     early: HashMap<(Member, Member), usize>,
-    early_most: usize,
+    early_max: usize,
 }
 
 impl<'a> Network<'a> {
     fn new(operations: &'a [&'a [Plan]], delivery: Delivery) -> Self {
-        let fresh = |plan: &Plan| plan.strands.iter().map(|_| Progress::default()).collect();
+        let fresh = |plan: &Plan| plan.sub_schedules.iter().map(|_| Progress::default()).collect();
         let members = operations.first().map_or(0, |plans| plans.len());
         Self {
             operations,
@@ -195,7 +195,7 @@ impl<'a> Network<'a> {
             windows: HashMap::new(),
             links: BTreeMap::new(),
             early: HashMap::new(),
-            early_most: 0,
+            early_max: 0,
             ready: (0..).map(Member).take(members).map(|member| Event::Start { member }).collect(),
         }
     }
@@ -208,13 +208,13 @@ impl<'a> Network<'a> {
         while let Some(event) = self.next(schedule, &mut random) {
             match event {
                 Event::Start { member } => self.start(member),
-                Event::Post(place) => self.post(place),
+                Event::Post(task) => self.post(task),
                 Event::Take(link) => self.take(link),
-                Event::Token(place) => self.hear_token(place),
+                Event::Token(task) => self.receive_token(task),
             }
         }
         self.check_done(schedule)?;
-        Ok(self.early_most)
+        Ok(self.early_max)
     }
 
     fn next(&mut self, schedule: Schedule, random: &mut u64) -> Option<Event> {
@@ -236,7 +236,7 @@ impl<'a> Network<'a> {
             self.ready.push_back(Event::Start { member });
         }
         let plan = &self.operations[operation][member.index()];
-        let mut lanes: Vec<Lane> = plan.strands.iter().map(|strand| strand.lane).collect();
+        let mut lanes: Vec<Lane> = plan.sub_schedules.iter().map(|sub_schedule| sub_schedule.lane).collect();
         lanes.sort_unstable();
         lanes.dedup();
         for lane in lanes {
@@ -245,24 +245,24 @@ impl<'a> Network<'a> {
         self.offer_all(member);
     }
 
-    /// Begins strands of a lane while the window has room.
+    /// Begins sub-schedules of a lane while the window has room.
     fn begin(&mut self, member: Member, operation: usize, lane: Lane) {
         let plan = &self.operations[operation][member.index()];
         let mut window = self.windows.get(&(member, operation, lane)).cloned().unwrap_or_default();
-        while window.in_flight < plan.window && window.next < plan.strands.len() {
-            let strand = window.next;
-            if plan.prelude && strand > 0 && !self.progress[operation][member.index()][0].done {
+        while window.in_flight < plan.window && window.next < plan.sub_schedules.len() {
+            let sub_schedule = window.next;
+            if plan.prelude && sub_schedule > 0 && !self.progress[operation][member.index()][0].done {
                 break;
             }
             window.next += 1;
-            if plan.strands[strand].lane != lane {
+            if plan.sub_schedules[sub_schedule].lane != lane {
                 continue;
             }
-            let progress = &mut self.progress[operation][member.index()][strand];
-            if let Some(round) = next_transfers(&plan.strands[strand], 0) {
+            let progress = &mut self.progress[operation][member.index()][sub_schedule];
+            if let Some(round) = next_transfers(&plan.sub_schedules[sub_schedule], 0) {
                 progress.round = round;
                 window.in_flight += 1;
-                self.ready.push_back(Event::Post(Place { member, operation, strand }));
+                self.ready.push_back(Event::Post(Task { member, operation, sub_schedule }));
             } else {
                 progress.done = true;
             }
@@ -276,12 +276,12 @@ impl<'a> Network<'a> {
         links.into_iter().for_each(|link| self.offer(link));
     }
 
-    fn post(&mut self, place: Place) {
-        let Place { member, operation, strand } = place;
-        let content = &self.operations[operation][member.index()].strands[strand];
+    fn post(&mut self, task: Task) {
+        let Task { member, operation, sub_schedule } = task;
+        let content = &self.operations[operation][member.index()].sub_schedules[sub_schedule];
         let lane = content.lane;
-        let own = (self.delivery == Delivery::Rendezvous).then_some((operation, strand));
-        let progress = &mut self.progress[operation][member.index()][strand];
+        let own = (self.delivery == Delivery::Rendezvous).then_some((operation, sub_schedule));
+        let progress = &mut self.progress[operation][member.index()][sub_schedule];
         let round = progress.round;
         progress.posted = true;
         progress.open.clear();
@@ -289,9 +289,9 @@ impl<'a> Network<'a> {
         for transfer in &content.rounds[round].transfers {
             match *transfer {
                 Transfer::Send { to, .. } => {
-                    progress.open.push(Half::SendTo(to));
+                    progress.open.push(PendingTransfer::SendTo(to));
                     let link = Link { from: member, to, lane, own };
-                    let chunk = Head { operation, strand, round };
+                    let chunk = Chunk { operation, sub_schedule, round };
                     self.links.entry(link).or_default().chunks.push_back(chunk);
                     links.push(link);
                 }
@@ -301,13 +301,13 @@ impl<'a> Network<'a> {
                             progress.early.swap_remove(index);
                             self.early.entry((from, member)).and_modify(|chunks| *chunks -= 1);
                         }
-                        None => progress.open.push(Half::ReceiveFrom(from)),
+                        None => progress.open.push(PendingTransfer::ReceiveFrom(from)),
                     }
                     links.push(Link { from, to: member, lane, own });
                 }
             }
         }
-        self.advance_when_complete(place);
+        self.advance_when_complete(task);
         links.into_iter().for_each(|link| self.offer(link));
     }
 
@@ -318,18 +318,18 @@ impl<'a> Network<'a> {
         if queue.chunks.is_empty() {
             self.links.remove(&link);
         }
-        let Head { operation, strand, round } = head;
-        let receiver = Place { member: link.to, operation, strand };
-        let sender = Place { member: link.from, operation, strand };
+        let Chunk { operation, sub_schedule, round } = head;
+        let receiver = Task { member: link.to, operation, sub_schedule };
+        let sender = Task { member: link.from, operation, sub_schedule };
         if self.posted(link, head) {
-            self.close(receiver, Half::ReceiveFrom(link.from));
+            self.complete_transfer(receiver, PendingTransfer::ReceiveFrom(link.from));
         } else {
-            self.progress[operation][link.to.index()][strand].early.push((round, link.from));
+            self.progress[operation][link.to.index()][sub_schedule].early.push((round, link.from));
             let chunks = self.early.entry((link.from, link.to)).or_default();
             *chunks += 1;
-            self.early_most = self.early_most.max(*chunks);
+            self.early_max = self.early_max.max(*chunks);
         }
-        self.close(sender, Half::SendTo(link.to));
+        self.complete_transfer(sender, PendingTransfer::SendTo(link.to));
         self.offer(link);
     }
 
@@ -338,7 +338,7 @@ impl<'a> Network<'a> {
         let Some(queue) = self.links.get(&link).filter(|queue| !queue.offered) else { return };
         let Some(&head) = queue.chunks.front() else { return };
         let can = match self.delivery {
-            Delivery::Paced => head.operation < self.started[link.to.index()],
+            Delivery::Backpressure => head.operation < self.started[link.to.index()],
             Delivery::Rendezvous | Delivery::WhenPosted => self.posted(link, head),
         };
         if can && let Some(queue) = self.links.get_mut(&link) {
@@ -348,45 +348,45 @@ impl<'a> Network<'a> {
     }
 
     /// Whether the receive for a chunk is posted.
-    fn posted(&self, link: Link, head: Head) -> bool {
-        let progress = &self.progress[head.operation][link.to.index()][head.strand];
-        let open = progress.open.contains(&Half::ReceiveFrom(link.from));
+    fn posted(&self, link: Link, head: Chunk) -> bool {
+        let progress = &self.progress[head.operation][link.to.index()][head.sub_schedule];
+        let open = progress.open.contains(&PendingTransfer::ReceiveFrom(link.from));
         progress.posted && progress.round == head.round && open
     }
 
-    fn close(&mut self, place: Place, half: Half) {
-        let progress = &mut self.progress[place.operation][place.member.index()][place.strand];
-        progress.open.retain(|open| *open != half);
-        self.advance_when_complete(place);
+    fn complete_transfer(&mut self, task: Task, transfer: PendingTransfer) {
+        let progress = &mut self.progress[task.operation][task.member.index()][task.sub_schedule];
+        progress.open.retain(|open| *open != transfer);
+        self.advance_when_complete(task);
     }
 
-    fn advance_when_complete(&mut self, place: Place) {
-        let Place { member, operation, strand } = place;
-        let content = &self.operations[operation][member.index()].strands[strand];
-        let progress = &mut self.progress[operation][member.index()][strand];
+    fn advance_when_complete(&mut self, task: Task) {
+        let Task { member, operation, sub_schedule } = task;
+        let content = &self.operations[operation][member.index()].sub_schedules[sub_schedule];
+        let progress = &mut self.progress[operation][member.index()][sub_schedule];
         if !progress.posted || !progress.open.is_empty() {
             return;
         }
         progress.posted = false;
         if let Some(round) = next_transfers(content, progress.round + 1) {
             progress.round = round;
-            self.ready.push_back(Event::Post(place));
+            self.ready.push_back(Event::Post(task));
         } else {
             progress.done = true;
-            self.end(place);
+            self.end(task);
         }
     }
 
-    /// A strand's rounds are over: its place in the window is free at once, or with the last token.
-    fn end(&mut self, place: Place) {
-        let Place { member, operation, strand } = place;
-        let content = &self.operations[operation][member.index()].strands[strand];
-        if self.delivery == Delivery::Paced {
-            let (takers, givers) = one_way(content);
-            let tokens = givers.into_iter().map(|member| Event::Token(Place { member, operation, strand }));
+    /// A sub-schedule's rounds are over: its place in the window is free at once, or with the last token.
+    fn end(&mut self, task: Task) {
+        let Task { member, operation, sub_schedule } = task;
+        let content = &self.operations[operation][member.index()].sub_schedules[sub_schedule];
+        if self.delivery == Delivery::Backpressure {
+            let (send_only, receive_only) = one_directional(content);
+            let tokens = receive_only.into_iter().map(|member| Event::Token(Task { member, operation, sub_schedule }));
             self.ready.extend(tokens);
-            let progress = &mut self.progress[operation][member.index()][strand];
-            progress.tokens += isize::try_from(takers.len()).unwrap_or(isize::MAX);
+            let progress = &mut self.progress[operation][member.index()][sub_schedule];
+            progress.tokens += isize::try_from(send_only.len()).unwrap_or(isize::MAX);
             if progress.tokens > 0 {
                 return;
             }
@@ -394,12 +394,16 @@ impl<'a> Network<'a> {
         self.release(member, operation, content.lane);
     }
 
-    fn hear_token(&mut self, place: Place) {
-        let Place { member, operation, strand } = place;
-        let progress = &mut self.progress[operation][member.index()][strand];
+    fn receive_token(&mut self, task: Task) {
+        let Task { member, operation, sub_schedule } = task;
+        let progress = &mut self.progress[operation][member.index()][sub_schedule];
         progress.tokens -= 1;
         if progress.done && progress.tokens == 0 {
-            self.release(member, operation, self.operations[operation][member.index()].strands[strand].lane);
+            self.release(
+                member,
+                operation,
+                self.operations[operation][member.index()].sub_schedules[sub_schedule].lane,
+            );
         }
     }
 
@@ -412,44 +416,45 @@ impl<'a> Network<'a> {
 
     fn check_done(&self, schedule: Schedule) -> Result<(), Violation> {
         for (operation, members) in self.progress.iter().enumerate() {
-            for (member, strands) in (0..).map(Member).zip(members) {
-                let undone = strands.iter().position(|progress| !progress.done);
-                let begun = strands.iter().position(|progress| !progress.done && progress.posted);
-                if let Some(strand) = begun.or(undone) {
-                    return Err(self.stuck(Place { member, operation, strand }, schedule));
+            for (member, sub_schedules) in (0..).map(Member).zip(members) {
+                let undone = sub_schedules.iter().position(|progress| !progress.done);
+                let begun = sub_schedules.iter().position(|progress| !progress.done && progress.posted);
+                if let Some(sub_schedule) = begun.or(undone) {
+                    return Err(self.stuck(Task { member, operation, sub_schedule }, schedule));
                 }
             }
         }
         Ok(())
     }
 
-    fn stuck(&self, place: Place, schedule: Schedule) -> Violation {
-        let Place { member, operation, strand } = place;
-        let progress = &self.progress[operation][member.index()][strand];
-        let at = At { member, strand, round: progress.round };
+    fn stuck(&self, task: Task, schedule: Schedule) -> Violation {
+        let Task { member, operation, sub_schedule } = task;
+        let progress = &self.progress[operation][member.index()][sub_schedule];
+        let at = PlanPosition { member, sub_schedule, round: progress.round };
         let blocked = self.links.iter().find(|(link, queue)| link.to == member && !queue.chunks.is_empty());
         let head = blocked.and_then(|(link, queue)| queue.chunks.front().map(|head| (link, head)));
-        let head =
-            head.map(|(link, head)| (head.operation, At { member: link.from, strand: head.strand, round: head.round }));
+        let head = head.map(|(link, head)| {
+            (head.operation, PlanPosition { member: link.from, sub_schedule: head.sub_schedule, round: head.round })
+        });
         Violation::Stuck { operation, at, head, schedule: format!("{schedule:?}") }
     }
 }
 
-/// To whom a member sends in a strand without hearing from them, and from whom it hears without sending to them.
-fn one_way(strand: &Strand) -> (Vec<Member>, Vec<Member>) {
-    let (mut takers, mut givers) = (BTreeSet::new(), BTreeSet::new());
-    for transfer in strand.rounds.iter().flat_map(|round| &round.transfers) {
+/// To whom a member sends in a sub-schedule without hearing from them, and from whom it hears without sending to them.
+fn one_directional(sub_schedule: &SubSchedule) -> (Vec<Member>, Vec<Member>) {
+    let (mut send_only, mut receive_only) = (BTreeSet::new(), BTreeSet::new());
+    for transfer in sub_schedule.rounds.iter().flat_map(|round| &round.transfers) {
         match *transfer {
-            Transfer::Send { to, .. } => takers.insert(to),
-            Transfer::Receive { from, .. } => givers.insert(from),
+            Transfer::Send { to, .. } => send_only.insert(to),
+            Transfer::Receive { from, .. } => receive_only.insert(from),
         };
     }
-    (takers.difference(&givers).copied().collect(), givers.difference(&takers).copied().collect())
+    (send_only.difference(&receive_only).copied().collect(), receive_only.difference(&send_only).copied().collect())
 }
 
 /// The first round from `round` on that has transfers.
-fn next_transfers(strand: &Strand, round: usize) -> Option<usize> {
-    let later = strand.rounds.iter().enumerate().skip(round);
+fn next_transfers(sub_schedule: &SubSchedule, round: usize) -> Option<usize> {
+    let later = sub_schedule.rounds.iter().enumerate().skip(round);
     later.filter(|(_, content)| !content.transfers.is_empty()).map(|(index, _)| index).next()
 }
 

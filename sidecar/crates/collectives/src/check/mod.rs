@@ -4,12 +4,12 @@
 //! |---|---|
 //! | `layout` | layouts are equal and map every input and output element exactly once |
 //! | `shape` | every span, register and peer exists and fits; steps belong to the kind of work and to their side of a prelude |
-//! | `transfers` | sends match receives in peer, strand, round, span, form and lane; bytes and rounds equal the closed form |
+//! | `transfers` | sends match receives in peer, sub-schedule, round, span, form and lane; bytes and rounds equal the closed form |
 //! | `values`, `registers` | each contribution counts exactly once, in member order; every target gets each element once, and all ranks of a common result end with the same expression; nothing stale is read, nothing is written twice |
 //! | `reducers` | codecs: sources and owners encode once, plain values never travel, everybody decodes; n-ary: all ranks' values at once, in order; preludes: every element of every rank is measured once, everybody concludes from the same measures before it reduces |
 //! | `lanes` | plans complete on FIFO lanes, alone and with another plan, in adversarial schedules |
 //!
-//! **Why one schedule is enough for values.** The registers of a strand are touched by its own rounds only, in order, and
+//! **Why one schedule is enough for values.** The registers of a sub-schedule are touched by its own rounds only, in order, and
 //! a transfer connects two equal rounds of two members. So every schedule that completes moves the same values, and the
 //! checker runs the one in which all members step together. That it completes with rendezvous transfers, without any
 //! buffer, follows from the matching: the members that are least advanced wait for nobody who is not there as well.
@@ -30,7 +30,7 @@ mod violation;
 use ronde_wire::{Member, Rank, SetTopology, Tuning};
 
 pub use lanes::{Delivery, Explored, Schedule, check_interleaved, explore};
-pub use violation::{At, Violation};
+pub use violation::{PlanPosition, Violation};
 
 use crate::algorithms::Predicted;
 use crate::plan::{Form, Plan, Span, Target, Work, WorkKind};
@@ -40,7 +40,7 @@ use expression::{Expression, Expressions};
 /// What holds for plans that passed.
 #[derive(Debug)]
 pub struct Proof {
-    /// Rounds with transfers, from the first to the last one, in the longest strand.
+    /// Rounds with transfers, from the first to the last one, in the longest sub-schedule.
     pub rounds: u32,
     /// Bytes that each member sends.
     pub sent_bytes: Vec<u64>,
@@ -97,7 +97,7 @@ pub fn check(topology: &SetTopology, work: &Work, tuning: &Tuning, plans: &[Plan
     let computed = values::check(&bucket)?;
     transfers::check_closed_form(&bucket, &form)?;
     explore(&[plans], Delivery::Rendezvous, &[Schedule::Fair, Schedule::NewestFirst])?;
-    explore(&[plans], Delivery::Paced, &Schedule::few(plans.len()))?;
+    explore(&[plans], Delivery::Backpressure, &Schedule::few(plans.len()))?;
     let measured = computed.measured.iter().map(|measured| measured.spans.to_vec()).collect();
     let Predicted { rounds, sent_bytes, reduced_bytes, .. } = form;
     let (results, expressions) = (computed.results, computed.expressions);
@@ -152,14 +152,14 @@ impl Bucket<'_> {
         span.len.saturating_mul(each)
     }
 
-    /// The number of strands, equal in all plans once the shape is checked.
-    fn strands(&self) -> usize {
-        self.plans[0].strands.len()
+    /// The number of sub-schedules, equal in all plans once the shape is checked.
+    fn sub_schedules(&self) -> usize {
+        self.plans[0].sub_schedules.len()
     }
 
-    /// The rounds of the longest part of a strand.
-    fn rounds(&self, strand: usize) -> usize {
-        self.plans.iter().map(|plan| plan.strands[strand].rounds.len()).max().unwrap_or(0)
+    /// The rounds of the longest part of a sub-schedule.
+    fn rounds(&self, sub_schedule: usize) -> usize {
+        self.plans.iter().map(|plan| plan.sub_schedules[sub_schedule].rounds.len()).max().unwrap_or(0)
     }
 }
 

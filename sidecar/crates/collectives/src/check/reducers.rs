@@ -6,13 +6,13 @@ use ronde_wire::Member;
 
 use super::registers::{Content, Measured, Registers};
 use super::values::Execution;
-use super::{At, Violation};
+use super::{PlanPosition, Violation};
 use crate::plan::{Form, Register, Span, WorkKind};
 
 impl Execution<'_> {
     pub(super) fn contribute_each(
         &mut self,
-        at: At,
+        at: PlanPosition,
         registers: &mut Registers,
         into: Register,
         span: Span,
@@ -23,7 +23,7 @@ impl Execution<'_> {
     /// All ranks' values at once, from as many registers as there are members.
     pub(super) fn reduce_all(
         &mut self,
-        at: At,
+        at: PlanPosition,
         registers: &mut Registers,
         (first, into): (Register, Register),
         span: Span,
@@ -40,7 +40,7 @@ impl Execution<'_> {
     /// The source's part for an owner is encoded once, and so is what the owner has finished.
     pub(super) fn encode(
         &mut self,
-        at: At,
+        at: PlanPosition,
         registers: &mut Registers,
         register: Register,
         span: Span,
@@ -68,7 +68,7 @@ impl Execution<'_> {
 
     pub(super) fn decode(
         &mut self,
-        at: At,
+        at: PlanPosition,
         registers: &mut Registers,
         register: Register,
         span: Span,
@@ -93,7 +93,7 @@ impl Execution<'_> {
 
     pub(super) fn measure_own(
         &mut self,
-        at: At,
+        at: PlanPosition,
         registers: &mut Registers,
         into: Register,
         span: Span,
@@ -103,7 +103,7 @@ impl Execution<'_> {
 
     pub(super) fn measure_all(
         &mut self,
-        at: At,
+        at: PlanPosition,
         registers: &mut Registers,
         (first, into): (Register, Register),
         span: Span,
@@ -113,7 +113,12 @@ impl Execution<'_> {
     }
 
     /// What all members have measured covers every element of every rank once, and is the same everywhere.
-    pub(super) fn conclude(&mut self, at: At, registers: &mut Registers, first: Register) -> Result<(), Violation> {
+    pub(super) fn conclude(
+        &mut self,
+        at: PlanPosition,
+        registers: &mut Registers,
+        first: Register,
+    ) -> Result<(), Violation> {
         if std::mem::replace(&mut self.concluded[at.member.index()], true) {
             return Err(Violation::ConcludedTwice { at });
         }
@@ -155,7 +160,7 @@ impl Execution<'_> {
     /// Reads all members' ranks' values; the result goes elsewhere.
     fn read_each(
         &self,
-        at: At,
+        at: PlanPosition,
         registers: &mut Registers,
         (first, into): (Register, Register),
         span: Span,
@@ -172,7 +177,13 @@ impl Execution<'_> {
         Ok(())
     }
 
-    fn add_measured(&self, at: At, registers: &mut Registers, into: Register, span: Span) -> Result<(), Violation> {
+    fn add_measured(
+        &self,
+        at: PlanPosition,
+        registers: &mut Registers,
+        into: Register,
+        span: Span,
+    ) -> Result<(), Violation> {
         let whole = self.measures_of(at.member);
         let before = match registers.measures(at, into)? {
             Some((_, measured)) if measured.by != at.member => {
@@ -186,7 +197,7 @@ impl Execution<'_> {
     }
 
     /// Each element once.
-    fn check_covers(&self, at: At, spans: &[Span]) -> Result<(), Violation> {
+    fn check_covers(&self, at: PlanPosition, spans: &[Span]) -> Result<(), Violation> {
         let mut spans = spans.to_vec();
         spans.sort_unstable();
         let mut end = 0;

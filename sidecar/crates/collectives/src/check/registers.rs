@@ -5,10 +5,10 @@ use std::rc::Rc;
 use ronde_wire::Member;
 
 use super::expression::Expression;
-use super::{At, Violation};
+use super::{PlanPosition, Violation};
 use crate::plan::{Form, Register, Span};
 
-/// The registers of one strand at one member, as far as they have been written.
+/// The registers of one sub-schedule at one member, as far as they have been written.
 #[derive(Clone, Default)]
 pub(super) struct Registers {
     held: Vec<Option<Held>>,
@@ -55,7 +55,13 @@ impl Content {
 impl Registers {
     /// What is read from a register, which must hold exactly this span in this form. Measures that were never taken, because
     /// there was nothing to measure, are zeros.
-    pub(super) fn read(&mut self, at: At, register: Register, span: Span, form: Form) -> Result<Content, Violation> {
+    pub(super) fn read(
+        &mut self,
+        at: PlanPosition,
+        register: Register,
+        span: Span,
+        form: Form,
+    ) -> Result<Content, Violation> {
         match self.held.get_mut(usize::from(register.0)) {
             Some(Some(held)) if held.span == span => {
                 if held.content.form() != form {
@@ -71,7 +77,12 @@ impl Registers {
         }
     }
 
-    pub(super) fn values(&mut self, at: At, register: Register, span: Span) -> Result<Rc<[Expression]>, Violation> {
+    pub(super) fn values(
+        &mut self,
+        at: PlanPosition,
+        register: Register,
+        span: Span,
+    ) -> Result<Rc<[Expression]>, Violation> {
         match self.read(at, register, span, Form::Values)? {
             Content::Values(values) => Ok(values),
             _ => Err(Violation::Stale { at, register, span }),
@@ -79,7 +90,11 @@ impl Registers {
     }
 
     /// Measures may be added to a register that holds nothing yet.
-    pub(super) fn measures(&mut self, at: At, register: Register) -> Result<Option<(Span, Measured)>, Violation> {
+    pub(super) fn measures(
+        &mut self,
+        at: PlanPosition,
+        register: Register,
+    ) -> Result<Option<(Span, Measured)>, Violation> {
         match self.held.get_mut(usize::from(register.0)) {
             Some(Some(Held { span, content: Content::Measures(measured), read })) => {
                 *read = true;
@@ -93,7 +108,13 @@ impl Registers {
         }
     }
 
-    pub(super) fn write(&mut self, at: At, register: Register, span: Span, content: Content) -> Result<(), Violation> {
+    pub(super) fn write(
+        &mut self,
+        at: PlanPosition,
+        register: Register,
+        span: Span,
+        content: Content,
+    ) -> Result<(), Violation> {
         let index = usize::from(register.0);
         if index >= self.held.len() {
             self.held.resize(index + 1, None);
@@ -104,14 +125,14 @@ impl Registers {
     }
 
     /// Nothing is left behind that nobody has read.
-    pub(super) fn check_all_read(&self, at: At) -> Result<(), Violation> {
+    pub(super) fn check_all_read(&self, at: PlanPosition) -> Result<(), Violation> {
         let mut held = (0..).map(Register).zip(&self.held);
         held.try_for_each(|(register, held)| check_read(at, register, held.as_ref()))
     }
 }
 
 /// A value that nobody reads is a sign of a wrong register; a barrier's tokens have no value.
-fn check_read(at: At, register: Register, held: Option<&Held>) -> Result<(), Violation> {
+fn check_read(at: PlanPosition, register: Register, held: Option<&Held>) -> Result<(), Violation> {
     match held {
         Some(held) if !held.read && !held.span.is_empty() => Err(Violation::Unread { at, register }),
         _ => Ok(()),

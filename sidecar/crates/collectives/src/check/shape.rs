@@ -4,33 +4,36 @@ use std::collections::BTreeSet;
 
 use ronde_wire::{Member, limits};
 
-use super::{At, Bucket, Violation};
+use super::{Bucket, PlanPosition, Violation};
 use crate::plan::{Form, Plan, REGISTERS_MAX, Register, Round, Span, Step, Transfer, WorkKind};
 
-/// Strands, lanes and windows are equal; every span, register and peer exists.
+/// Sub-schedules, lanes and windows are equal; every span, register and peer exists.
 pub(super) fn check(bucket: &Bucket<'_>) -> Result<(), Violation> {
     let first = &bucket.plans[0];
     for (member, plan) in bucket.members() {
         if plan.window != usize::from(bucket.tuning.window) || plan.window > limits::WINDOW_MAX {
             return Err(Violation::Window { member, window: plan.window });
         }
-        if plan.strands.len() != first.strands.len() {
-            return Err(Violation::StrandsDiffer { member, strand: plan.strands.len().min(first.strands.len()) });
+        if plan.sub_schedules.len() != first.sub_schedules.len() {
+            return Err(Violation::SubSchedulesDiffer {
+                member,
+                sub_schedule: plan.sub_schedules.len().min(first.sub_schedules.len()),
+            });
         }
         check_prelude(bucket, member, plan)?;
-        for (index, (strand, reference)) in plan.strands.iter().zip(&first.strands).enumerate() {
-            if strand.lane != reference.lane || strand.lane.0 >= bucket.tuning.lanes {
-                return Err(Violation::StrandsDiffer { member, strand: index });
+        for (index, (sub_schedule, reference)) in plan.sub_schedules.iter().zip(&first.sub_schedules).enumerate() {
+            if sub_schedule.lane != reference.lane || sub_schedule.lane.0 >= bucket.tuning.lanes {
+                return Err(Violation::SubSchedulesDiffer { member, sub_schedule: index });
             }
-            for (round, content) in strand.rounds.iter().enumerate() {
-                check_round(bucket, At { member, strand: index, round }, content)?;
+            for (round, content) in sub_schedule.rounds.iter().enumerate() {
+                check_round(bucket, PlanPosition { member, sub_schedule: index, round }, content)?;
             }
         }
     }
     Ok(())
 }
 
-/// There is a prelude exactly where something is measured, on the lane of all strands, and its last step concludes.
+/// There is a prelude exactly where something is measured, on the lane of all sub-schedules, and its last step concludes.
 fn check_prelude(bucket: &Bucket<'_>, member: Member, plan: &Plan) -> Result<(), Violation> {
     if plan.prelude != (bucket.work.kind.measures() && plan.layout.elements > 0) {
         return Err(Violation::PreludeMissing { member });
@@ -38,20 +41,20 @@ fn check_prelude(bucket: &Bucket<'_>, member: Member, plan: &Plan) -> Result<(),
     if !plan.prelude {
         return Ok(());
     }
-    let Some(prelude) = plan.strands.first() else { return Err(Violation::PreludeMissing { member }) };
-    if let Some(strand) = plan.strands.iter().position(|strand| strand.lane != prelude.lane) {
-        return Err(Violation::StrandsDiffer { member, strand });
+    let Some(prelude) = plan.sub_schedules.first() else { return Err(Violation::PreludeMissing { member }) };
+    if let Some(sub_schedule) = plan.sub_schedules.iter().position(|sub_schedule| sub_schedule.lane != prelude.lane) {
+        return Err(Violation::SubSchedulesDiffer { member, sub_schedule });
     }
     let steps = prelude.rounds.iter().flat_map(|round| &round.steps);
     let concluded = steps.clone().position(|step| matches!(step, Step::Conclude { .. }));
     if concluded.is_some_and(|index| index + 1 != steps.count()) {
-        let at = At { member, strand: 0, round: prelude.rounds.len().saturating_sub(1) };
+        let at = PlanPosition { member, sub_schedule: 0, round: prelude.rounds.len().saturating_sub(1) };
         return Err(Violation::Prelude { at, step: "conclude" });
     }
     Ok(())
 }
 
-fn check_round(bucket: &Bucket<'_>, at: At, round: &Round) -> Result<(), Violation> {
+fn check_round(bucket: &Bucket<'_>, at: PlanPosition, round: &Round) -> Result<(), Violation> {
     for step in &round.steps {
         check_step(bucket, at, step)?;
     }
@@ -72,7 +75,7 @@ fn check_round(bucket: &Bucket<'_>, at: At, round: &Round) -> Result<(), Violati
     check_clashes(at, round)
 }
 
-fn check_step(bucket: &Bucket<'_>, at: At, step: &Step) -> Result<(), Violation> {
+fn check_step(bucket: &Bucket<'_>, at: PlanPosition, step: &Step) -> Result<(), Violation> {
     let kind = &bucket.work.kind;
     let Described { name, registers, span, form, needs, measures } = Described::of(step);
     registers.into_iter().try_for_each(|register| check_register(at, register))?;
@@ -94,7 +97,7 @@ fn check_step(bucket: &Bucket<'_>, at: At, step: &Step) -> Result<(), Violation>
     if !allowed {
         return Err(Violation::Step { at, step: name, kind: kind.name() });
     }
-    let in_prelude = at.strand == 0 && bucket.plans[at.member.index()].prelude;
+    let in_prelude = at.sub_schedule == 0 && bucket.plans[at.member.index()].prelude;
     if measures.is_some_and(|measures| measures != in_prelude) {
         return Err(Violation::Prelude { at, step: name });
     }
@@ -165,30 +168,30 @@ impl Described {
     }
 }
 
-fn check_register(at: At, register: Register) -> Result<(), Violation> {
+fn check_register(at: PlanPosition, register: Register) -> Result<(), Violation> {
     if register.0 < REGISTERS_MAX { Ok(()) } else { Err(Violation::NoRegister { at, register }) }
 }
 
 /// A span lies in the bucket, and what a register holds of it fits a chunk. A prelude's chunks do not depend on the tuning.
-fn check_span(bucket: &Bucket<'_>, at: At, span: Span, form: Form, source: Member) -> Result<(), Violation> {
+fn check_span(bucket: &Bucket<'_>, at: PlanPosition, span: Span, form: Form, source: Member) -> Result<(), Violation> {
     if form == Form::Measures {
         let expected = Span { start: 0, len: bucket.measures_of(source) };
         let fits = bucket.bytes(source, span, form) <= limits::CHUNK_BYTES_MAX as u64;
         return if span == expected && fits { Ok(()) } else { Err(Violation::Span { at, span }) };
     }
     check_inside(bucket, at, span)?;
-    let in_prelude = at.strand == 0 && bucket.plans[at.member.index()].prelude;
+    let in_prelude = at.sub_schedule == 0 && bucket.plans[at.member.index()].prelude;
     let chunk = if in_prelude { limits::CHUNK_BYTES_MAX as u64 } else { u64::from(bucket.tuning.chunk_bytes) };
     let fits = span.len <= 1 || bucket.bytes(source, span, form) <= chunk;
     if fits { Ok(()) } else { Err(Violation::Span { at, span }) }
 }
 
-fn check_inside(bucket: &Bucket<'_>, at: At, span: Span) -> Result<(), Violation> {
+fn check_inside(bucket: &Bucket<'_>, at: PlanPosition, span: Span) -> Result<(), Violation> {
     let inside = span.start.checked_add(span.len).is_some_and(|end| end <= bucket.plans[0].layout.elements);
     if inside { Ok(()) } else { Err(Violation::Span { at, span }) }
 }
 
-fn check_clashes(at: At, round: &Round) -> Result<(), Violation> {
+fn check_clashes(at: PlanPosition, round: &Round) -> Result<(), Violation> {
     for (index, transfer) in round.transfers.iter().enumerate() {
         let Transfer::Receive { into, .. } = *transfer else { continue };
         let mut others = round.transfers.iter().enumerate().filter(|(other, _)| *other != index);
@@ -206,18 +209,18 @@ fn register(transfer: &Transfer) -> Register {
     }
 }
 
-/// A strand names as many registers as it holds chunks for its peers, and two to work with.
+/// A sub-schedule names as many registers as it holds chunks for its peers, and two to work with.
 pub(super) fn check_register_count(member: Member, plan: &Plan, held_chunks: u64) -> Result<(), Violation> {
     let allowed = held_chunks + 2;
-    for (index, strand) in plan.strands.iter().enumerate() {
+    for (index, sub_schedule) in plan.sub_schedules.iter().enumerate() {
         let mut named = BTreeSet::new();
-        for round in &strand.rounds {
+        for round in &sub_schedule.rounds {
             named.extend(round.steps.iter().flat_map(|step| Described::of(step).registers));
             named.extend(round.transfers.iter().map(register));
         }
         let found = named.len() as u64;
         if found > allowed {
-            return Err(Violation::Registers { member, strand: index, found, allowed });
+            return Err(Violation::Registers { member, sub_schedule: index, found, allowed });
         }
     }
     Ok(())

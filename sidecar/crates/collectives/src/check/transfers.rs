@@ -4,30 +4,30 @@ use std::collections::BTreeMap;
 
 use ronde_wire::Member;
 
-use super::{At, Bucket, Violation, shape};
+use super::{Bucket, PlanPosition, Violation, shape};
 use crate::algorithms::Predicted;
 use crate::plan::{Form, Span, Step, Transfer};
 
-/// Every send has its receive, in the same strand and round, with the same span.
+/// Every send has its receive, in the same sub-schedule and round, with the same span.
 pub(super) fn check_matching(bucket: &Bucket<'_>) -> Result<(), Violation> {
-    for strand in 0..bucket.strands() {
-        for round in 0..bucket.rounds(strand) {
-            check_round_matching(bucket, strand, round)?;
+    for sub_schedule in 0..bucket.sub_schedules() {
+        for round in 0..bucket.rounds(sub_schedule) {
+            check_round_matching(bucket, sub_schedule, round)?;
         }
     }
     Ok(())
 }
 
-fn check_round_matching(bucket: &Bucket<'_>, strand: usize, round: usize) -> Result<(), Violation> {
+fn check_round_matching(bucket: &Bucket<'_>, sub_schedule: usize, round: usize) -> Result<(), Violation> {
     let mut expected: BTreeMap<(Member, Member), (Span, Form)> = BTreeMap::new();
-    for (member, transfer) in transfers(bucket, strand, round) {
+    for (member, transfer) in transfers(bucket, sub_schedule, round) {
         if let Transfer::Receive { from, span, form, .. } = *transfer {
             expected.insert((from, member), (span, form));
         }
     }
-    for (member, transfer) in transfers(bucket, strand, round) {
+    for (member, transfer) in transfers(bucket, sub_schedule, round) {
         let Transfer::Send { to, span: sent, form, .. } = *transfer else { continue };
-        let at = At { member, strand, round };
+        let at = PlanPosition { member, sub_schedule, round };
         match expected.remove(&(member, to)) {
             None => return Err(Violation::UnmatchedSend { at, to }),
             Some((expected, _)) if expected != sent => return Err(Violation::SpansDiffer { at, to, sent, expected }),
@@ -38,19 +38,25 @@ fn check_round_matching(bucket: &Bucket<'_>, strand: usize, round: usize) -> Res
         }
     }
     match expected.into_keys().next() {
-        Some((from, member)) => Err(Violation::UnmatchedReceive { at: At { member, strand, round }, from }),
+        Some((from, member)) => {
+            Err(Violation::UnmatchedReceive { at: PlanPosition { member, sub_schedule, round }, from })
+        }
         None => Ok(()),
     }
 }
 
-fn transfers<'a>(bucket: &'a Bucket<'_>, strand: usize, round: usize) -> impl Iterator<Item = (Member, &'a Transfer)> {
+fn transfers<'a>(
+    bucket: &'a Bucket<'_>,
+    sub_schedule: usize,
+    round: usize,
+) -> impl Iterator<Item = (Member, &'a Transfer)> {
     bucket.members().flat_map(move |(member, plan)| {
-        let content = plan.strands[strand].rounds.get(round);
+        let content = plan.sub_schedules[sub_schedule].rounds.get(round);
         content.into_iter().flat_map(move |content| content.transfers.iter().map(move |transfer| (member, transfer)))
     })
 }
 
-/// Rounds, strands, registers, bytes sent and bytes reduced are those of the algorithm's closed form.
+/// Rounds, sub-schedules, registers, bytes sent and bytes reduced are those of the algorithm's closed form.
 pub(super) fn check_closed_form(bucket: &Bucket<'_>, form: &Predicted) -> Result<(), Violation> {
     let chunk_elements = u64::from(bucket.tuning.chunk_bytes / bucket.work.element_bytes);
     for (member, plan) in bucket.members() {
@@ -58,12 +64,12 @@ pub(super) fn check_closed_form(bucket: &Bucket<'_>, form: &Predicted) -> Result
             if found == predicted { Ok(()) } else { Err(Violation::ClosedForm { what, member, found, predicted }) }
         };
         let counted = Counted::of(bucket, member);
-        equal("strands", plan.strands.len() as u64, form.strands(chunk_elements))?;
+        equal("sub-schedules", plan.sub_schedules.len() as u64, form.sub_schedules(chunk_elements))?;
         equal("bytes sent", counted.sent, form.sent_bytes[member.index()])?;
         equal("bytes reduced", counted.reduced, form.reduced_bytes[member.index()])?;
         shape::check_register_count(member, plan, u64::from(form.held_chunks))?;
     }
-    let longest = (0..bucket.strands()).map(|strand| rounds_of(bucket, strand)).max().unwrap_or(0);
+    let longest = (0..bucket.sub_schedules()).map(|sub_schedule| rounds_of(bucket, sub_schedule)).max().unwrap_or(0);
     let (found, predicted) = (longest as u64, u64::from(form.rounds));
     if found != predicted {
         return Err(Violation::ClosedForm { what: "rounds", member: Member(0), found, predicted });
@@ -71,13 +77,14 @@ pub(super) fn check_closed_form(bucket: &Bucket<'_>, form: &Predicted) -> Result
     Ok(())
 }
 
-/// The rounds of a strand up to the last one with transfers; in a prelude from the first one with transfers on, because
+/// The rounds of a sub-schedule up to the last one with transfers; in a prelude from the first one with transfers on, because
 /// what is only measured costs no round trip.
-fn rounds_of(bucket: &Bucket<'_>, strand: usize) -> usize {
-    let mut used = (0..bucket.rounds(strand)).filter(|round| transfers(bucket, strand, *round).next().is_some());
+fn rounds_of(bucket: &Bucket<'_>, sub_schedule: usize) -> usize {
+    let mut used =
+        (0..bucket.rounds(sub_schedule)).filter(|round| transfers(bucket, sub_schedule, *round).next().is_some());
     let first = used.next();
     let last = used.next_back().or(first);
-    let skipped = if bucket.plans[0].prelude && strand == 0 { first.unwrap_or(0) } else { 0 };
+    let skipped = if bucket.plans[0].prelude && sub_schedule == 0 { first.unwrap_or(0) } else { 0 };
     last.map_or(0, |last| last + 1 - skipped)
 }
 
@@ -91,9 +98,9 @@ struct Counted {
 impl Counted {
     fn of(bucket: &Bucket<'_>, member: Member) -> Self {
         let mut counted = Self::default();
-        let strands = &bucket.plans[member.index()].strands;
+        let sub_schedules = &bucket.plans[member.index()].sub_schedules;
         let ranks = bucket.topology.size() as u64;
-        for round in strands.iter().flat_map(|strand| &strand.rounds) {
+        for round in sub_schedules.iter().flat_map(|sub_schedule| &sub_schedule.rounds) {
             for transfer in &round.transfers {
                 if let Transfer::Send { span, form, .. } = *transfer {
                     counted.sent += bucket.bytes(member, span, form);

@@ -2,9 +2,9 @@
 
 use ronde_wire::Member;
 
-use super::expression::{Expression, Expressions, Refused};
+use super::expression::{CombineError, Expression, Expressions};
 use super::registers::{Content, Measured, Registers};
-use super::{At, Bucket, Run, Violation};
+use super::{Bucket, PlanPosition, Run, Violation};
 use crate::plan::{Form, Register, Round, Slice, Source, Span, Step, Target, Transfer, WorkKind};
 
 /// What all members' plans compute.
@@ -17,8 +17,8 @@ pub(super) struct Computed {
 
 pub(super) fn check(bucket: &Bucket<'_>) -> Result<Computed, Violation> {
     let mut run = Execution::new(bucket);
-    for strand in 0..bucket.strands() {
-        run.strand(strand)?;
+    for sub_schedule in 0..bucket.sub_schedules() {
+        run.sub_schedule(sub_schedule)?;
     }
     run.check_outputs()?;
     run.check_encoded()?;
@@ -39,8 +39,8 @@ pub(super) struct Execution<'a> {
     contributions: Vec<Vec<Option<Expression>>>,
     /// What each member has published, by interval.
     outputs: Vec<Vec<Option<Expression>>>,
-    /// For each member the members of whose arrival it has heard.
-    heard: Vec<Vec<bool>>,
+    /// For each member the members of whose arrival it has arrivals.
+    arrivals: Vec<Vec<bool>>,
     /// How often each interval was encoded: by each member as a source, and behind those as a result. Empty without a
     /// codec.
     pub(super) encoded: Vec<Vec<u32>>,
@@ -66,7 +66,7 @@ impl<'a> Execution<'a> {
             whole: Vec::new(),
             contributions: Vec::new(),
             outputs: vec![vec![None; intervals]; members],
-            heard: (0..members).map(|me| (0..members).map(|other| me == other).collect()).collect(),
+            arrivals: (0..members).map(|me| (0..members).map(|other| me == other).collect()).collect(),
             encoded: vec![vec![0; intervals]; stages],
             concluded: vec![false; members],
             measured: Vec::new(),
@@ -99,25 +99,26 @@ impl<'a> Execution<'a> {
         at(span.start)..at(span.end())
     }
 
-    fn strand(&mut self, strand: usize) -> Result<(), Violation> {
+    fn sub_schedule(&mut self, sub_schedule: usize) -> Result<(), Violation> {
         let mut registers: Vec<Registers> = self.bucket.plans.iter().map(|_| Registers::default()).collect();
         let plans = self.bucket.plans;
-        let rounds = self.bucket.rounds(strand);
-        let content = |member: Member, round: usize| plans[member.index()].strands[strand].rounds.get(round);
+        let rounds = self.bucket.rounds(sub_schedule);
+        let content =
+            |member: Member, round: usize| plans[member.index()].sub_schedules[sub_schedule].rounds.get(round);
         for round in 0..rounds {
             for (member, own) in (0..).map(Member).zip(&mut registers) {
-                let at = At { member, strand, round };
+                let at = PlanPosition { member, sub_schedule, round };
                 for step in content(member, round).map_or(&[][..], |content| &content.steps) {
                     self.step(at, own, step)?;
                 }
             }
-            self.transfers(strand, round, &mut registers)?;
+            self.transfers(sub_schedule, round, &mut registers)?;
         }
-        let end = |member| At { member, strand, round: rounds };
+        let end = |member| PlanPosition { member, sub_schedule, round: rounds };
         (0..).map(Member).zip(&registers).try_for_each(|(member, own)| own.check_all_read(end(member)))
     }
 
-    fn step(&mut self, at: At, registers: &mut Registers, step: &Step) -> Result<(), Violation> {
+    fn step(&mut self, at: PlanPosition, registers: &mut Registers, step: &Step) -> Result<(), Violation> {
         match *step {
             Step::Contribute { into, span } => {
                 let values = self.contribute(at, span)?;
@@ -127,13 +128,13 @@ impl<'a> Execution<'a> {
                 let a = registers.values(at, left, span)?;
                 let b = registers.values(at, right, span)?;
                 let reduced = a.iter().zip(b.iter()).map(|(a, b)| self.expressions.reduce(*a, *b));
-                let values = reduced.collect::<Result<_, _>>().map_err(|refused| refusal(at, refused))?;
+                let values = reduced.collect::<Result<_, _>>().map_err(|refused| violation_of(at, refused))?;
                 registers.write(at, into, span, Content::Values(values))
             }
             Step::Finish { register, span } => {
                 let values = registers.values(at, register, span)?;
                 let finished = values.iter().map(|value| self.expressions.finish(*value));
-                let values = finished.collect::<Result<_, _>>().map_err(|refused| refusal(at, refused))?;
+                let values = finished.collect::<Result<_, _>>().map_err(|refused| violation_of(at, refused))?;
                 registers.write(at, register, span, Content::Values(values))
             }
             Step::Publish { from, span } => {
@@ -150,7 +151,7 @@ impl<'a> Execution<'a> {
         }
     }
 
-    fn contribute(&self, at: At, span: Span) -> Result<Vec<Expression>, Violation> {
+    fn contribute(&self, at: PlanPosition, span: Span) -> Result<Vec<Expression>, Violation> {
         let own = &self.contributions[at.member.index()];
         let value = |interval: usize| {
             own[interval].ok_or_else(|| match self.slices[interval].source {
@@ -161,10 +162,10 @@ impl<'a> Execution<'a> {
         self.intervals(span).map(value).collect()
     }
 
-    fn publish(&mut self, at: At, span: Span, values: &[Expression]) -> Result<(), Violation> {
+    fn publish(&mut self, at: PlanPosition, span: Span, values: &[Expression]) -> Result<(), Violation> {
         for (interval, value) in self.intervals(span).zip(values) {
             if self.bucket.work.kind.reduces() {
-                self.expressions.complete(*value).map_err(|refused| refusal(at, refused))?;
+                self.expressions.complete(*value).map_err(|refused| violation_of(at, refused))?;
                 if !self.expressions.is_finished(*value) {
                     return Err(Violation::Unfinished { at });
                 }
@@ -187,13 +188,13 @@ impl<'a> Execution<'a> {
     }
 
     /// Everything that is sent in a round, then everything that is received.
-    fn transfers(&mut self, strand: usize, round: usize, registers: &mut [Registers]) -> Result<(), Violation> {
+    fn transfers(&mut self, sub_schedule: usize, round: usize, registers: &mut [Registers]) -> Result<(), Violation> {
         let plans = self.bucket.plans;
-        let before = self.heard.clone();
-        let content = |member: usize| plans[member].strands[strand].rounds.get(round);
+        let before = self.arrivals.clone();
+        let content = |member: usize| plans[member].sub_schedules[sub_schedule].rounds.get(round);
         let mut moved = Vec::new();
         for (member, own) in (0..).map(Member).zip(registers.iter_mut()) {
-            let at = At { member, strand, round };
+            let at = PlanPosition { member, sub_schedule, round };
             for transfer in content(member.index()).map_or(&[][..], |content| &content.transfers) {
                 if let Transfer::Send { to, from, span, form } = *transfer {
                     if self.bucket.is_coded() && form != Form::Encoded {
@@ -204,12 +205,12 @@ impl<'a> Execution<'a> {
             }
         }
         for (from, to, span, content_sent) in moved {
-            let at = At { member: to, strand, round };
+            let at = PlanPosition { member: to, sub_schedule, round };
             let into = content(to.index()).and_then(|content| receiving_register(content, from));
             let Some(into) = into else { return Err(Violation::UnmatchedReceive { at, from }) };
             registers[to.index()].write(at, into, span, content_sent)?;
-            let news = self.heard[to.index()].iter_mut().zip(&before[from.index()]);
-            news.for_each(|(heard, told)| *heard |= told);
+            let news = self.arrivals[to.index()].iter_mut().zip(&before[from.index()]);
+            news.for_each(|(arrivals, known)| *arrivals |= known);
         }
         Ok(())
     }
@@ -228,8 +229,8 @@ impl<'a> Execution<'a> {
             }
         }
         let passes = self.bucket.work.kind == WorkKind::Barrier;
-        for (member, heard) in (0..).map(Member).zip(&self.heard) {
-            if let Some(other) = heard.iter().position(|heard| !heard).filter(|_| passes) {
+        for (member, arrivals) in (0..).map(Member).zip(&self.arrivals) {
+            if let Some(other) = arrivals.iter().position(|arrivals| !arrivals).filter(|_| passes) {
                 let other = Member(u32::try_from(other).unwrap_or(u32::MAX));
                 return Err(Violation::NotAwaited { member, other });
             }
@@ -280,13 +281,13 @@ fn receiving_register(round: &Round, peer: Member) -> Option<Register> {
     })
 }
 
-fn refusal(at: At, refused: Refused) -> Violation {
+fn violation_of(at: PlanPosition, refused: CombineError) -> Violation {
     match refused {
-        Refused::Twice(rank) => Violation::CountedTwice { at, rank },
-        Refused::Order => Violation::OperandOrder { at },
-        Refused::Finished => Violation::FinishedBefore { at },
-        Refused::Missing(rank) => Violation::Missing { at, rank },
-        Refused::Plain => Violation::ReducedPlain { at },
+        CombineError::Twice(rank) => Violation::CountedTwice { at, rank },
+        CombineError::Order => Violation::OperandOrder { at },
+        CombineError::Finished => Violation::FinishedBefore { at },
+        CombineError::Missing(rank) => Violation::Missing { at, rank },
+        CombineError::Plain => Violation::ReducedPlain { at },
     }
 }
 
@@ -294,7 +295,8 @@ fn borders(bucket: &Bucket<'_>) -> Vec<u64> {
     let mut borders = vec![0, bucket.plans[0].layout.elements];
     let mut add = |span: Span| borders.extend([span.start, span.end()]);
     bucket.plans[0].layout.slices.iter().for_each(|slice| add(slice.span));
-    for round in bucket.plans.iter().flat_map(|plan| &plan.strands).flat_map(|strand| &strand.rounds) {
+    for round in bucket.plans.iter().flat_map(|plan| &plan.sub_schedules).flat_map(|sub_schedule| &sub_schedule.rounds)
+    {
         for step in &round.steps {
             match *step {
                 Step::Contribute { span, .. }

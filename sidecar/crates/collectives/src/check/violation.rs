@@ -4,23 +4,23 @@ use std::fmt;
 
 use ronde_wire::{Member, Rank};
 
+use crate::inputs::PlanError;
 use crate::plan::{Form, Register, Source, Span, Target};
-use crate::planner::PlanError;
 
 /// A place in the plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct At {
+pub struct PlanPosition {
     /// Whose plan.
     pub member: Member,
-    /// The strand, counted over all lanes.
-    pub strand: usize,
-    /// The round of the strand.
+    /// The sub-schedule, counted over all lanes.
+    pub sub_schedule: usize,
+    /// The round of the sub-schedule.
     pub round: usize,
 }
 
-impl fmt::Display for At {
+impl fmt::Display for PlanPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, strand {}, round {}", self.member, self.strand, self.round)
+        write!(f, "{}, sub-schedule {}, round {}", self.member, self.sub_schedule, self.round)
     }
 }
 
@@ -45,27 +45,29 @@ pub enum Violation {
         "element {element} of what goes from {source_ranks:?} to {target:?} in tensor {tensor} lies in the bucket not exactly once"
     )]
     Tiling { tensor: usize, source_ranks: Source, target: Target, element: u64 },
-    /// Members have different strands, or a strand's lane is not the same everywhere or outside of the tuning.
-    #[error("strand {strand} of {member} differs from that of member 0 or is on a lane outside of the tuning")]
-    StrandsDiffer { member: Member, strand: usize },
+    /// Members have different sub-schedules, or a sub-schedule's lane is not the same everywhere or outside of the tuning.
+    #[error(
+        "sub-schedule {sub_schedule} of {member} differs from that of member 0 or is on a lane outside of the tuning"
+    )]
+    SubSchedulesDiffer { member: Member, sub_schedule: usize },
     /// The window is not the tuning's.
     #[error("the window of {member} is {window}")]
     Window { member: Member, window: usize },
     /// A span reaches over the bucket's end or is longer than a chunk.
     #[error("{at}: span {span:?} is longer than a chunk or reaches over the end")]
-    Span { at: At, span: Span },
+    Span { at: PlanPosition, span: Span },
     /// A register that does not exist.
     #[error("{at}: there is no {register:?}")]
-    NoRegister { at: At, register: Register },
-    /// A strand that names more registers than the closed form allows.
-    #[error("strand {strand} of {member} names {found} registers, where {allowed} suffice")]
-    Registers { member: Member, strand: usize, found: u64, allowed: u64 },
+    NoRegister { at: PlanPosition, register: Register },
+    /// A sub-schedule that names more registers than the closed form allows.
+    #[error("sub-schedule {sub_schedule} of {member} names {found} registers, where {allowed} suffice")]
+    Registers { member: Member, sub_schedule: usize, found: u64, allowed: u64 },
     /// A step that the kind of work does not have.
     #[error("{at}: {kind} has no such step as {step}")]
-    Step { at: At, step: &'static str, kind: &'static str },
+    Step { at: PlanPosition, step: &'static str, kind: &'static str },
     /// A step of a prelude elsewhere, or another one in it.
     #[error("{at}: {step} is on the wrong side of the prelude's end, or not its last step")]
-    Prelude { at: At, step: &'static str },
+    Prelude { at: PlanPosition, step: &'static str },
     /// A plan with a prelude for work that has none, or without one where it needs one.
     #[error("{member} has a prelude where there is nothing to measure, or none where there is")]
     PreludeMissing { member: Member },
@@ -73,94 +75,94 @@ pub enum Violation {
     #[error(
         "{at}: the result of a reduction goes into neither operand, or, where all ranks are reduced at once, into one"
     )]
-    Target { at: At },
+    Target { at: PlanPosition },
     /// A transfer with oneself or nobody, or a second one of the same direction with the same peer.
     #[error("{at}: {peer} is not a peer, or is one twice in this direction")]
-    Peer { at: At, peer: Member },
+    Peer { at: PlanPosition, peer: Member },
     /// A register is received into while another transfer of the round uses it.
     #[error("{at}: {register:?} is received into while another transfer uses it")]
-    Clash { at: At, register: Register },
+    Clash { at: PlanPosition, register: Register },
     /// A send without its receive.
     #[error("{at}: nobody receives what is sent to {to}")]
-    UnmatchedSend { at: At, to: Member },
+    UnmatchedSend { at: PlanPosition, to: Member },
     /// A receive without its send.
     #[error("{at}: nobody sends what is received from {from}")]
-    UnmatchedReceive { at: At, from: Member },
+    UnmatchedReceive { at: PlanPosition, from: Member },
     /// Both sides do not mean the same elements.
     #[error("{at}: {sent:?} is sent to {to}, who expects {expected:?}")]
-    SpansDiffer { at: At, to: Member, sent: Span, expected: Span },
+    SpansDiffer { at: PlanPosition, to: Member, sent: Span, expected: Span },
     /// Both sides do not mean the same form.
     #[error("{at}: {sent:?} are sent to {to}, who expects {expected:?}")]
-    FormsDiffer { at: At, to: Member, sent: Form, expected: Form },
+    FormsDiffer { at: PlanPosition, to: Member, sent: Form, expected: Form },
     /// A register holds another form than is read from it.
     #[error("{at}: {register:?} holds {held:?}, not {read:?}")]
-    HeldForm { at: At, register: Register, held: Form, read: Form },
+    HeldForm { at: PlanPosition, register: Register, held: Form, read: Form },
     /// A register holds another member's part than its number says.
     #[error("{at}: {register:?} does not hold what comes from {member}")]
-    RegisterOrder { at: At, register: Register, member: Member },
-    /// The number of rounds, strands, bytes sent or bytes reduced is not the closed form's.
+    RegisterOrder { at: PlanPosition, register: Register, member: Member },
+    /// The number of rounds, sub-schedules, bytes sent or bytes reduced is not the closed form's.
     #[error("{what} of {member}: {found} in the plan, {predicted} by the closed form")]
     ClosedForm { what: &'static str, member: Member, found: u64, predicted: u64 },
     /// A register does not hold the span that is read from it.
     #[error("{at}: {register:?} does not hold {span:?}")]
-    Stale { at: At, register: Register, span: Span },
+    Stale { at: PlanPosition, register: Register, span: Span },
     /// A register's value is overwritten or left behind without having been read.
     #[error("{at}: {register:?} was written but never read")]
-    Unread { at: At, register: Register },
+    Unread { at: PlanPosition, register: Register },
     /// A member contributes what belongs to a rank of another one.
     #[error("{at}: {rank} is not local")]
-    NotLocal { at: At, rank: Rank },
+    NotLocal { at: PlanPosition, rank: Rank },
     /// Both operands hold the same contribution.
     #[error("{at}: the contribution of {rank} would count twice")]
-    CountedTwice { at: At, rank: Rank },
+    CountedTwice { at: PlanPosition, rank: Rank },
     /// The right operand's members do not follow the left one's.
     #[error("{at}: the right operand does not begin with the member behind the left one's last")]
-    OperandOrder { at: At },
+    OperandOrder { at: PlanPosition },
     /// A finished value is reduced or finished again.
     #[error("{at}: the value has been finished before")]
-    FinishedBefore { at: At },
+    FinishedBefore { at: PlanPosition },
     /// A value is finished or published while a contribution is missing.
     #[error("{at}: the contribution of {rank} is missing")]
-    Missing { at: At, rank: Rank },
+    Missing { at: PlanPosition, rank: Rank },
     /// A reduction is published before it is finished.
     #[error("{at}: the value is published but not finished")]
-    Unfinished { at: At },
+    Unfinished { at: PlanPosition },
     /// Values leave a member without the codec.
     #[error("{at}: what is sent to {to} is not encoded")]
-    SentPlain { at: At, to: Member },
+    SentPlain { at: PlanPosition, to: Member },
     /// A decoded operand and one that has not been through the codec.
     #[error("{at}: only one operand has been through the codec")]
-    ReducedPlain { at: At },
+    ReducedPlain { at: PlanPosition },
     /// A result that has not been through the codec, so that others end with other bits.
     #[error("{at}: the value is published as it was before the codec")]
-    PublishedPlain { at: At },
+    PublishedPlain { at: PlanPosition },
     /// The same elements go through the codec twice in one stage.
     #[error("{at}: what is encoded here was encoded before")]
-    EncodedAgain { at: At },
+    EncodedAgain { at: PlanPosition },
     /// A value that is neither a contribution nor finished goes through the codec.
     #[error("{at}: what is encoded is neither this member's contribution nor finished")]
-    EncodedBetween { at: At },
+    EncodedBetween { at: PlanPosition },
     /// Elements that never go through the codec.
     #[error("element {element} is not encoded in stage {stage}: a member's as a source, or behind those the result's")]
     NotEncoded { stage: usize, element: u64 },
     /// An element that is measured not exactly once.
     #[error("{at}: what is concluded from has measured element {element} not exactly once")]
-    Measured { at: At, element: u64 },
+    Measured { at: PlanPosition, element: u64 },
     /// A member concludes from other measures than another one.
     #[error("{at}: the measures were made in another way than those of the first member that concluded")]
-    ConclusionsDiffer { at: At },
+    ConclusionsDiffer { at: PlanPosition },
     /// A member concludes a second time.
     #[error("{at}: the measures have been concluded from before")]
-    ConcludedTwice { at: At },
+    ConcludedTwice { at: PlanPosition },
     /// A member never concludes.
     #[error("{member} concludes from nothing")]
     NeverConcluded { member: Member },
     /// All ranks are reduced by what has not been concluded.
     #[error("{at}: the reduction needs what has not been concluded yet")]
-    NotConcluded { at: At },
+    NotConcluded { at: PlanPosition },
     /// An element of the result is written twice.
     #[error("{at}: element {element} of the bucket is published twice")]
-    PublishedTwice { at: At, element: u64 },
+    PublishedTwice { at: PlanPosition, element: u64 },
     /// An element of the result is not written.
     #[error("{member} does not publish element {element} of the bucket")]
     NotPublished { member: Member, element: u64 },
@@ -174,5 +176,5 @@ pub enum Violation {
     #[error(
         "operation {operation} is stuck at {at}; a lane's head there is (operation, place) {head:?}; schedule {schedule}"
     )]
-    Stuck { operation: usize, at: At, head: Option<(usize, At)>, schedule: String },
+    Stuck { operation: usize, at: PlanPosition, head: Option<(usize, PlanPosition)>, schedule: String },
 }

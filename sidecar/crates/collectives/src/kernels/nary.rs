@@ -160,8 +160,8 @@ impl<E: Sample> Median<'_, E> {
 /// Lane by lane the lesser keys to `low`, the greater ones to `high`.
 #[inline(always)]
 fn exchange<K: Copy + Ord>(rows: &mut [[K; LANES]], low: usize, high: usize) {
-    let (before, behind) = rows.split_at_mut(high);
-    for (a, b) in before[low].iter_mut().zip(&mut behind[0]) {
+    let (lower, upper) = rows.split_at_mut(high);
+    for (a, b) in lower[low].iter_mut().zip(&mut upper[0]) {
         (*a, *b) = ((*a).min(*b), (*a).max(*b));
     }
 }

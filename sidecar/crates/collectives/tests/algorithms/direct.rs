@@ -8,14 +8,16 @@ use std::collections::HashMap;
 use ronde_collectives::cost::FLIGHT_BYTES_MAX;
 use ronde_collectives::kernels::{self, decode, encode};
 use ronde_collectives::planner::predicted;
-use ronde_collectives::{CostModel, Form, Register, Span, Step, Strand, Transfer, Work, WorkKind, check, plan, select};
+use ronde_collectives::{
+    CostModel, Form, Register, Span, Step, SubSchedule, Transfer, Work, WorkKind, check, plan, select,
+};
 use ronde_wire::{Algorithm, Codec, DType, Member, ReduceOp, SetTopology, Tuning, limits};
 
 use crate::performed::{Outcome, Task, perform};
 use crate::worlds::{flat, placed, plans};
 
 #[test]
-fn coded_sums_are_rounded_once_on_each_way() {
+fn coded_sums_are_rounded_once_in_each_direction() {
     for topology in topologies() {
         for (codec, op) in [(Codec::F16, ReduceOp::Sum), (Codec::Bf16, ReduceOp::Average)] {
             let task = task(&topology, WorkKind::AllReduceCoded { encoded_bytes: 2 }, op, codec, &[9_001, 0, 3, 40]);
@@ -64,7 +66,7 @@ fn a_prelude_of_many_rounds_is_proved() {
             let work = Work { kind, element_bytes: 256, tensors: vec![vec![40_001]] };
             let tuning = Tuning { algorithm: Algorithm::Direct, chunk_bytes: 1 << 20, lanes: 2, window: 2 };
             let plans = plans(&topology, &work, &tuning);
-            let rounds = plans[0].strands[0].rounds.len();
+            let rounds = plans[0].sub_schedules[0].rounds.len();
             assert!(rounds > 3, "only {rounds} rounds");
             if let Err(violation) = check(&topology, &work, &tuning, &plans) {
                 panic!("{violation}\n{topology:?}\n{work:?}");
@@ -73,7 +75,7 @@ fn a_prelude_of_many_rounds_is_proved() {
     }
 }
 
-/// However many members there are, their registers of the strands in flight, and those of a prelude, are bounded.
+/// However many members there are, their registers of the sub-schedules in flight, and those of a prelude, are bounded.
 #[test]
 fn private_memory_is_bounded() {
     let kinds = [
@@ -90,23 +92,26 @@ fn private_memory_is_bounded() {
             assert_eq!(tuning.algorithm, Algorithm::Direct);
             let plan = plan(Member(0), &topology, &work, &tuning).expect("what was selected can be planned");
             let in_flight = plan.window * usize::from(tuning.lanes);
-            for (index, strand) in plan.strands.iter().enumerate() {
-                let side_by_side = if plan.prelude && index == 0 { 1 } else { in_flight as u64 };
-                assert!(held_bytes(strand) * side_by_side <= FLIGHT_BYTES_MAX, "{kind:?} {members} {tuning:?}");
+            for (index, sub_schedule) in plan.sub_schedules.iter().enumerate() {
+                let lanes_and_window = if plan.prelude && index == 0 { 1 } else { in_flight as u64 };
+                assert!(
+                    held_bytes(sub_schedule) * lanes_and_window <= FLIGHT_BYTES_MAX,
+                    "{kind:?} {members} {tuning:?}"
+                );
             }
         }
     }
 }
 
-/// What a strand's registers hold at most, where every register keeps the longest that is ever in it. Measures are left
+/// What a sub-schedule's registers hold at most, where every register keeps the longest that is ever in it. Measures are left
 /// out: their bound is that of the set.
-fn held_bytes(strand: &Strand) -> u64 {
+fn held_bytes(sub_schedule: &SubSchedule) -> u64 {
     let mut longest = HashMap::new();
     let mut hold = |register: Register, span: Span| {
         let len: &mut u64 = longest.entry(register).or_default();
         *len = span.len.max(*len);
     };
-    for round in &strand.rounds {
+    for round in &sub_schedule.rounds {
         for step in &round.steps {
             match *step {
                 Step::Contribute { into, span }
@@ -127,7 +132,7 @@ fn held_bytes(strand: &Strand) -> u64 {
     longest.into_values().map(|len| 4 * len).sum()
 }
 
-/// Returns the rounds of the longest strand.
+/// Returns the rounds of the longest sub-schedule.
 fn measured(topology: &SetTopology, kind: WorkKind, op: ReduceOp, count: u64) -> u32 {
     let task = task(topology, kind, op, Codec::None, &[count]);
     let outcome = same_for_all_tunings(&task);

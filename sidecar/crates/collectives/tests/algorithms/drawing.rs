@@ -24,7 +24,7 @@ pub(crate) fn space_time(title: &str, plans: &[Plan]) -> String {
     )
 }
 
-/// What happens in one round of all strands that run side by side.
+/// What happens in one round of all sub-schedules that run side by side.
 #[derive(Default)]
 struct Band {
     /// By member, the lines that say what is done first.
@@ -39,23 +39,29 @@ struct Arrow {
     colour: usize,
 }
 
-/// A prelude's rounds come first; the rounds of all other strands coincide.
+/// A prelude's rounds come first; the rounds of all other sub-schedules coincide.
 fn bands(plans: &[Plan]) -> Vec<Band> {
-    let strands = plans[0].strands.len();
+    let sub_schedules = plans[0].sub_schedules.len();
     let first = usize::from(plans[0].prelude);
     let mut bands = rounds(plans, 0..first);
-    bands.extend(rounds(plans, first..strands));
+    bands.extend(rounds(plans, first..sub_schedules));
     bands
 }
 
-fn rounds(plans: &[Plan], strands: std::ops::Range<usize>) -> Vec<Band> {
-    let of_plan = |plan: &Plan| plan.strands[strands.clone()].iter().map(|strand| strand.rounds.len()).max();
+fn rounds(plans: &[Plan], sub_schedules: std::ops::Range<usize>) -> Vec<Band> {
+    let of_plan = |plan: &Plan| {
+        plan.sub_schedules[sub_schedules.clone()].iter().map(|sub_schedule| sub_schedule.rounds.len()).max()
+    };
     let count = plans.iter().filter_map(of_plan).max().unwrap_or(0);
     let mut bands = Vec::new();
     for round in 0..count {
         let mut band = Band::default();
         for (member, plan) in plans.iter().enumerate() {
-            let contents = || plan.strands[strands.clone()].iter().filter_map(|strand| strand.rounds.get(round));
+            let contents = || {
+                plan.sub_schedules[sub_schedules.clone()]
+                    .iter()
+                    .filter_map(|sub_schedule| sub_schedule.rounds.get(round))
+            };
             band.steps.push(lines(contents().flat_map(|content| &content.steps)));
             let mut sent: BTreeMap<_, Vec<Span>> = BTreeMap::new();
             for transfer in contents().flat_map(|content| &content.transfers) {

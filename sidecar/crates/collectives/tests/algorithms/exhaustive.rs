@@ -7,13 +7,13 @@ use ronde_wire::{Algorithm, SetTopology};
 use crate::worlds::{Breadth, cases, flat, placed, placements, plans, tunings, work};
 
 #[test]
-fn worlds_of_one_rank_each() {
+fn plans_pass_the_checker_with_one_rank_per_member() {
     let checked: usize = (1..=17).map(|members| check_all(&flat(members), Breadth::Full)).sum();
     assert!(checked > 10_000, "only {checked} cases");
 }
 
 #[test]
-fn placements_of_several_ranks() {
+fn plans_pass_the_checker_with_several_ranks_per_member() {
     let topologies = placements();
     assert!(topologies.len() > 500, "only {} topologies", topologies.len());
     let numbered = (0..).zip(&topologies);
@@ -35,7 +35,7 @@ fn check_all(topology: &SetTopology, breadth: Breadth) -> usize {
 
 /// A message is a scatter over its two ranks, of which the sender keeps nothing.
 #[test]
-fn messages_between_any_two_ranks() {
+fn a_message_between_any_two_ranks_arrives() {
     let world = placed(&[0, 1, 2, 1, 0], |_| true);
     for from in world.ranks() {
         for to in world.ranks().into_iter().filter(|to| *to != from) {
@@ -62,7 +62,7 @@ proptest! {
 
     /// Larger worlds than can be enumerated.
     #[test]
-    fn worlds_beyond(
+    fn plans_pass_the_checker_in_large_random_worlds(
         placement in proptest::collection::vec(0..40_u32, 18..60),
         number in any::<u16>(),
         which in any::<proptest::sample::Index>(),

@@ -5,12 +5,13 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use ronde_collectives::algorithms::TABLE;
 use ronde_collectives::check::Proof;
 use ronde_collectives::{CostModel, Counts, Plan, Target, Work, WorkKind, algorithm_of, check, select};
 use ronde_wire::{Algorithm, Rank, SetTopology, Tuning};
 
 use crate::drawing::space_time;
-use crate::worlds::{flat, plans};
+use crate::worlds::{flat, kinds_for, plans};
 
 /// An algorithm with a section of its own.
 struct Section {
@@ -56,13 +57,29 @@ const SECTIONS: [Section; 15] = [
 ];
 
 #[test]
+fn every_algorithm_has_a_section() {
+    let kinds = kinds_for(&[ROOT]);
+    for entry in TABLE.iter().filter(|entry| entry.algorithm != Algorithm::Local) {
+        let performed = kinds.iter().filter(|kind| entry.performs(kind, 4) && kind.name() != BY_BLOCKS_NAME);
+        for kind in performed {
+            let is_shown =
+                |section: &Section| section.algorithm == entry.algorithm && section.kind.name() == kind.name();
+            assert!(SECTIONS.iter().any(is_shown), "{} of {} has no section", entry.algorithm, kind.name());
+        }
+    }
+}
+
+/// Has the schedule of the coded all-reduce, whose section covers it.
+const BY_BLOCKS_NAME: &str = "all-reduce by blocks";
+
+#[test]
 fn pictures_are_those_of_the_plans() {
     for section in &SECTIONS {
         let topology = flat(section.members);
-        let pieces = u64::from(section.members);
-        // An element for each piece, so that a piece is named by its number.
+        let shards = u64::from(section.members);
+        // An element for each shard, so that a shard is named by its number.
         let whole = matches!(section.algorithm, Algorithm::RecursiveDoubling | Algorithm::BinomialTree);
-        let work = work_of(section, &topology, if whole { 1 } else { pieces });
+        let work = work_of(section, &topology, if whole { 1 } else { shards });
         let title = format!("{}, {} members", section.title, section.members);
         let picture = space_time(&title, &plans(&topology, &work, &tuning(section.algorithm)));
         compare(&docs().join("algorithms").join(format!("{}.svg", section.name)), &picture);
@@ -97,7 +114,7 @@ fn compare(path: &Path, expected: &str) {
     let differs = found.lines().zip(expected.lines()).position(|(found, expected)| found != expected);
     assert!(
         found == expected,
-        "{} is not what the plans say, from line {} on; run RONDE_REGENERATE=1 cargo test -p ronde-collectives --test \
+        "{} is not what the plans give, from line {} on; run RONDE_REGENERATE=1 cargo test -p ronde-collectives --test \
          figures and read the difference",
         path.display(),
         differs.map_or(found.lines().count(), |line| line) + 1,
@@ -108,8 +125,8 @@ fn compare(path: &Path, expected: &str) {
 fn with_block(document: &str, name: &str, content: &str) -> String {
     let (open, close) = (format!("<!-- generated: {name} -->\n"), "<!-- end of generated -->");
     let (before, rest) = document.split_once(&open).unwrap_or_else(|| panic!("{open:?} is not in the document"));
-    let (_, behind) = rest.split_once(close).unwrap_or_else(|| panic!("{name} has no end in the document"));
-    format!("{before}{open}{content}{close}{behind}")
+    let (_, after) = rest.split_once(close).unwrap_or_else(|| panic!("{name} has no end in the document"));
+    format!("{before}{open}{content}{close}{after}")
 }
 
 fn tuning(algorithm: Algorithm) -> Tuning {
@@ -155,19 +172,19 @@ fn share(tensors: f64) -> String {
     if tensors == 0.0 { "0".to_owned() } else { format!("{tensors:.2} E") }
 }
 
-/// Rounds with transfers, those of a prelude and then those of the longest other strand.
+/// Rounds with transfers, those of a prelude and then those of the longest other sub-schedule.
 fn rounds(plans: &[Plan]) -> usize {
-    let used = |strand: usize| {
-        let longest = plans.iter().map(|plan| plan.strands[strand].rounds.len()).max().unwrap_or(0);
+    let used = |sub_schedule: usize| {
+        let longest = plans.iter().map(|plan| plan.sub_schedules[sub_schedule].rounds.len()).max().unwrap_or(0);
         let busy = |round: &usize| {
-            let mut rounds = plans.iter().filter_map(|plan| plan.strands[strand].rounds.get(*round));
+            let mut rounds = plans.iter().filter_map(|plan| plan.sub_schedules[sub_schedule].rounds.get(*round));
             rounds.any(|round| !round.transfers.is_empty())
         };
         (0..longest).filter(busy).count()
     };
     let first = usize::from(plans[0].prelude);
     let prelude: usize = (0..first).map(used).sum();
-    prelude + (first..plans[0].strands.len()).map(used).max().unwrap_or(0)
+    prelude + (first..plans[0].sub_schedules.len()).map(used).max().unwrap_or(0)
 }
 
 fn proof(topology: &SetTopology, work: &Work, plans: &[Plan], algorithm: Algorithm) -> Proof {

@@ -52,7 +52,8 @@ fn expressions(
 /// For each member the runs of a tensor's elements that it encodes, each of which lies in that tensor alone.
 fn encoded(topology: &SetTopology, work: &Work, tuning: &Tuning, tensor: usize) -> Vec<Vec<(u64, u64)>> {
     let of_plan = |plan: &Plan| {
-        let steps = plan.strands.iter().flat_map(|strand| &strand.rounds).flat_map(|round| &round.steps);
+        let steps =
+            plan.sub_schedules.iter().flat_map(|sub_schedule| &sub_schedule.rounds).flat_map(|round| &round.steps);
         let spans = steps.filter_map(|step| match step {
             Step::Encode { span, .. } => Some(*span),
             _ => None,
@@ -84,7 +85,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
     #[test]
-    fn reduction(
+    fn reductions_do_not_depend_on_the_bucket(
         topology in topologies(),
         bucket in proptest::collection::vec(0..300_u64, 1..6),
         which in 0..6_usize,
@@ -105,7 +106,7 @@ proptest! {
 
     /// A codec that looks at many elements sees the same ones in any bucket.
     #[test]
-    fn blocks(
+    fn codec_blocks_do_not_depend_on_the_bucket(
         topology in topologies(),
         bucket in proptest::collection::vec(0..300_u64, 1..6),
         which in 0..6_usize,
@@ -122,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn reduce_scatter(
+    fn reduce_scatters_do_not_depend_on_the_bucket(
         topology in topologies(),
         counts in proptest::collection::vec(proptest::collection::vec(0..80_u64, 12), 1..4),
         which in 0..4_usize,
@@ -141,7 +142,7 @@ proptest! {
 
     /// What a prelude measures is summed in one order however the rest is cut.
     #[test]
-    fn preludes(topology in topologies(), count in 0..1_500_u64, adaptive in any::<bool>(), (a, b) in (cuts(), cuts())) {
+    fn preludes_do_not_depend_on_the_tuning(topology in topologies(), count in 0..1_500_u64, adaptive in any::<bool>(), (a, b) in (cuts(), cuts())) {
         let kind = if adaptive { WorkKind::AllReduceAdaptive } else { WorkKind::AllReduceTwoPass { measures: 1 } };
         // Elements that are large enough for several rounds of measuring.
         let work = Work { element_bytes: 4 << 10, ..work(kind, vec![vec![count]]) };
@@ -155,7 +156,7 @@ proptest! {
     }
 
     #[test]
-    fn all_gather(
+    fn all_gathers_do_not_depend_on_the_bucket(
         topology in topologies(),
         counts in proptest::collection::vec(proptest::collection::vec(0..80_u64, 12), 1..4),
         which in 0..4_usize,
@@ -171,7 +172,7 @@ proptest! {
 }
 
 #[test]
-fn expressions_are_what_the_algorithms_promise() {
+fn expressions_are_those_that_the_algorithms_document() {
     let cut = Cut { chunk_bytes: 4 << 10, lanes: 1, window: 1 };
     let texts = |topology: &SetTopology, algorithm, kind: WorkKind, counts: Vec<u64>, target| {
         let work = work(kind, vec![counts]);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ronde_collectives::algorithms::{Entry, TABLE};
 use ronde_collectives::check::{Delivery, Schedule, explore};
 use ronde_collectives::{Plan, Transfer, Violation, WorkKind, check_interleaved};
 use ronde_wire::{Algorithm, Rank, Tuning};
@@ -11,7 +12,7 @@ use crate::worlds::{ELEMENT_BYTES, flat, plans, work};
 /// Chunks of 16 elements.
 const CHUNK_BYTES: u32 = 16 * ELEMENT_BYTES;
 
-/// One of each kind and algorithm, cut into several strands: the algorithm's name, and all members' plans.
+/// One of each kind and algorithm, cut into several sub-schedules: the algorithm's name, and all members' plans.
 fn operations(members: u32, lanes: u16, window: u16, even: bool) -> Vec<(&'static str, Vec<Plan>)> {
     let topology = flat(members);
     let blocks = |rank: u64| if even { 60 } else { rank % 3 * (50 + 40 * rank) };
@@ -38,6 +39,14 @@ fn operations(members: u32, lanes: u16, window: u16, even: bool) -> Vec<(&'stati
         ("all-to-all", Algorithm::Pairwise, WorkKind::AllToAll, vec![pairs]),
         ("barrier", Algorithm::Dissemination, WorkKind::Barrier, Vec::new()),
     ];
+    let is_included = |entry: &Entry| {
+        let mut included = kinds.iter();
+        included.any(|(_, algorithm, kind, _)| *algorithm == entry.algorithm && entry.performs(kind, topology.len()))
+    };
+    assert!(
+        TABLE.iter().filter(|entry| entry.algorithm != Algorithm::Local).all(is_included),
+        "an algorithm is missing"
+    );
     let planned = kinds.into_iter().map(|(name, algorithm, kind, tensors)| {
         let tuning = Tuning { algorithm, chunk_bytes: CHUNK_BYTES, lanes, window };
         (name, plans(&topology, &work(kind, tensors), &tuning))
@@ -61,9 +70,9 @@ fn every_pair_completes_without_any_buffer_when_there_are_no_lanes() {
 }
 
 /// Senders that are held back leave a bounded number of chunks at a receiver, and nothing gets stuck: of each operation,
-/// those of three windows of strands on each lane.
+/// those of three windows of sub-schedules on each lane.
 #[test]
-fn every_pair_completes_in_bounded_room() {
+fn every_pair_completes_with_bounded_receive_buffers() {
     for (members, lanes, window, even) in [
         (2, 1, 1, false),
         (2, 2, 4, false),
@@ -77,10 +86,10 @@ fn every_pair_completes_in_bounded_room() {
         let operations = operations(members, lanes, window, even);
         for (first, a) in &operations {
             for (second, b) in &operations {
-                let strands = 3 * usize::from(lanes * window);
-                let bound = strands * (chunks_of_a_strand(a) + chunks_of_a_strand(b));
+                let sub_schedules = 3 * usize::from(lanes * window);
+                let bound = sub_schedules * (chunks_of_a_sub_schedule(a) + chunks_of_a_sub_schedule(b));
                 match check_interleaved(a, b) {
-                    Ok(seen) => assert!(seen.early_chunks_most <= bound, "{first} then {second}: {seen:?}"),
+                    Ok(seen) => assert!(seen.early_chunks_max <= bound, "{first} then {second}: {seen:?}"),
                     Err(violation) => panic!("{first} then {second}, {members} members, window {window}: {violation}"),
                 }
             }
@@ -88,12 +97,12 @@ fn every_pair_completes_in_bounded_room() {
     }
 }
 
-/// The most chunks that one member sends to another one in one strand.
-fn chunks_of_a_strand(plans: &[Plan]) -> usize {
+/// The most chunks that one member sends to another one in one sub-schedule.
+fn chunks_of_a_sub_schedule(plans: &[Plan]) -> usize {
     let mut most = 0;
-    for strand in plans.iter().flat_map(|plan| &plan.strands) {
+    for sub_schedule in plans.iter().flat_map(|plan| &plan.sub_schedules) {
         let mut chunks = BTreeMap::new();
-        for transfer in strand.rounds.iter().flat_map(|round| &round.transfers) {
+        for transfer in sub_schedule.rounds.iter().flat_map(|round| &round.transfers) {
             if let Transfer::Send { to, .. } = transfer {
                 *chunks.entry(*to).or_insert(0) += 1;
             }
@@ -105,8 +114,8 @@ fn chunks_of_a_strand(plans: &[Plan]) -> usize {
 
 /// What docs/ALGORITHMS.md says about lanes without room at the receiver.
 #[test]
-fn rings_and_trees_from_a_root_complete_even_without_room() {
-    const ROOMLESS: [&str; 7] = [
+fn rings_and_broadcasts_complete_without_receive_buffers() {
+    const UNBUFFERED: [&str; 7] = [
         "ring all-reduce",
         "reduce-scatter",
         "all-gather",
@@ -118,7 +127,7 @@ fn rings_and_trees_from_a_root_complete_even_without_room() {
     for members in 2..=7 {
         for window in [1, 2, 4] {
             let operations = operations(members, 1, window, true);
-            let plain = operations.iter().filter(|(name, _)| ROOMLESS.contains(name));
+            let plain = operations.iter().filter(|(name, _)| UNBUFFERED.contains(name));
             for (first, a) in plain.clone() {
                 for (second, b) in plain.clone() {
                     let schedules = Schedule::many(a.len(), 10);
@@ -133,7 +142,7 @@ fn rings_and_trees_from_a_root_complete_even_without_room() {
 
 /// So the room is needed, and the exploration finds out.
 #[test]
-fn recursive_doubling_needs_room_when_strands_overlap() {
+fn recursive_doubling_needs_receive_buffers_when_sub_schedules_overlap() {
     let operations = operations(4, 1, 2, true);
     let (_, doubling) = &operations[1];
     let result = explore(&[doubling], Delivery::WhenPosted, &Schedule::many(doubling.len(), 50));

@@ -202,7 +202,7 @@ fn narrow_floats_survive_widening() {
 }
 
 #[test]
-fn two_ones_count_beside_2048_in_f16() {
+fn two_ones_added_to_2048_count_in_f16() {
     let bytes = |value: u16| value.to_le_bytes();
     let (large, one) = (0x6800, 0x3c00);
     let ranks = [bytes(large), bytes(one), bytes(one)];
@@ -251,7 +251,7 @@ fn booleans_are_or_and_and() {
 }
 
 #[test]
-fn what_is_not_elementwise_is_refused() {
+fn reductions_that_are_not_elementwise_are_rejected() {
     for dtype in DType::ALL {
         for op in [ReduceOp::Adasum, ReduceOp::Median, ReduceOp::ClippedMean] {
             let refusal = KernelError::Operation { dtype, op };
@@ -269,7 +269,7 @@ fn what_is_not_elementwise_is_refused() {
 }
 
 #[test]
-fn lengths_that_do_not_fit_are_refused() {
+fn lengths_that_do_not_fit_are_rejected() {
     let length = Err(KernelError::Length { dtype: DType::F32, bytes: 7 });
     assert_eq!(scale(DType::F32, 2.0, &mut [0; 7]), length);
     assert_eq!(finish(DType::F32, ReduceOp::Average, 2, 1.0, &mut [0; 7]), length);

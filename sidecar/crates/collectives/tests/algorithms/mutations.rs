@@ -5,20 +5,20 @@ use ronde_collectives::plan::REGISTERS_MAX;
 use ronde_collectives::{Form, Register, Round, Span, Step, Transfer, WorkKind};
 use ronde_wire::{Algorithm, Lane, Member, Rank};
 
-use crate::spoilt::{Case, at, spoilt};
+use crate::mutated::{Case, at, mutated};
 use crate::worlds::{flat, placed};
 
-spoilt!(a_contribution_left_out, Case::ring(), at(1, 0, 0), |round| round.steps.clear(), Violation::Stale { at: place, .. } if place == at(1, 0, 0));
-spoilt!(a_later_contribution_left_out, Case::ring(), at(1, 0, 2), |round| { round.steps.remove(0); }, Violation::Stale { at: place, .. } if place == at(1, 0, 2));
-spoilt!(a_contribution_twice, Case::ring(), at(1, 0, 1), |round| round.steps.insert(0, round.steps[0]), Violation::Unread { at: place, .. } if place == at(1, 0, 1));
-spoilt!(
+mutated!(a_contribution_left_out, Case::ring(), at(1, 0, 0), |round| round.steps.clear(), Violation::Stale { at: place, .. } if place == at(1, 0, 0));
+mutated!(a_later_contribution_left_out, Case::ring(), at(1, 0, 2), |round| { round.steps.remove(0); }, Violation::Stale { at: place, .. } if place == at(1, 0, 2));
+mutated!(a_contribution_twice, Case::ring(), at(1, 0, 1), |round| round.steps.insert(0, round.steps[0]), Violation::Unread { at: place, .. } if place == at(1, 0, 1));
+mutated!(
     a_reduction_left_out,
     Case::ring(),
     at(2, 1, 1),
     |round| { round.steps.remove(1); },
     Violation::Unread { register: Register(2), at: place } if place.member == Member(2)
 );
-spoilt!(
+mutated!(
     a_reduction_twice,
     Case::doubling(),
     at(2, 0, 2),
@@ -28,7 +28,7 @@ spoilt!(
     },
     Violation::CountedTwice { at: place, rank: Rank(0) } if place == at(2, 0, 2)
 );
-spoilt!(
+mutated!(
     a_chunk_left_out,
     Case::doubling(),
     at(2, 0, 1),
@@ -37,7 +37,7 @@ spoilt!(
     },
     Violation::UnmatchedReceive { from: Member(2), .. }
 );
-spoilt!(
+mutated!(
     a_receive_left_out,
     Case::doubling(),
     at(2, 0, 1),
@@ -46,27 +46,27 @@ spoilt!(
     },
     Violation::UnmatchedSend { to: Member(2), .. }
 );
-spoilt!(operands_swapped, Case::ring(), at(2, 0, 1), |round| swap_operands(round), Violation::OperandOrder { at: place } if place == at(2, 0, 1));
-spoilt!(
+mutated!(operands_swapped, Case::ring(), at(2, 0, 1), |round| swap_operands(round), Violation::OperandOrder { at: place } if place == at(2, 0, 1));
+mutated!(
     operands_swapped_in_doubling,
     Case::doubling(),
     at(0, 0, 2),
     |round| swap_operands(round),
     Violation::OperandOrder { .. }
 );
-spoilt!(a_span_too_short, Case::ring(), at(1, 0, 1), |round| {
+mutated!(a_span_too_short, Case::ring(), at(1, 0, 1), |round| {
     let Transfer::Send { span, .. } = &mut round.transfers[0] else { panic!("a ring sends first") };
     span.len -= 1;
 }, Violation::SpansDiffer { at: place, to: Member(2), .. } if place == at(1, 0, 1));
-spoilt!(a_step_on_another_span, Case::ring(), at(1, 0, 1), |round| {
+mutated!(a_step_on_another_span, Case::ring(), at(1, 0, 1), |round| {
     let Step::Contribute { span, .. } = &mut round.steps[0] else { panic!("a ring contributes first") };
     span.start += 1;
 }, Violation::Stale { at: place, .. } if place == at(1, 0, 1));
-spoilt!(a_span_beyond_the_end, Case::ring(), at(1, 0, 1), |round| {
+mutated!(a_span_beyond_the_end, Case::ring(), at(1, 0, 1), |round| {
     let Step::Contribute { span, .. } = &mut round.steps[0] else { panic!("a ring contributes first") };
     span.start = u64::MAX - 1;
 }, Violation::Span { at: place, .. } if place == at(1, 0, 1));
-spoilt!(
+mutated!(
     a_span_longer_than_a_chunk,
     Case::ring(),
     at(1, 0, 1),
@@ -76,7 +76,7 @@ spoilt!(
     },
     Violation::Span { .. }
 );
-spoilt!(
+mutated!(
     the_wrong_peer,
     Case::ring(),
     at(1, 0, 1),
@@ -86,7 +86,7 @@ spoilt!(
     },
     Violation::UnmatchedSend { to: Member(3), .. }
 );
-spoilt!(
+mutated!(
     nobody_as_peer,
     Case::ring(),
     at(1, 0, 1),
@@ -96,7 +96,7 @@ spoilt!(
     },
     Violation::Peer { peer: Member(4), .. }
 );
-spoilt!(
+mutated!(
     oneself_as_peer,
     Case::ring(),
     at(1, 0, 1),
@@ -106,14 +106,14 @@ spoilt!(
     },
     Violation::Peer { peer: Member(1), .. }
 );
-spoilt!(
+mutated!(
     a_peer_twice,
     Case::ring(),
     at(1, 0, 1),
     |round| round.transfers.push(round.transfers[0]),
     Violation::Peer { peer: Member(2), .. }
 );
-spoilt!(
+mutated!(
     received_into_what_is_sent,
     Case::ring(),
     at(1, 0, 1),
@@ -124,7 +124,7 @@ spoilt!(
     },
     Violation::Clash { .. }
 );
-spoilt!(
+mutated!(
     a_register_too_many,
     Case::ring(),
     at(1, 0, 1),
@@ -134,7 +134,7 @@ spoilt!(
     },
     Violation::NoRegister { register: Register(REGISTERS_MAX), .. }
 );
-spoilt!(
+mutated!(
     received_into_an_unread_register,
     Case::ring(),
     at(1, 0, 1),
@@ -144,38 +144,38 @@ spoilt!(
     },
     Violation::Stale { .. } | Violation::Unread { .. }
 );
-spoilt!(published_before_it_is_finished, Case::ring(), at(1, 0, 3), |round| round.steps.swap(2, 3), Violation::Unfinished { at: place } if place == at(1, 0, 3));
-spoilt!(finished_before_it_is_complete, Case::ring(), at(1, 0, 3), |round| round.steps.swap(1, 2), Violation::Missing { at: place, rank: Rank(1) } if place == at(1, 0, 3));
-spoilt!(
+mutated!(published_before_it_is_finished, Case::ring(), at(1, 0, 3), |round| round.steps.swap(2, 3), Violation::Unfinished { at: place } if place == at(1, 0, 3));
+mutated!(finished_before_it_is_complete, Case::ring(), at(1, 0, 3), |round| round.steps.swap(1, 2), Violation::Missing { at: place, rank: Rank(1) } if place == at(1, 0, 3));
+mutated!(
     not_finished,
     Case::doubling(),
     at(0, 0, 3),
     |round| round.steps.retain(|step| !matches!(step, Step::Finish { .. })),
     Violation::Unfinished { .. }
 );
-spoilt!(
+mutated!(
     finished_twice,
     Case::ring(),
     at(1, 0, 3),
     |round| round.steps.insert(2, round.steps[2]),
     Violation::FinishedBefore { .. }
 );
-spoilt!(published_twice, Case::ring(), at(1, 0, 4), |round| round.steps.push(round.steps[0]), Violation::PublishedTwice { at: place, .. } if place == at(1, 0, 4));
-spoilt!(
+mutated!(published_twice, Case::ring(), at(1, 0, 4), |round| round.steps.push(round.steps[0]), Violation::PublishedTwice { at: place, .. } if place == at(1, 0, 4));
+mutated!(
     not_published,
     Case::ring(),
     at(1, 0, 6),
     |round| round.steps.clear(),
     Violation::Unread { .. } | Violation::NotPublished { member: Member(1), .. }
 );
-spoilt!(
+mutated!(
     not_published_though_sent_on,
     Case::ring(),
     at(1, 0, 4),
     |round| round.steps.clear(),
     Violation::NotPublished { member: Member(1), .. }
 );
-spoilt!(
+mutated!(
     a_result_in_neither_operand,
     Case::doubling(),
     at(2, 0, 2),
@@ -185,11 +185,11 @@ spoilt!(
     },
     Violation::Target { .. }
 );
-spoilt!(a_value_reduced_with_itself, Case::doubling(), at(2, 0, 2), |round| {
+mutated!(a_value_reduced_with_itself, Case::doubling(), at(2, 0, 2), |round| {
     let Step::Reduce { left, right, into, .. } = &mut round.steps[0] else { panic!("doubling reduces first") };
     (*left, *right) = (*into, *into);
 }, Violation::CountedTwice { at: place, .. } if place == at(2, 0, 2));
-spoilt!(
+mutated!(
     reduced_after_it_was_finished,
     Case::doubling(),
     at(2, 0, 2),
@@ -199,7 +199,7 @@ spoilt!(
     },
     Violation::Missing { .. }
 );
-spoilt!(
+mutated!(
     a_broadcast_that_reduces,
     Case::new(flat(3), Algorithm::BinomialTree, WorkKind::Broadcast { root: Rank(1) }, vec![vec![9]]),
     at(1, 0, 0),
@@ -208,7 +208,7 @@ spoilt!(
     },
     Violation::Step { .. }
 );
-spoilt!(
+mutated!(
     another_ranks_contribution,
     Case::new(flat(3), Algorithm::BinomialTree, WorkKind::Broadcast { root: Rank(1) }, vec![vec![9]]),
     at(0, 0, 2),
@@ -230,7 +230,7 @@ fn swap_operands(round: &mut Round) {
 #[test]
 fn a_round_too_late() {
     let mut case = Case::ring();
-    case.plans[1].strands[0].rounds.insert(0, Round::default());
+    case.plans[1].sub_schedules[0].rounds.insert(0, Round::default());
     assert!(matches!(case.violation(), Violation::UnmatchedReceive { .. } | Violation::UnmatchedSend { .. }));
 }
 
@@ -262,20 +262,20 @@ fn a_layout_that_mixes_ranks() {
 }
 
 #[test]
-fn strands_on_other_lanes() {
+fn sub_schedules_on_other_lanes() {
     let mut case = Case::ring();
-    case.plans[3].strands[1].lane = Lane(0);
-    assert_eq!(case.violation(), Violation::StrandsDiffer { member: Member(3), strand: 1 });
+    case.plans[3].sub_schedules[1].lane = Lane(0);
+    assert_eq!(case.violation(), Violation::SubSchedulesDiffer { member: Member(3), sub_schedule: 1 });
     let mut case = Case::ring();
-    case.plans.iter_mut().for_each(|plan| plan.strands[1].lane = Lane(2));
-    assert_eq!(case.violation(), Violation::StrandsDiffer { member: Member(0), strand: 1 });
+    case.plans.iter_mut().for_each(|plan| plan.sub_schedules[1].lane = Lane(2));
+    assert_eq!(case.violation(), Violation::SubSchedulesDiffer { member: Member(0), sub_schedule: 1 });
     let mut case = Case::ring();
-    drop(case.plans[1].strands.pop());
-    assert!(matches!(case.violation(), Violation::StrandsDiffer { member: Member(1), .. }));
+    drop(case.plans[1].sub_schedules.pop());
+    assert!(matches!(case.violation(), Violation::SubSchedulesDiffer { member: Member(1), .. }));
 }
 
 #[test]
-fn a_window_of_its_own() {
+fn a_window_other_than_the_tunings() {
     let mut case = Case::ring();
     case.plans[1].window = 3;
     assert_eq!(case.violation(), Violation::Window { member: Member(1), window: 3 });
@@ -296,18 +296,18 @@ fn members_that_compute_differently() {
     let span = Span { start: 0, len: 16 };
     let (sum, other) = (Register(0), Register(1));
     // Member 0 computes ((0 1) (2 3)), member 1 now the rotation ((2 3) (0 1)).
-    let step = &mut case.plans[1].strands[0].rounds[2].steps[0];
+    let step = &mut case.plans[1].sub_schedules[0].rounds[2].steps[0];
     assert_eq!(*step, Step::Reduce { left: sum, right: other, into: sum, span });
     *step = Step::Reduce { left: other, right: sum, into: sum, span };
     assert_eq!(case.violation(), Violation::ResultsDiffer { member: Member(1), element: 0 });
 }
 
 #[test]
-fn a_barrier_that_lets_somebody_pass() {
+fn a_barrier_that_a_member_passes_early() {
     let topology = flat(4);
     let mut case = Case::new(topology, Algorithm::Dissemination, WorkKind::Barrier, Vec::new());
     for (member, plan) in (0_u32..).zip(&mut case.plans) {
-        let round = &mut plan.strands[0].rounds[1];
+        let round = &mut plan.sub_schedules[0].rounds[1];
         let (to, from) = (Member((member + 1) % 4), Member((member + 3) % 4));
         let empty = Span { start: 0, len: 0 };
         round.transfers = vec![
@@ -322,7 +322,7 @@ fn a_barrier_that_lets_somebody_pass() {
 fn more_rounds_than_the_closed_form() {
     let mut case = Case::doubling();
     for plan in &mut case.plans {
-        plan.strands[0].rounds.insert(0, Round::default());
+        plan.sub_schedules[0].rounds.insert(0, Round::default());
     }
     assert!(matches!(case.violation(), Violation::ClosedForm { what: "rounds", found: 5, predicted: 4, .. }));
 }

@@ -4,7 +4,7 @@ use ronde_collectives::check::Violation;
 use ronde_collectives::{Form, Register, Round, Span, Step, Target, Transfer, WorkKind};
 use ronde_wire::{Algorithm, Member, Rank};
 
-use crate::spoilt::{Case, at, spoilt, spoilt_step};
+use crate::mutated::{Case, at, mutated, mutated_step};
 use crate::worlds::{flat, placed};
 
 fn halving() -> Case {
@@ -55,15 +55,15 @@ macro_rules! step {
 }
 
 // Halving and doubling.
-spoilt_step!(
-    a_piece_not_finished,
+mutated_step!(
+    a_shard_not_finished,
     halving(),
     0,
     step!(Finish),
     |round, index| leave_out(round, index),
     Violation::Unfinished { .. }
 );
-spoilt_step!(
+mutated_step!(
     halves_swapped,
     halving(),
     4,
@@ -71,7 +71,7 @@ spoilt_step!(
     |round, index| swap_operands(&mut round.steps[index]),
     Violation::OperandOrder { .. }
 );
-spoilt_step!(
+mutated_step!(
     a_fold_left_out,
     halving(),
     0,
@@ -79,8 +79,8 @@ spoilt_step!(
     |round, index| leave_out(round, index),
     Violation::Unread { .. } | Violation::OperandOrder { .. }
 );
-spoilt!(
-    a_piece_to_the_wrong_half,
+mutated!(
+    a_shard_to_the_wrong_half,
     halving(),
     at(4, 0, 1),
     |round| redirect(round, Member(2)),
@@ -88,7 +88,7 @@ spoilt!(
 );
 
 // Reduce-scatter and reduce.
-spoilt_step!(
+mutated_step!(
     a_share_not_finished,
     reduce_scatter(),
     0,
@@ -96,8 +96,8 @@ spoilt_step!(
     |round, index| leave_out(round, index),
     Violation::Unfinished { .. }
 );
-spoilt_step!(
-    a_share_published_while_it_passes,
+mutated_step!(
+    a_share_published_by_a_forwarding_member,
     reduce_scatter(),
     2,
     step!(Reduce),
@@ -107,7 +107,7 @@ spoilt_step!(
     },
     Violation::Missing { .. }
 );
-spoilt_step!(
+mutated_step!(
     a_share_swapped,
     reduce_scatter(),
     1,
@@ -115,7 +115,7 @@ spoilt_step!(
     |round, index| swap_operands(&mut round.steps[index]),
     Violation::OperandOrder { .. }
 );
-spoilt_step!(
+mutated_step!(
     branches_swapped,
     reduce(),
     1,
@@ -123,7 +123,7 @@ spoilt_step!(
     |round, index| swap_operands(&mut round.steps[index]),
     Violation::OperandOrder { .. }
 );
-spoilt_step!(
+mutated_step!(
     a_branch_reduced_twice,
     reduce(),
     1,
@@ -131,7 +131,7 @@ spoilt_step!(
     |round, index| round.steps.insert(index, round.steps[index]),
     Violation::CountedTwice { .. }
 );
-spoilt_step!(
+mutated_step!(
     a_root_that_averages_early,
     reduce(),
     1,
@@ -144,15 +144,15 @@ spoilt_step!(
 );
 
 // Gather, scatter, all-to-all.
-spoilt_step!(
-    a_gathered_block_published_at_home,
+mutated_step!(
+    a_gathered_block_published_by_its_source,
     gather(),
     0,
     step!(Contribute),
     |round, index| publish_too(round, index),
     Violation::NotLocal { rank: Rank(2), .. }
 );
-spoilt_step!(
+mutated_step!(
     a_gathered_block_forgotten,
     gather(),
     2,
@@ -160,10 +160,10 @@ spoilt_step!(
     |round, index| leave_out(round, index),
     Violation::Unread { register: Register(3), .. }
 );
-spoilt!(gathered_blocks_exchanged, gather(), at(2, 0, 0), |round| swap_receives(round), Violation::Stale { .. });
-spoilt_step!(a_scattered_block_forgotten, scatter(), 3, step!(Publish), |round, index| leave_out(round, index), Violation::Unread { at: place, .. } if place.member == Member(3));
-spoilt_step!(
-    a_scattered_block_of_ones_own,
+mutated!(gathered_blocks_exchanged, gather(), at(2, 0, 0), |round| swap_receives(round), Violation::Stale { .. });
+mutated_step!(a_scattered_block_forgotten, scatter(), 3, step!(Publish), |round, index| leave_out(round, index), Violation::Unread { at: place, .. } if place.member == Member(3));
+mutated_step!(
+    a_scattered_block_contributed_by_its_receiver,
     scatter(),
     3,
     step!(Publish),
@@ -173,7 +173,7 @@ spoilt_step!(
     },
     Violation::NotLocal { rank: Rank(0), .. }
 );
-spoilt_step!(
+mutated_step!(
     a_block_published_by_its_sender,
     all_to_all(),
     1,
@@ -181,15 +181,15 @@ spoilt_step!(
     |round, index| publish_too(round, index),
     Violation::NotLocal { rank: Rank(2), .. }
 );
-spoilt_step!(
-    ones_own_block_forgotten,
+mutated_step!(
+    the_members_block_for_itself_forgotten,
     all_to_all(),
     1,
     step!(Publish),
     |round, index| leave_out(round, index),
     Violation::Unread { register: Register(0), .. }
 );
-spoilt_step!(
+mutated_step!(
     a_movement_that_reduces,
     all_to_all(),
     1,
@@ -202,15 +202,15 @@ spoilt_step!(
 );
 
 // Codecs.
-spoilt_step!(
-    sent_as_it_is,
+mutated_step!(
+    a_contribution_sent_without_encoding,
     coded(),
     1,
     step!(Encode),
     |round, _index| round.steps.retain(|step| !matches!(step, Step::Encode { .. })),
     Violation::HeldForm { held: Form::Values, read: Form::Encoded, .. }
 );
-spoilt_step!(
+mutated_step!(
     encoded_a_second_time,
     coded(),
     1,
@@ -221,7 +221,7 @@ spoilt_step!(
     },
     Violation::EncodedAgain { .. }
 );
-spoilt_step!(
+mutated_step!(
     encoded_before_it_is_complete,
     coded(),
     1,
@@ -232,8 +232,8 @@ spoilt_step!(
     },
     Violation::EncodedAgain { .. }
 );
-spoilt_step!(
-    the_owner_keeps_what_it_finished,
+mutated_step!(
+    an_owner_that_publishes_without_the_codec,
     coded(),
     1,
     step!(Finish),
@@ -243,7 +243,7 @@ spoilt_step!(
     },
     Violation::PublishedPlain { .. }
 );
-spoilt_step!(
+mutated_step!(
     decoded_operands_swapped,
     coded(),
     1,
@@ -251,8 +251,8 @@ spoilt_step!(
     |round, index| swap_operands(&mut round.steps[index]),
     Violation::OperandOrder { .. }
 );
-spoilt_step!(
-    a_codec_without_need,
+mutated_step!(
+    a_codec_in_work_without_one,
     halving(),
     0,
     step!(Contribute),
@@ -264,7 +264,7 @@ spoilt_step!(
 );
 
 #[test]
-fn an_owner_whose_own_part_stays_as_it_is() {
+fn an_owner_that_does_not_encode_its_own_contribution() {
     let mut case = coded();
     let (place, index) = case.step(1, |step| matches!(step, Step::Encode { register: Register(1), .. }));
     leave_out(case.round(place), index);
@@ -274,10 +274,10 @@ fn an_owner_whose_own_part_stays_as_it_is() {
 }
 
 #[test]
-fn a_result_sent_as_it_is() {
+fn a_result_sent_without_encoding() {
     let mut case = coded();
     for plan in &mut case.plans {
-        for round in plan.strands.iter_mut().flat_map(|strand| &mut strand.rounds) {
+        for round in plan.sub_schedules.iter_mut().flat_map(|sub_schedule| &mut sub_schedule.rounds) {
             round.steps.retain(|step| !matches!(step, Step::Encode { .. } | Step::Decode { .. }));
             for transfer in &mut round.transfers {
                 let (Transfer::Send { form, .. } | Transfer::Receive { form, .. }) = transfer;
@@ -289,7 +289,7 @@ fn a_result_sent_as_it_is() {
 }
 
 // All ranks at once.
-spoilt_step!(
+mutated_step!(
     reduced_before,
     n_ary(),
     1,
@@ -300,14 +300,14 @@ spoilt_step!(
     },
     Violation::Step { step: "contribute", kind: "n-ary all-reduce", .. }
 );
-spoilt!(
+mutated!(
     another_members_ranks,
     n_ary(),
     at(0, 0, 0),
     |round| swap_receives(round),
     Violation::RegisterOrder { .. } | Violation::Span { .. }
 );
-spoilt_step!(
+mutated_step!(
     a_result_into_an_operand,
     n_ary(),
     1,
@@ -318,7 +318,7 @@ spoilt_step!(
     },
     Violation::Target { .. }
 );
-spoilt_step!(
+mutated_step!(
     a_rank_left_out,
     n_ary(),
     1,
@@ -326,7 +326,7 @@ spoilt_step!(
     |round, index| leave_out(round, index),
     Violation::Stale { .. }
 );
-spoilt!(
+mutated!(
     ranks_sent_as_values,
     n_ary(),
     at(0, 0, 0),
@@ -338,7 +338,7 @@ spoilt!(
 );
 
 // Preludes.
-spoilt_step!(
+mutated_step!(
     an_input_not_measured,
     two_pass(),
     1,
@@ -346,7 +346,7 @@ spoilt_step!(
     |round, index| leave_out(round, index),
     Violation::Measured { .. }
 );
-spoilt_step!(
+mutated_step!(
     an_input_measured_twice,
     two_pass(),
     1,
@@ -354,7 +354,7 @@ spoilt_step!(
     |round, index| round.steps.push(round.steps[index]),
     Violation::Measured { .. }
 );
-spoilt_step!(
+mutated_step!(
     nothing_concluded,
     two_pass(),
     1,
@@ -362,7 +362,7 @@ spoilt_step!(
     |round, index| leave_out(round, index),
     Violation::Unread { .. } | Violation::NotConcluded { .. }
 );
-spoilt_step!(
+mutated_step!(
     concluded_twice,
     two_pass(),
     1,
@@ -370,7 +370,7 @@ spoilt_step!(
     |round, index| round.steps.push(round.steps[index]),
     Violation::Prelude { step: "conclude", .. }
 );
-spoilt_step!(
+mutated_step!(
     a_reduction_in_the_prelude,
     two_pass(),
     1,
@@ -380,8 +380,8 @@ spoilt_step!(
     },
     Violation::Prelude { step: "reduce all", .. }
 );
-spoilt_step!(
-    a_measure_behind_the_prelude,
+mutated_step!(
+    a_measure_after_the_prelude,
     two_pass(),
     1,
     step!(ReduceN),
@@ -390,7 +390,7 @@ spoilt_step!(
     },
     Violation::Prelude { step: "measure own", .. }
 );
-spoilt_step!(
+mutated_step!(
     products_not_added,
     adaptive(),
     1,
@@ -398,7 +398,7 @@ spoilt_step!(
     |round, index| leave_out(round, index),
     Violation::Unread { .. } | Violation::Measured { .. }
 );
-spoilt_step!(
+mutated_step!(
     products_added_twice,
     adaptive(),
     1,
@@ -406,8 +406,8 @@ spoilt_step!(
     |round, index| round.steps.push(round.steps[index]),
     Violation::Measured { .. }
 );
-spoilt_step!(
-    each_input_alone,
+mutated_step!(
+    an_adaptive_prelude_that_measures_inputs_alone,
     adaptive(),
     1,
     step!(MeasureAll),
@@ -428,11 +428,11 @@ fn measures_in_the_wrong_registers() {
 
 /// Every element is measured once in both, but not in the same order: sums that differ in the last bit.
 #[test]
-fn measures_of_other_parts() {
+fn measures_taken_in_another_order() {
     let mut case = two_pass();
-    let first = case.plans[1].strands[0].rounds[0].steps[0];
-    let second = std::mem::replace(&mut case.plans[1].strands[0].rounds[1].steps[0], first);
-    case.plans[1].strands[0].rounds[0].steps[0] = second;
+    let first = case.plans[1].sub_schedules[0].rounds[0].steps[0];
+    let second = std::mem::replace(&mut case.plans[1].sub_schedules[0].rounds[1].steps[0], first);
+    case.plans[1].sub_schedules[0].rounds[0].steps[0] = second;
     let proof = case.check().expect("each element is measured once");
     let straight = two_pass().check().expect("the plans are correct");
     assert_ne!(proof.measured[1], straight.measured[1]);
@@ -440,7 +440,7 @@ fn measures_of_other_parts() {
 }
 
 #[test]
-fn a_prelude_that_does_not_end_before() {
+fn a_prelude_flag_that_does_not_match_the_work() {
     let mut case = two_pass();
     case.plans[2].prelude = false;
     assert_eq!(case.violation(), Violation::PreludeMissing { member: Member(2) });
@@ -450,7 +450,7 @@ fn a_prelude_that_does_not_end_before() {
 }
 
 #[test]
-fn a_result_that_goes_to_somebody_else() {
+fn a_result_for_another_rank() {
     for (mut case, slice) in [(reduce_scatter(), 0), (reduce(), 0), (gather(), 1), (scatter(), 1), (all_to_all(), 4)] {
         for plan in &mut case.plans {
             plan.layout.slices[slice].target = Target::One(Rank(if slice == 0 { 3 } else { 0 }));
@@ -461,7 +461,7 @@ fn a_result_that_goes_to_somebody_else() {
 }
 
 #[test]
-fn a_share_that_is_taken_from_the_wrong_place() {
+fn a_share_read_from_the_wrong_offset() {
     for mut case in [reduce_scatter(), scatter(), all_to_all()] {
         for plan in &mut case.plans {
             plan.layout.slices[1].input_start += 1;
@@ -471,9 +471,9 @@ fn a_share_that_is_taken_from_the_wrong_place() {
 }
 
 #[test]
-fn more_registers_than_are_accounted_for() {
+fn more_registers_than_the_closed_form_allows() {
     let mut case = reduce_scatter();
-    for round in &mut case.plans[1].strands[0].rounds[1..2] {
+    for round in &mut case.plans[1].sub_schedules[0].rounds[1..2] {
         for step in &mut round.steps {
             match step {
                 Step::Contribute { into, .. } => *into = Register(9),
@@ -482,7 +482,7 @@ fn more_registers_than_are_accounted_for() {
             }
         }
     }
-    let expected = Violation::Registers { member: Member(1), strand: 0, found: 4, allowed: 3 };
+    let expected = Violation::Registers { member: Member(1), sub_schedule: 0, found: 4, allowed: 3 };
     assert_eq!(case.violation(), expected);
 }
 

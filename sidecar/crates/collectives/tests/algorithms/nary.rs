@@ -307,7 +307,7 @@ impl MapBits for Vec<f64> {
 }
 
 #[test]
-fn what_is_not_finite_is_carried_into_adasum() {
+fn non_finite_values_propagate_through_adasum() {
     for poison in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e200] {
         for ranks in 2..6 {
             let mut vectors = vec![vec![1.0, 0.0]; ranks];
@@ -359,7 +359,7 @@ fn large_blocks() {
 }
 
 #[test]
-fn refusals_name_what_does_not_fit() {
+fn errors_name_what_does_not_fit() {
     let (median, clipped, adasum) = (ReduceOp::Median, ReduceOp::ClippedMean, ReduceOp::Adasum);
     let reduce = |dtype, op, operands: &[&[u8]], weights: &[f64]| reduce_n(dtype, op, operands, weights, &mut [0; 4]);
     let (block, f32) = (&[0_u8; 4][..], DType::F32);
@@ -386,7 +386,7 @@ fn refusals_name_what_does_not_fit() {
 }
 
 #[test]
-fn codecs_refuse_what_they_do_not_encode() {
+fn codecs_reject_types_they_do_not_encode() {
     for dtype in DType::ALL {
         for codec in Codec::ALL {
             let bytes = dtype.size_bytes();

@@ -29,7 +29,7 @@ pub(crate) struct Outcome {
     pub(crate) weights: Vec<f64>,
     pub(crate) sent_bytes: Vec<u64>,
     pub(crate) reduced_bytes: Vec<u64>,
-    /// Rounds from the first to the last one with transfers, in the longest strand.
+    /// Rounds from the first to the last one with transfers, in the longest sub-schedule.
     pub(crate) rounds: u32,
 }
 
@@ -39,11 +39,11 @@ pub(crate) fn perform(task: &Task<'_>, tuning: &Tuning) -> Outcome {
     let plans = plans(task.topology, &task.work, tuning);
     let mut members: Vec<Participant<'_>> = (0..plans.len()).map(|me| Participant::new(me, task, &plans[me])).collect();
     let mut rounds = 0;
-    for strand in 0..plans[0].strands.len() {
-        let last = plans.iter().map(|plan| plan.strands[strand].rounds.len()).max().unwrap_or(0);
+    for sub_schedule in 0..plans[0].sub_schedules.len() {
+        let last = plans.iter().map(|plan| plan.sub_schedules[sub_schedule].rounds.len()).max().unwrap_or(0);
         let mut first = None;
         for round in 0..u32::try_from(last).expect("few rounds") {
-            if perform_round(&plans, &mut members, strand, round as usize) {
+            if perform_round(&plans, &mut members, sub_schedule, round as usize) {
                 rounds = rounds.max(round + 1 - *first.get_or_insert(round));
             }
         }
@@ -63,8 +63,8 @@ pub(crate) fn perform(task: &Task<'_>, tuning: &Tuning) -> Outcome {
 }
 
 /// Whether something travelled.
-fn perform_round(plans: &[Plan], members: &mut [Participant<'_>], strand: usize, round: usize) -> bool {
-    let of = |me: usize| plans[me].strands[strand].rounds.get(round);
+fn perform_round(plans: &[Plan], members: &mut [Participant<'_>], sub_schedule: usize, round: usize) -> bool {
+    let of = |me: usize| plans[me].sub_schedules[sub_schedule].rounds.get(round);
     let mut travelling = BTreeMap::new();
     for (me, member) in members.iter_mut().enumerate() {
         let Some(round) = of(me) else { continue };
@@ -223,9 +223,9 @@ impl<'a> Participant<'a> {
         assert_eq!(values.len(), self.bytes_of(Form::Values, span, self.me));
         let mut rest = &values[..];
         for slice in self.plan.layout.within(span) {
-            let (part, behind) = rest.split_at(bytes(slice.span.len));
-            self.results[slice.tensor as usize][bytes(slice.output_start)..][..part.len()].copy_from_slice(part);
-            rest = behind;
+            let (chunk, remaining) = rest.split_at(bytes(slice.span.len));
+            self.results[slice.tensor as usize][bytes(slice.output_start)..][..chunk.len()].copy_from_slice(chunk);
+            rest = remaining;
         }
     }
 

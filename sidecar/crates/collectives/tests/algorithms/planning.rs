@@ -1,6 +1,7 @@
 //! Inputs that no plan exists for, and the selection of tunings.
 
 use proptest::prelude::*;
+use ronde_collectives::algorithms::TABLE;
 use ronde_collectives::cost::FLIGHT_BYTES_MAX;
 use ronde_collectives::plan::REGISTERS_MAX;
 use ronde_collectives::planner::predicted;
@@ -10,18 +11,6 @@ use ronde_wire::{Algorithm, Member, Rank, SetId, SetTopology, Tuning, limits};
 use crate::worlds::{flat, placed, plans};
 
 const TUNING: Tuning = Tuning { algorithm: Algorithm::Ring, chunk_bytes: 65_536, lanes: 1, window: 2 };
-
-const ALGORITHMS: [Algorithm; 9] = [
-    Algorithm::Local,
-    Algorithm::Ring,
-    Algorithm::RecursiveDoubling,
-    Algorithm::BinomialTree,
-    Algorithm::Dissemination,
-    Algorithm::HalvingDoubling,
-    Algorithm::Pairwise,
-    Algorithm::Linear,
-    Algorithm::Direct,
-];
 
 const BY_BLOCKS: WorkKind = WorkKind::AllReduceByBlocks { block_elements: 2, encoded_bytes: 100 };
 
@@ -34,7 +23,7 @@ fn refused(topology: &SetTopology, work: &Work, tuning: &Tuning) -> PlanError {
 }
 
 #[test]
-fn algorithms_that_do_not_perform_the_work() {
+fn an_algorithm_rejects_work_it_does_not_perform() {
     use Algorithm as A;
     let one_count = vec![vec![4]];
     let kinds = [
@@ -55,7 +44,7 @@ fn algorithms_that_do_not_perform_the_work() {
     ];
     for (kind, tensors, performing) in kinds {
         let work = Work { kind, element_bytes: 4, tensors };
-        for algorithm in ALGORITHMS {
+        for algorithm in TABLE.iter().map(|entry| entry.algorithm) {
             let tuning = Tuning { algorithm, ..TUNING };
             let several = plan(Member(0), &flat(3), &work, &tuning);
             assert_eq!(several.is_ok(), performing.contains(&algorithm), "{algorithm} {work:?}");
@@ -68,7 +57,7 @@ fn algorithms_that_do_not_perform_the_work() {
 }
 
 #[test]
-fn inputs_that_contradict_each_other() {
+fn contradictory_inputs_are_rejected() {
     let work = all_reduce(vec![vec![4]]);
     let me = Member(3);
     assert_eq!(plan(me, &flat(3), &work, &TUNING), Err(PlanError::Member { me, members: 3 }));
@@ -83,7 +72,7 @@ fn inputs_that_contradict_each_other() {
 }
 
 #[test]
-fn limits_that_are_broken() {
+fn inputs_over_a_limit_are_rejected() {
     let limit = |work: &Work, tuning: &Tuning| match refused(&flat(3), work, tuning) {
         PlanError::Limit { what, .. } => what,
         other => panic!("{other}"),
@@ -138,7 +127,7 @@ fn limits_that_are_broken() {
 }
 
 #[test]
-fn small_tensors_double_and_large_ones_go_around() {
+fn small_tensors_use_recursive_doubling_and_large_ones_the_ring() {
     let model = CostModel::default();
     let of = |members: u32, bytes: u64| algorithm_of(&flat(members), &WorkKind::AllReduce, 4, bytes / 4, &model);
     assert_eq!(of(4, 4 << 10), Algorithm::RecursiveDoubling);
@@ -146,9 +135,9 @@ fn small_tensors_double_and_large_ones_go_around() {
     assert_eq!(of(16, 64 << 20), Algorithm::Ring);
     assert_eq!(of(1, 64 << 20), Algorithm::Local);
     let order = [Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::Ring];
-    let place = |algorithm| order.iter().position(|other| *other == algorithm).expect("a candidate");
+    let position = |algorithm| order.iter().position(|other| *other == algorithm).expect("a candidate");
     for members in 2..=17 {
-        let places: Vec<usize> = (0..30).map(|exponent| place(of(members, 1 << exponent))).collect();
+        let places: Vec<usize> = (0..30).map(|exponent| position(of(members, 1 << exponent))).collect();
         assert!(places.is_sorted(), "a threshold between each two of {order:?} with {members} members: {places:?}");
         assert_eq!((places[0], places[29]), (0, 2), "{members} members");
         let halves = members >= 4 && members.is_power_of_two();
@@ -168,7 +157,7 @@ fn a_reason_names_the_candidates() {
     assert_eq!(local.reason, "all-reduce of 24 MiB over 1 members: local, nothing is sent");
 }
 
-/// The largest set: a strand that holds something of everybody still names registers that exist.
+/// The largest set: a sub-schedule that holds something of everybody still names registers that exist.
 #[test]
 fn registers_suffice_for_the_largest_set() {
     assert_eq!(limits::SIDECARS_MAX, 1_024);
@@ -181,7 +170,8 @@ fn registers_suffice_for_the_largest_set() {
         let work = Work { kind, element_bytes: 4, tensors };
         let tuning = select(&topology, &work, 1, &CostModel::default()).tuning;
         let plan = plan(Member(1_023), &topology, &work, &tuning).expect("the limits allow it");
-        let transfers = plan.strands.iter().flat_map(|strand| &strand.rounds).flat_map(|round| &round.transfers);
+        let transfers =
+            plan.sub_schedules.iter().flat_map(|sub_schedule| &sub_schedule.rounds).flat_map(|round| &round.transfers);
         let register = |transfer: &Transfer| match *transfer {
             Transfer::Send { from, .. } => from.0,
             Transfer::Receive { into, .. } => into.0,
@@ -210,7 +200,7 @@ fn every_kind(root: Rank) -> [WorkKind; 14] {
     ]
 }
 
-/// A strand of a gather at the root, or of a direct all-reduce, holds a chunk for each member.
+/// A sub-schedule of a gather at the root, or of a direct all-reduce, holds a chunk for each member.
 #[test]
 fn memory_is_bounded_in_large_sets() {
     let ranks: Vec<u32> = (0..256).collect();

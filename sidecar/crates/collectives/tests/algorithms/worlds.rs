@@ -4,6 +4,7 @@
 
 use std::collections::HashSet;
 
+use ronde_collectives::algorithms::performing;
 use ronde_collectives::{Counts, Plan, Work, WorkKind, plan};
 use ronde_wire::{Algorithm, Member, ProcessSet, Rank, SetId, SetTopology, SidecarIndex, Tuning, World};
 
@@ -89,7 +90,6 @@ pub(crate) fn cases(topology: &SetTopology, breadth: Breadth) -> Vec<(Work, Tuni
     counts.dedup();
     let mut cases = Vec::new();
     for (index, (algorithm, kind)) in kinds(topology).into_iter().enumerate() {
-        let algorithm = if topology.len() == 1 { Algorithm::Local } else { algorithm };
         // The product of roots and everything else is taken for one root in three.
         let breadth = match breadth {
             Breadth::Full if kind.root().is_some_and(|root| root.0 % 3 != 1) => Breadth::Sample(index),
@@ -114,27 +114,35 @@ pub(crate) fn cases(topology: &SetTopology, breadth: Breadth) -> Vec<(Work, Tuni
     cases
 }
 
-/// Every kind with every algorithm that performs it, for every root.
+/// Every kind, for every root, with every algorithm of the table that performs it.
 fn kinds(topology: &SetTopology) -> Vec<(Algorithm, WorkKind)> {
+    let with_algorithms = |kind: WorkKind| {
+        performing(&kind, topology.len()).map(|algorithm| (algorithm, kind.clone())).collect::<Vec<_>>()
+    };
+    kinds_for(&topology.ranks()).into_iter().flat_map(with_algorithms).collect()
+}
+
+/// Every kind of work, those with a root once for each of `roots`.
+pub(crate) fn kinds_for(roots: &[Rank]) -> Vec<WorkKind> {
     let mut kinds = vec![
-        (Algorithm::Ring, WorkKind::AllReduce),
-        (Algorithm::RecursiveDoubling, WorkKind::AllReduce),
-        (Algorithm::HalvingDoubling, WorkKind::AllReduce),
-        (Algorithm::Direct, WorkKind::AllReduceCoded { encoded_bytes: ELEMENT_BYTES / 2 }),
-        (Algorithm::Direct, WorkKind::AllReduceByBlocks { block_elements: 3, encoded_bytes: 99 }),
-        (Algorithm::Direct, WorkKind::AllReduceNAry),
-        (Algorithm::Direct, WorkKind::AllReduceTwoPass { measures: 2 }),
-        (Algorithm::Direct, WorkKind::AllReduceAdaptive),
-        (Algorithm::Ring, WorkKind::ReduceScatter),
-        (Algorithm::Ring, WorkKind::AllGather),
-        (Algorithm::Pairwise, WorkKind::AllToAll),
-        (Algorithm::Dissemination, WorkKind::Barrier),
+        WorkKind::AllReduce,
+        WorkKind::AllReduceCoded { encoded_bytes: ELEMENT_BYTES / 2 },
+        WorkKind::AllReduceByBlocks { block_elements: 3, encoded_bytes: 99 },
+        WorkKind::AllReduceNAry,
+        WorkKind::AllReduceTwoPass { measures: 2 },
+        WorkKind::AllReduceAdaptive,
+        WorkKind::ReduceScatter,
+        WorkKind::AllGather,
+        WorkKind::AllToAll,
+        WorkKind::Barrier,
     ];
-    for root in topology.ranks() {
-        kinds.push((Algorithm::BinomialTree, WorkKind::Broadcast { root }));
-        kinds.push((Algorithm::BinomialTree, WorkKind::Reduce { root }));
-        kinds.push((Algorithm::Linear, WorkKind::Gather { root }));
-        kinds.push((Algorithm::Linear, WorkKind::Scatter { root }));
+    for &root in roots {
+        kinds.extend([
+            WorkKind::Broadcast { root },
+            WorkKind::Reduce { root },
+            WorkKind::Gather { root },
+            WorkKind::Scatter { root },
+        ]);
     }
     kinds
 }
@@ -190,7 +198,7 @@ pub(crate) fn work(kind: WorkKind, tensors: Vec<Vec<u64>>) -> Work {
 /// Large elements make many chunks of few elements.
 pub(crate) const ELEMENT_BYTES: u32 = 256;
 
-/// Chunks of 4,096 elements, of 128 and of 16; one to three lanes; windows of one to four strands.
+/// Chunks of 4,096 elements, of 128 and of 16; one to three lanes; windows of one to four sub-schedules.
 pub(crate) fn tunings(algorithm: Algorithm) -> [Tuning; 3] {
     [(1 << 20, 1, 1), (32 << 10, 2, 4), (4 << 10, 3, 2)].map(|(chunk_bytes, lanes, window)| Tuning {
         algorithm,

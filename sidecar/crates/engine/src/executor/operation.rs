@@ -21,7 +21,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ronde_collectives::plan::{Form, Span, Strand, Transfer};
+use ronde_collectives::plan::{Form, Span, SubSchedule, Transfer};
 use ronde_wire::frame::{Chunk, ChunkHeader, ROUND_TAKEN};
 use ronde_wire::{Lane, Member, SidecarIndex};
 
@@ -80,7 +80,7 @@ impl Operation {
     pub(super) fn new(admission: Arc<Admission>, lane: Lane) -> Result<Self, StepError> {
         let ops = ElementOps::new(&admission)?;
         let plan = &admission.plan;
-        let of_lane = || (0_u32..).zip(&plan.strands).filter(|(_, strand)| strand.lane == lane);
+        let of_lane = || (0_u32..).zip(&plan.sub_schedules).filter(|(_, strand)| strand.lane == lane);
         let total = of_lane().count();
         let strands = of_lane()
             .enumerate()
@@ -256,8 +256,8 @@ impl Operation {
         self.ops.sizes.of(form, span, ranks)
     }
 
-    fn strand(&self, strand: u32) -> &Strand {
-        &self.admission.plan.strands[strand as usize]
+    fn strand(&self, strand: u32) -> &SubSchedule {
+        &self.admission.plan.sub_schedules[strand as usize]
     }
 
     fn sidecar(&self, member: Member) -> SidecarIndex {
@@ -276,17 +276,17 @@ fn send(admission: &Admission, strand: u32, outgoing: Outgoing) -> OperationProg
 
 fn chunk(admission: &Admission, strand: u32, outgoing: Outgoing) -> Chunk {
     let Outgoing { round, span, data, .. } = outgoing;
-    let lane = admission.plan.strands[strand as usize].lane;
+    let lane = admission.plan.sub_schedules[strand as usize].lane;
     let header = ChunkHeader { lane, strand, round, start: span.start, len: span.len };
     Chunk { epoch: admission.epoch, seq: admission.seq, early: false, header, data }
 }
 
-fn has_work(strand: &Strand) -> bool {
+fn has_work(strand: &SubSchedule) -> bool {
     strand.rounds.iter().any(|round| !round.steps.is_empty() || !round.transfers.is_empty())
 }
 
 /// The span that a member sends here in a round.
-fn expected(strand: &Strand, round: usize, member: Member) -> Option<(Span, Form)> {
+fn expected(strand: &SubSchedule, round: usize, member: Member) -> Option<(Span, Form)> {
     strand.rounds.get(round)?.transfers.iter().find_map(|transfer| match *transfer {
         Transfer::Receive { from, span, form, .. } if from == member => Some((span, form)),
         _ => None,
@@ -294,19 +294,19 @@ fn expected(strand: &Strand, round: usize, member: Member) -> Option<(Span, Form
 }
 
 /// Members to which a strand sends and from which it receives nothing.
-fn silent_receivers(strand: &Strand) -> Vec<Member> {
+fn silent_receivers(strand: &SubSchedule) -> Vec<Member> {
     let (receivers, senders) = partners(strand);
     receivers.into_iter().filter(|member| senders.binary_search(member).is_err()).collect()
 }
 
 /// Members from which a strand receives and to which it sends nothing.
-fn silent_senders(strand: &Strand) -> Vec<Member> {
+fn silent_senders(strand: &SubSchedule) -> Vec<Member> {
     let (receivers, senders) = partners(strand);
     senders.into_iter().filter(|member| receivers.binary_search(member).is_err()).collect()
 }
 
 /// The receivers and the senders of a strand, both ascending.
-fn partners(strand: &Strand) -> (Vec<Member>, Vec<Member>) {
+fn partners(strand: &SubSchedule) -> (Vec<Member>, Vec<Member>) {
     let (mut receivers, mut senders) = (Vec::new(), Vec::new());
     for transfer in strand.rounds.iter().flat_map(|round| &round.transfers) {
         match transfer {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 use ronde_collectives::kernels::Side;
-use ronde_collectives::plan::{Form, Register, Span, Step, Strand, Transfer};
+use ronde_collectives::plan::{Form, Register, Span, Step, SubSchedule, Transfer};
 
 use super::Phase;
 use super::arithmetic::{Block, ElementOps, Operands, StepContext, StepError};
@@ -37,13 +37,13 @@ pub(super) const fn phase(step: &Step) -> Phase {
 /// The position of a step in its strand.
 #[derive(Clone, Copy)]
 pub(super) struct StepPosition<'a> {
-    pub(super) strand: &'a Strand,
+    pub(super) strand: &'a SubSchedule,
     pub(super) round: usize,
     pub(super) step: usize,
 }
 
 impl Registers {
-    pub(super) fn new(strand: &Strand, members: usize) -> Self {
+    pub(super) fn new(strand: &SubSchedule, members: usize) -> Self {
         let steps = strand.rounds.iter().flat_map(|round| &round.steps);
         let in_steps = steps.flat_map(|step| mentioned(step, members)).map(|range| range.end).max();
         let transfers = strand.rounds.iter().flat_map(|round| &round.transfers);

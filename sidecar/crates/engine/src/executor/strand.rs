@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use ronde_collectives::plan::{Form, Register, Span, Strand, Transfer};
+use ronde_collectives::plan::{Form, Register, Span, SubSchedule, Transfer};
 use ronde_wire::Member;
 
 use super::Phase;
@@ -68,7 +68,7 @@ pub(super) struct StrandContext<'a> {
 
 impl RunningStrand {
     /// Starts a strand, with its number and the number of members.
-    pub(super) fn new(number: u32, strand: &Strand, members: usize, awaited_tokens: Vec<Member>) -> Self {
+    pub(super) fn new(number: u32, strand: &SubSchedule, members: usize, awaited_tokens: Vec<Member>) -> Self {
         Self {
             strand: number,
             round: 0,
@@ -93,7 +93,7 @@ impl RunningStrand {
         if self.over {
             return Ok(StrandProgress::Idle);
         }
-        let strand = &strand_cx.cx.admission.plan.strands[self.strand as usize];
+        let strand = &strand_cx.cx.admission.plan.sub_schedules[self.strand as usize];
         while let Some(round) = strand.rounds.get(self.round) {
             if let Some(step) = round.steps.get(self.step) {
                 let position = StepPosition { strand, round: self.round, step: self.step };

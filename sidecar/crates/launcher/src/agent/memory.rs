@@ -44,7 +44,7 @@ impl MemoryWatch {
     /// Begins to watch a process.
     pub(super) fn worker(&self, pid: u32) -> WorkerWatch {
         let mut watch = WorkerWatch { all: self.clone(), pid, counters: Vec::new() };
-        watch.look();
+        watch.poll();
         watch
     }
 
@@ -76,7 +76,7 @@ impl MemoryWatch {
 impl WorkerWatch {
     /// Looks which group the worker is in now: some put themselves into one of their own, and one that is ending shows up
     /// in the topmost.
-    pub(super) fn look(&mut self) {
+    pub(super) fn poll(&mut self) {
         let Some(counter) = self.all.counter_of(self.pid).filter(|now| !self.counters.contains(now)) else { return };
         if self.counters.len() < GROUPS_MAX {
             let count = counter.read().unwrap_or_default();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_of_the_group_is_one_workers_end() {
+    fn an_out_of_memory_kill_counts_for_one_worker() {
         let machine = Machine::new();
         machine.write("cgroup/job/memory.events", "low 0\nmax 9\noom 3\noom_kill 3\n");
         machine.write("proc/7/cgroup", "1:cpu:/\n0::/job\n");
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_version_of_groups_counts_elsewhere() {
+    fn control_groups_of_version_1_are_read() {
         let machine = Machine::new();
         machine.write("cgroup/memory/a/b/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n");
         machine.write("proc/7/cgroup", "9:name=systemd:/x\n4:hugetlb,memory:/a/b\n0::/\n");
@@ -158,22 +158,22 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_may_move_and_what_is_unknown_is_no_reason() {
+    fn a_worker_may_change_its_control_group() {
         let machine = Machine::new();
         machine.write("proc/7/cgroup", "0::/first\n");
         let mut worker = machine.watch().worker(7);
         assert!(!worker.has_run_out(), "nothing counts there");
         machine.write("proc/7/cgroup", "0::/second\n");
         machine.write("cgroup/second/memory.events", "oom_kill 6\n");
-        worker.look();
+        worker.poll();
         machine.write("cgroup/second/memory.events", "oom_kill 7\n");
         fs::remove_dir_all(machine.0.path().join("proc")).expect("ours");
-        worker.look();
+        worker.poll();
         assert!(worker.has_run_out());
         // A process that is ending, in the first version of groups.
         machine.write("cgroup/memory/memory.oom_control", "oom_kill 0\n");
         machine.write("proc/7/cgroup", "4:memory:/\n");
-        worker.look();
+        worker.poll();
         machine.write("cgroup/second/memory.events", "oom_kill 8\n");
         assert!(worker.has_run_out());
         machine.write("cgroup/second/memory.events", "oom_kill nonsense\n");

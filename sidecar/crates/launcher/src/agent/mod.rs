@@ -55,11 +55,11 @@ async fn serve() -> anyhow::Result<()> {
     let writer = tokio::spawn(write_queue(queue));
     let mut commands = read_commands();
     let mut agent = Agent::new(launcher)?;
-    agent.greet().await;
+    agent.send_hello().await;
     loop {
         tokio::select! {
             command = commands.recv() => match command {
-                Some(command) => agent.obey(command).await,
+                Some(command) => agent.execute(command).await,
                 None => break,
             },
             () = leave_signals.recv() => break,
@@ -107,16 +107,16 @@ impl Agent {
         })
     }
 
-    async fn greet(&self) {
+    async fn send_hello(&self) {
         let port =
             self.port.as_ref().and_then(|listener| listener.local_addr().ok()).map_or(0, |address| address.port());
         let hostname = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let interfaces = interfaces::of_this_host().into_iter().take(INTERFACES_MAX).collect();
-        self.tell(FromAgent::Hello { version, hostname, interfaces, port }).await;
+        self.send(FromAgent::Hello { version, hostname, interfaces, port }).await;
     }
 
-    async fn obey(&mut self, command: ToAgent) {
+    async fn execute(&mut self, command: ToAgent) {
         match command {
             ToAgent::Prepare { directory, environment } => self.prepare(directory, environment).await,
             ToAgent::StartSidecar { sidecar, program, environment } => {
@@ -138,7 +138,7 @@ impl Agent {
                 "the directory {} is not on this host; workers run where `ronde run` was started",
                 directory.display()
             );
-            self.tell(FromAgent::Refused { reason }).await;
+            self.send(FromAgent::Refused { reason }).await;
         }
         self.directory = directory;
         self.environment = environment;
@@ -149,9 +149,9 @@ impl Agent {
         match sidecar::Sidecar::start(sidecar, program, environment) {
             Ok((started, lines)) => {
                 self.sidecar_lines.insert(sidecar, lines);
-                self.sidecars.spawn(started.watch_over(self.launcher.clone(), order));
+                self.sidecars.spawn(started.supervise(self.launcher.clone(), order));
             }
-            Err(error) => self.tell(FromAgent::Refused { reason: format!("sidecar {sidecar}: {error:#}") }).await,
+            Err(error) => self.send(FromAgent::Refused { reason: format!("sidecar {sidecar}: {error:#}") }).await,
         }
     }
 
@@ -168,14 +168,14 @@ impl Agent {
         let environment = self.environment.iter().cloned().chain(own);
         match worker::Worker::start(rank, &command, environment, &self.directory) {
             Ok(worker) => {
-                self.tell(FromAgent::WorkerStarted { rank, pid: worker.pid() }).await;
+                self.send(FromAgent::WorkerStarted { rank, pid: worker.pid() }).await;
                 let memory = self.memory.worker(worker.pid());
                 // Not a sender of its own: the input of a sidecar ends when this agent says so.
                 let sidecar = self.sidecar_lines.get(&sidecar).map(mpsc::Sender::downgrade);
                 let receivers = worker::Receivers { launcher: self.launcher.clone(), sidecar };
-                self.workers.spawn(worker.watch_over(receivers, memory, self.workers_order.subscribe()));
+                self.workers.spawn(worker.supervise(receivers, memory, self.workers_order.subscribe()));
             }
-            Err(error) => self.tell(FromAgent::Refused { reason: format!("rank {rank}: {error:#}") }).await,
+            Err(error) => self.send(FromAgent::Refused { reason: format!("rank {rank}: {error:#}") }).await,
         }
     }
 
@@ -210,7 +210,7 @@ impl Agent {
         orphans::kill_all();
     }
 
-    async fn tell(&self, message: FromAgent) {
+    async fn send(&self, message: FromAgent) {
         // Fails only when the writer has gone, which ends with the process.
         let _ = self.launcher.send(message).await;
     }

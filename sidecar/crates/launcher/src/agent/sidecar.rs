@@ -55,7 +55,7 @@ impl Sidecar {
     }
 
     /// Passes lines both ways until it ends, reports its end, and removes what a killed one left behind.
-    pub(super) async fn watch_over(mut self, launcher: ToLauncher, order: watch::Receiver<Order>) {
+    pub(super) async fn supervise(mut self, launcher: ToLauncher, order: watch::Receiver<Order>) {
         let index = self.index;
         let input = self.child.stdin.take().expect("piped at start");
         let output = self.child.stdout.take().expect("piped at start");
@@ -70,7 +70,7 @@ impl Sidecar {
         writer.abort();
         // The lines and the log that a sidecar wrote last explain its end: they go first.
         let explained = async { ((&mut reader).await, (&mut log).await) };
-        let _ = timeout(LAST_WORDS_WAIT, explained).await;
+        let _ = timeout(FINAL_OUTPUT_WAIT, explained).await;
         reader.abort();
         log.abort();
         // Sending fails only when the agent leaves.
@@ -115,4 +115,4 @@ async fn read_lines(sidecar: u32, output: ChildStdout, launcher: ToLauncher, dir
 
 const QUEUE_OF_LINES: usize = 4;
 /// How long an ended sidecar's last lines may be on their way.
-const LAST_WORDS_WAIT: Duration = Duration::from_secs(2);
+const FINAL_OUTPUT_WAIT: Duration = Duration::from_secs(2);

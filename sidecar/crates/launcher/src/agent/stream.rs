@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_keeps_the_last_lines_that_say_something() {
+    fn the_tail_keeps_the_last_lines_that_are_not_blank() {
         let tail = Tail::default();
         (0..50).for_each(|number| tail.push(&format!("line {number}\n\n")));
         assert_eq!(tail.lines().len(), TAIL_LINES);
@@ -178,7 +178,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_that_are_no_text_are_cut_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 1..40)) {
+        fn bytes_that_are_not_text_are_cut_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 1..40)) {
             let border = character_border(&bytes);
             prop_assert!(border <= bytes.len() && border + CHARACTER_BYTES_MAX >= bytes.len());
         }

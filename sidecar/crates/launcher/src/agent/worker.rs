@@ -57,7 +57,7 @@ impl Worker {
     }
 
     /// Passes on its output and its end, and ends it when told to.
-    pub(super) async fn watch_over(
+    pub(super) async fn supervise(
         mut self,
         receivers: Receivers,
         mut memory: WorkerWatch,
@@ -78,7 +78,7 @@ impl Worker {
         // The receiver of both messages has gone only when the agent leaves.
         let _ = launcher.send(FromAgent::WorkerExited { rank, status }).await;
         // Its last words are in the pipe when it has ended; who left the group may hold the other end for longer.
-        let is_read = timeout(LAST_WORDS_WAIT, &mut stderr).await.is_ok();
+        let is_read = timeout(FINAL_OUTPUT_WAIT, &mut stderr).await.is_ok();
         receivers
             .sidecar(WorkerExited { rank, pid: self.group.pid(), exit: status.into(), stderr_tail: tail.lines() })
             .await;
@@ -114,8 +114,8 @@ impl Receivers {
 }
 
 async fn wait(child: &mut Child, group: Group, memory: &mut WorkerWatch, order: watch::Receiver<Order>) -> Status {
-    let mut looks = interval(LOOK_EVERY);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut polls = interval(MEMORY_POLL_INTERVAL);
+    polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut ended = pin!(group.wait_for(child, order, Group::terminate));
     loop {
         tokio::select! {
@@ -123,28 +123,28 @@ async fn wait(child: &mut Child, group: Group, memory: &mut WorkerWatch, order: 
                 let killed = status == Status::Signal(Signal::SIGKILL as i32);
                 return if killed && memory_has_run_out(memory).await { Status::OutOfMemory } else { status };
             }
-            _ = looks.tick() => memory.look(),
+            _ = polls.tick() => memory.poll(),
         }
     }
 }
 
 /// Asks for a moment: where memory has run out, the agent's own reading may fail at first.
 async fn memory_has_run_out(memory: &WorkerWatch) -> bool {
-    for _ in 0..MEMORY_LOOKS {
+    for _ in 0..MEMORY_POLLS {
         if memory.has_run_out() {
             return true;
         }
-        sleep(MEMORY_LOOK_PAUSE).await;
+        sleep(MEMORY_POLL_PAUSE).await;
     }
     memory.has_run_out()
 }
 
-const MEMORY_LOOKS: u32 = 4;
-const MEMORY_LOOK_PAUSE: Duration = Duration::from_millis(20);
+const MEMORY_POLLS: u32 = 4;
+const MEMORY_POLL_PAUSE: Duration = Duration::from_millis(20);
 /// How often the control group of a worker is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const MEMORY_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long an ended worker's last words may be on their way, before its sidecar is told of its end without them; less
 /// than a sidecar waits for that.
-const LAST_WORDS_WAIT: Duration = Duration::from_millis(150);
+const FINAL_OUTPUT_WAIT: Duration = Duration::from_millis(150);
 /// How long an ended worker's output may still be on its way.
 const OUTPUT_WAIT: Duration = Duration::from_secs(2);

@@ -323,13 +323,13 @@ mod tests {
     }
 
     #[test]
-    fn a_good_host_has_nothing_but_ok() {
+    fn every_finding_of_a_good_host_is_ok() {
         assert_eq!(bad(|_| {}), Vec::<String>::new());
         assert!(judge(&good()).iter().all(|finding| finding.to_string().starts_with("ok    ")));
     }
 
     #[test]
-    fn each_fact_that_is_wrong_makes_one_line_with_its_fix() {
+    fn each_wrong_fact_gives_one_line_with_its_fix() {
         let one = |change: fn(&mut Facts), mark: &str, words: &[&str]| {
             let lines = bad(change);
             let [line] = &lines[..] else { panic!("not one line: {lines:?}") };

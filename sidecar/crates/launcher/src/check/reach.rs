@@ -67,7 +67,7 @@ pub(super) fn echo(socket: &UdpSocket) {
 fn echo_while(socket: &UdpSocket, goes_on: impl Fn() -> bool) {
     let deadline = Instant::now() + ECHO_TIME;
     let mut datagram = [0; 2 * DATAGRAM_BYTES];
-    if socket.set_read_timeout(Some(ECHO_LOOK)).is_err() {
+    if socket.set_read_timeout(Some(ECHO_POLL_INTERVAL)).is_err() {
         return;
     }
     while goes_on() && Instant::now() < deadline {
@@ -151,7 +151,7 @@ fn first_line(child: &mut Child) -> Result<String, String> {
         let _ = sender.send(line);
     });
     let errors = child.stderr.take();
-    let said = thread::spawn(move || {
+    let stderr = thread::spawn(move || {
         let mut text = Vec::new();
         // What could be read counts.
         let _ = errors.map(|errors| errors.take(ANSWER_BYTES_MAX).read_to_end(&mut text));
@@ -161,8 +161,8 @@ fn first_line(child: &mut Child) -> Result<String, String> {
         Ok(line) if line.ends_with('\n') => Ok(line),
         Ok(_) => {
             let status = child.wait().map_err(|error| error.to_string())?;
-            let said = said.join().unwrap_or_default();
-            Err(format!("the remote shell ended with {status}: {}", said.lines().last().unwrap_or_default()))
+            let stderr = stderr.join().unwrap_or_default();
+            Err(format!("the remote shell ended with {status}: {}", stderr.lines().last().unwrap_or_default()))
         }
         Err(_) => Err(format!("no answer within {} s", ANSWER_WAIT.as_secs())),
     }
@@ -179,7 +179,7 @@ fn end(child: &mut Child) {
             let _ = child.wait();
             return;
         }
-        thread::sleep(LEAVE_LOOK);
+        thread::sleep(EXIT_POLL_INTERVAL);
     }
 }
 
@@ -197,11 +197,11 @@ const DATAGRAM_WAIT: Duration = Duration::from_millis(300);
 const CONNECT_WAIT: Duration = Duration::from_secs(1);
 const ADDRESSES_MAX: usize = 8;
 const ECHO_TIME: Duration = Duration::from_secs(60);
-const ECHO_LOOK: Duration = Duration::from_millis(100);
+const ECHO_POLL_INTERVAL: Duration = Duration::from_millis(100);
 const ANSWER_WAIT: Duration = Duration::from_secs(30);
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 const LEAVE_WAIT: Duration = Duration::from_secs(2);
-const LEAVE_LOOK: Duration = Duration::from_millis(20);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_does_not_answer_says_why() {
+    fn a_host_that_does_not_answer_is_reported_with_the_reason() {
         let fails = |script: &str, words: &str| {
             let error = ask_script(script, |_, _| Vec::new()).expect_err("no answer");
             assert!(error.contains(words), "{error}");

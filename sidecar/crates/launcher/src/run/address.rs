@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn this_host_is_known_by_its_names() {
+    fn this_host_is_recognized_by_its_names() {
         let is_local = |name: &str| is_local(&Host { name: name.into(), slots: std::num::NonZeroU32::MIN });
         for name in ["localhost", "127.0.0.1", "127.0.0.9", "::1", "::ffff:127.0.0.1"] {
             assert!(is_local(name), "{name}");
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_this_host_is_the_loopback() {
+    fn the_route_to_this_host_is_the_loopback() {
         assert_eq!(towards(LOOPBACK), Some(LOOPBACK));
     }
 }

@@ -31,7 +31,7 @@ pub(super) enum Event {
     /// The connection has ended; nothing follows.
     Closed(Status),
     /// The command of `--starter` wrote a line to its standard error.
-    StarterSaid(String),
+    StarterOutput(String),
     /// The command of `--starter` has ended.
     StarterEnded(Status),
 }
@@ -68,12 +68,12 @@ impl Link {
             .spawn()?;
         let (commands, queue) = mpsc::channel(commands_max);
         let (kill, killed) = watch::channel(false);
-        tokio::spawn(watch_over(host, child, queue, killed, receivers));
+        tokio::spawn(supervise(host, child, queue, killed, receivers));
         Ok(Self { commands: Some(commands), kill })
     }
 
     /// Tells the agent something; nothing happens when the connection has ended, of which an event tells.
-    pub(super) fn tell(&self, command: ToAgent) {
+    pub(super) fn send(&self, command: ToAgent) {
         let Some(commands) = &self.commands else { return };
         if let Err(mpsc::error::TrySendError::Full(command)) = commands.try_send(command) {
             // Sized for all that is ever told: reaching this is a mistake of the launcher, and the job's deadlines end it.
@@ -92,7 +92,7 @@ impl Link {
     }
 }
 
-async fn watch_over(
+async fn supervise(
     host: usize,
     mut child: Child,
     queue: mpsc::Receiver<ToAgent>,
@@ -105,10 +105,10 @@ async fn watch_over(
     let stderr = child.stderr.take().expect("piped at start");
     let writer = tokio::spawn(write_commands(input, queue));
     let mut reader = tokio::spawn(read_messages(host, output, receivers.clone()));
-    let mut said = tokio::spawn(read_stderr(host, stderr, receivers.clone()));
+    let mut stderr_reader = tokio::spawn(read_stderr(host, stderr, receivers.clone()));
     let status = tokio::select! {
         status = child.wait() => status,
-        () = must_die(&mut reader, &mut killed) => {
+        () = kill_requested(&mut reader, &mut killed) => {
             if let Some(group) = group {
                 // That it has ended is as well.
                 let _ = killpg(group, Signal::SIGKILL);
@@ -121,17 +121,17 @@ async fn watch_over(
         if !reader.is_finished() {
             let _ = (&mut reader).await;
         }
-        (&mut said).await
+        (&mut stderr_reader).await
     };
     // Whoever else holds the pipes does not keep the launcher waiting.
     let _ = timeout(REST_WAIT, rest).await;
     reader.abort();
-    said.abort();
+    stderr_reader.abort();
     let _ = receivers.events.send((host, Event::Closed(status.map_or(Status::Code(-1), Status::from)))).await;
 }
 
 /// Resolves when the launcher asks for the process's end, or what it says makes no sense.
-async fn must_die(reader: &mut tokio::task::JoinHandle<bool>, killed: &mut watch::Receiver<bool>) {
+async fn kill_requested(reader: &mut tokio::task::JoinHandle<bool>, killed: &mut watch::Receiver<bool>) {
     let nonsense = async {
         if !matches!(reader.await, Ok(false)) {
             std::future::pending::<()>().await;
@@ -205,7 +205,7 @@ async fn read_stderr(host: usize, stderr: ChildStderr, receivers: Receivers) {
     let mut stderr = BufReader::new(stderr);
     loop {
         let mut line = Vec::new();
-        match (&mut stderr).take(SAID_LINE_BYTES_MAX).read_until(b'\n', &mut line).await {
+        match (&mut stderr).take(STDERR_LINE_BYTES_MAX).read_until(b'\n', &mut line).await {
             Ok(count) if count > 0 => {}
             _ => return,
         }
@@ -250,7 +250,7 @@ impl Tail {
 }
 
 const READ_BYTES: usize = 256 << 10;
-const SAID_LINE_BYTES_MAX: u64 = 8 << 10;
+const STDERR_LINE_BYTES_MAX: u64 = 8 << 10;
 const BANNER_LINES_MAX: usize = 100;
 const TAIL_LINES: usize = 20;
 /// How long the last lines of an ended connection may be on their way.

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_callers_variables_pass_but_those_that_mislead() {
+    fn the_callers_variables_are_inherited_except_misleading_ones() {
         let caller = environment(&[
             ("PATH", "/bin"),
             ("BASH_FUNC_module%%", "() { :; }"),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_brings_back_or_sets() {
+    fn an_export_restores_or_sets_a_variable() {
         let caller = environment(&[("CUDA_VISIBLE_DEVICES", "0,1"), ("A", "caller's")]);
         let exports = ["CUDA_VISIBLE_DEVICES", "A=mine=1", "ABSENT"].map(|text| text.parse().expect("valid"));
         let common = common(&caller, &exports);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_finds_every_promised_name() {
+    fn a_worker_has_every_documented_variable() {
         let place = RankPlace {
             rank: 5,
             size: 8,
@@ -274,10 +274,10 @@ mod tests {
             log_without_timestamp: true,
             ..plain
         };
-        let told = for_sidecar(&Environment::new(), 3, false, &logs);
-        assert_eq!(value(&told, "RONDE_SIDECAR_LOG_FORMAT"), Some("json"));
-        assert_eq!(value(&told, "RONDE_SIDECAR_LOG_LEVEL"), Some("debug"));
-        assert_eq!(value(&told, "RONDE_SIDECAR_LOG_WITHOUT_TIMESTAMP"), Some("true"));
+        let variables = for_sidecar(&Environment::new(), 3, false, &logs);
+        assert_eq!(value(&variables, "RONDE_SIDECAR_LOG_FORMAT"), Some("json"));
+        assert_eq!(value(&variables, "RONDE_SIDECAR_LOG_LEVEL"), Some("debug"));
+        assert_eq!(value(&variables, "RONDE_SIDECAR_LOG_WITHOUT_TIMESTAMP"), Some("true"));
     }
 
     proptest! {

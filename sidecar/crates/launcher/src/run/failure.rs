@@ -186,7 +186,7 @@ pub(super) struct Missing {
     /// What was awaited.
     pub(super) awaited: String,
     /// The last lines of whoever was awaited.
-    pub(super) said: Vec<String>,
+    pub(super) output: Vec<String>,
 }
 
 /// How the process that reaches a host ended.
@@ -282,8 +282,8 @@ fn list(missing: &[Missing]) -> String {
     let more = missing.len().saturating_sub(LISTED_MAX);
     let more = if more > 0 { format!("\nand {more} more") } else { String::new() };
     let line = |missing: &Missing| {
-        let Missing { host, placed, awaited, said } = missing;
-        format!("\n{} on host {host}: {awaited}{}", ranks(placed), tail("what was said", said))
+        let Missing { host, placed, awaited, output } = missing;
+        format!("\n{} on host {host}: {awaited}{}", ranks(placed), tail("what was said", output))
     };
     missing.iter().take(LISTED_MAX).map(line).collect::<String>() + &more
 }
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn no_failure_leaves_with_0() {
+    fn every_failure_has_a_nonzero_exit_code() {
         assert_eq!(worker(Status::Code(256)).exit_code(), EXIT_UNAVAILABLE);
         assert_eq!(Failure::Interrupted { signal: Signal::SIGINT }.exit_code(), 130);
         let sidecar = Failure::Sidecar { served: 0..2, host: "a".into(), status: Status::Code(0), log_tail: vec![] };
@@ -343,9 +343,9 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_start_is_listed() {
+    fn a_start_timeout_lists_what_did_not_start() {
         let missing =
-            |host: &str, placed| Missing { host: host.into(), placed, awaited: "no answer".into(), said: vec![] };
+            |host: &str, placed| Missing { host: host.into(), placed, awaited: "no answer".into(), output: vec![] };
         let failure = Failure::StartTimeout {
             awaited: "all",
             seconds: 30,

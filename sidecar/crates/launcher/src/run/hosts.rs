@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_wrong_item() {
         for item in
             ["alpha", "alpha:", "alpha:0", "alpha:x", ":4", "fd00::1:4", "[fd00::1:4", "[alpha]:4", "-oX:1", "a b:1"]
         {

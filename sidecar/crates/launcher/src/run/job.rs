@@ -35,7 +35,7 @@ pub(super) async fn run(settings: &Settings) -> u8 {
     }
     if matches!(failure, Some(Failure::Worker { .. })) {
         // The others are told why at this moment; what they make of it is worth more than a quick end.
-        job.settle(HEARING_WAIT, State::workers_ended).await;
+        job.wait_for_end(REPORT_WAIT, State::workers_ended).await;
     }
     job.end(failure.is_some()).await;
     job.close(failure.as_ref(), began).await
@@ -108,7 +108,7 @@ impl<'a> Job<'a> {
     }
 
     /// Says something when the user wants to hear of everything.
-    pub(super) async fn tell_more(&self, text: impl FnOnce() -> String) {
+    pub(super) async fn verbose_notice(&self, text: impl FnOnce() -> String) {
         if self.settings.verbose {
             self.printer.notice(text()).await;
         }
@@ -133,7 +133,7 @@ impl<'a> Job<'a> {
     async fn note(&mut self, host: usize, event: Event) -> Result<(), Failure> {
         if let Event::RemoteShellOutput(text) = &event {
             let name = &self.settings.placement.hosts[host].name;
-            self.tell_more(|| format!("host {name} says: {text}")).await;
+            self.verbose_notice(|| format!("host {name} says: {text}")).await;
         }
         self.state.handle_event(host, event)
     }
@@ -158,22 +158,22 @@ impl<'a> Job<'a> {
     /// Ends whatever runs, in order: workers, sidecars, agents. Every wait is bounded.
     async fn end(&mut self, failed: bool) {
         if failed {
-            self.tell_all(&ToAgent::StopWorkers { grace_ms: u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX) });
+            self.broadcast(&ToAgent::StopWorkers { grace_ms: u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX) });
         }
-        self.settle(GRACE + SLACK, State::workers_ended).await;
-        self.tell_all(&ToAgent::CloseSidecars);
-        self.settle(DRAIN + SLACK, State::sidecars_ended).await;
+        self.wait_for_end(GRACE + SLACK, State::workers_ended).await;
+        self.broadcast(&ToAgent::CloseSidecars);
+        self.wait_for_end(DRAIN + SLACK, State::sidecars_ended).await;
         self.links.iter_mut().for_each(Link::hang_up);
         let links = self.links.len();
-        self.settle(LEAVE, |state| state.links_closed(links)).await;
+        self.wait_for_end(LEAVE, |state| state.links_closed(links)).await;
         if !self.state.links_closed(links) {
             self.links.iter().for_each(Link::kill);
-            self.settle(SLACK, |state| state.links_closed(links)).await;
+            self.wait_for_end(SLACK, |state| state.links_closed(links)).await;
         }
     }
 
     /// Waits for an expected end; a signal of the user now means at once.
-    async fn settle(&mut self, bound: Duration, done: impl Fn(&State) -> bool) {
+    async fn wait_for_end(&mut self, bound: Duration, done: impl Fn(&State) -> bool) {
         let deadline = Instant::now() + bound;
         while !done(&self.state) {
             tokio::select! {
@@ -181,15 +181,15 @@ impl<'a> Job<'a> {
                     // The job has its outcome; what ends now ends because of it.
                     let _ = self.state.handle_event(host, event);
                 }
-                _ = self.signals.recv() => self.tell_all(&ToAgent::Kill),
+                _ = self.signals.recv() => self.broadcast(&ToAgent::Kill),
                 () = sleep_until(deadline) => return,
             }
         }
     }
 
-    fn tell_all(&self, command: &ToAgent) {
-        self.starter.iter().for_each(|starter| starter.tell(command));
-        self.links.iter().for_each(|link| link.tell(command.clone()));
+    fn broadcast(&self, command: &ToAgent) {
+        self.starter.iter().for_each(|starter| starter.send(command));
+        self.links.iter().for_each(|link| link.send(command.clone()));
     }
 
     /// Writes the report and what is left to say.
@@ -206,7 +206,7 @@ impl<'a> Job<'a> {
             }
         }
         let seconds = began.elapsed().as_secs_f64();
-        self.tell_more(|| format!("the job ended after {seconds:.1} s")).await;
+        self.verbose_notice(|| format!("the job ended after {seconds:.1} s")).await;
         self.receivers = None;
         // After a good end whoever reads slowly gets everything, unless the user has enough of it.
         let patience = if failure.is_some() { SLACK } else { Duration::MAX };
@@ -251,7 +251,7 @@ impl<'a> Job<'a> {
             exit,
             failure: failure.map(ToString::to_string),
             code: failure.map(|failure| failure.code().to_string()),
-            starter_said: self.state.starter_said(),
+            starter_output: self.state.starter_output(),
         }
     }
 }
@@ -308,7 +308,7 @@ const LEAVE: Duration = Duration::from_secs(5);
 /// What a message needs.
 const SLACK: Duration = Duration::from_secs(3);
 /// How long the other ranks may take to say how they heard of the first failure, before they are asked to end.
-const HEARING_WAIT: Duration = Duration::from_secs(1);
+const REPORT_WAIT: Duration = Duration::from_secs(1);
 const BLAME_WAIT: Duration = Duration::from_secs(3);
 /// A file that cannot be written (`EX_CANTCREAT`).
 const EXIT_CANNOT_CREATE: u8 = 73;

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn errors_name_what_does_not_fit() {
         let error = placed(5, "a:2,b:2", None).expect_err("too many");
         assert!(error.to_string().starts_with("Requested more processes (5) than there are available slots (4)"));
         assert_eq!(placed(0, "a:2", None), Err(PlacementError::NoRanks));

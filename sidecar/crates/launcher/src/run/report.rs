@@ -27,7 +27,8 @@ pub(super) struct Report {
     /// Its error code, which `ronde explain` explains.
     pub(super) code: Option<String>,
     /// The last lines that the command of `--starter` wrote to standard error.
-    pub(super) starter_said: Vec<String>,
+    #[serde(rename = "starter_said")]
+    pub(super) starter_output: Vec<String>,
 }
 
 /// A host's part.

@@ -104,8 +104,8 @@ pub(super) enum Trouble {
 impl Trouble {
     /// Reads how a remote shell ended and its last lines. The texts are OpenSSH's, the codes those of every shell.
     pub(super) fn of(status: Option<Status>, lines: &[String]) -> Option<Self> {
-        let said = lines.iter().flat_map(|line| TEXTS.iter().map(move |text| (line, text)));
-        let known = said.filter(|(line, (text, _))| line.contains(text)).map(|(_, (_, trouble))| *trouble).next();
+        let matches = lines.iter().flat_map(|line| TEXTS.iter().map(move |text| (line, text)));
+        let known = matches.filter(|(line, (text, _))| line.contains(text)).map(|(_, (_, trouble))| *trouble).next();
         // Behind a log-in that worked, the words may be anything.
         match status {
             Some(Status::Code(126 | 127)) => Some(Self::Ronde),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_openssh_says_is_understood() {
+    fn messages_of_openssh_are_recognized() {
         for (line, trouble) in [
             ("Host key verification failed.", Trouble::HostKey),
             ("No ED25519 host key is known for beta and you have requested strict checking.", Trouble::HostKey),

@@ -159,8 +159,8 @@ impl Job<'_> {
             };
             let link = &self.links[place.host];
             let environment = environment::for_sidecar(&settings.caller, sidecar, settings.verbose, &settings.logs);
-            link.tell(ToAgent::StartSidecar { sidecar, program: settings.sidecar_command.clone(), environment });
-            link.tell(ToAgent::Sidecar { sidecar, line: ToSidecar::Start(Box::new(start)) });
+            link.send(ToAgent::StartSidecar { sidecar, program: settings.sidecar_command.clone(), environment });
+            link.send(ToAgent::Sidecar { sidecar, line: ToSidecar::Start(Box::new(start)) });
             self.state.sidecars[sidecar as usize].started = true;
         }
     }
@@ -188,7 +188,7 @@ impl Job<'_> {
                 peers: peers.clone(),
                 placement: placement.sidecar_of_ranks(),
             };
-            self.links[place.host].tell(ToAgent::Sidecar { sidecar, line: ToSidecar::Join(join) });
+            self.links[place.host].send(ToAgent::Sidecar { sidecar, line: ToSidecar::Join(join) });
         }
         Ok(())
     }
@@ -212,7 +212,7 @@ impl Job<'_> {
         let settings = self.settings;
         let common = environment::common(&settings.caller, &settings.exports);
         for link in &self.links {
-            link.tell(ToAgent::Prepare { directory: settings.directory.clone(), environment: common.clone() });
+            link.send(ToAgent::Prepare { directory: settings.directory.clone(), environment: common.clone() });
         }
         let master = self.master();
         for place in settings.placement.ranks() {
@@ -228,7 +228,7 @@ impl Job<'_> {
             };
             let (rank, sidecar) = (place.rank, place.sidecar);
             let (command, environment) = (settings.command.clone(), identity.environment());
-            self.links[place.host].tell(ToAgent::StartWorker { rank, sidecar, command, environment });
+            self.links[place.host].send(ToAgent::StartWorker { rank, sidecar, command, environment });
         }
     }
 
@@ -271,7 +271,7 @@ impl Job<'_> {
             let Some(serving) = &state.serving else { continue };
             let (served, host) = (ranks(&place.ranks), &placement.hosts[place.host].name);
             let directory = serving.socket_dir.display();
-            self.tell_more(|| {
+            self.verbose_notice(|| {
                 format!(
                     "the sidecar of {served} on host {host} serves in {directory}, metrics at http://{}",
                     serving.admin

@@ -47,12 +47,12 @@ impl Starter {
             .spawn()?;
         let group = Group::led_by(&child).map_err(io::Error::other)?;
         let (order, orders) = watch::channel(Order::Run);
-        tokio::spawn(watch_over(child, group, orders, receivers));
+        tokio::spawn(supervise(child, group, orders, receivers));
         Ok(Self { order })
     }
 
     /// Does what an agent would do with its workers.
-    pub(super) fn tell(&self, command: &ToAgent) {
+    pub(super) fn send(&self, command: &ToAgent) {
         let order = match command {
             ToAgent::StopWorkers { grace_ms } => Order::Stop(Duration::from_millis(*grace_ms)),
             ToAgent::Kill => Order::Kill,
@@ -62,7 +62,7 @@ impl Starter {
     }
 }
 
-async fn watch_over(mut child: Child, group: Group, orders: watch::Receiver<Order>, receivers: Receivers) {
+async fn supervise(mut child: Child, group: Group, orders: watch::Receiver<Order>, receivers: Receivers) {
     let stderr = child.stderr.take().expect("piped at start");
     let mut reader = tokio::spawn(pass_on(stderr, receivers.clone()));
     let status = group.wait_for(&mut child, orders, Group::terminate).await;
@@ -85,10 +85,10 @@ async fn pass_on(stderr: ChildStderr, receivers: Receivers) {
             _ => return,
         }
         let text = String::from_utf8_lossy(&line).into_owned();
-        let said = Event::StarterSaid(text.trim_end().to_owned());
+        let event = Event::StarterOutput(text.trim_end().to_owned());
         // Fails only when the launcher leaves.
         let _ = receivers.output.send(Item::Passed(text)).await;
-        let _ = receivers.events.send((0, said)).await;
+        let _ = receivers.events.send((0, event)).await;
     }
 }
 

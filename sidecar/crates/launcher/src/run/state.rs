@@ -37,7 +37,7 @@ pub(super) struct State {
 #[derive(Debug)]
 struct StarterState {
     ended: Option<Status>,
-    said: Tail,
+    stderr: Tail,
 }
 
 /// What is known of a host.
@@ -51,7 +51,7 @@ pub(super) struct HostState {
     pub(super) hello: Option<Hello>,
     /// How the connection to it ended.
     pub(super) closed: Option<Status>,
-    said: Tail,
+    stderr: Tail,
 }
 
 /// An agent's first words.
@@ -181,12 +181,12 @@ impl State {
         let noted = match event {
             Event::Message(message) => self.handle_message(host, message),
             Event::RemoteShellOutput(text) => {
-                self.hosts[host].said.push(&text);
+                self.hosts[host].stderr.push(&text);
                 Ok(())
             }
             Event::Closed(status) => self.handle_closed(host, status),
-            Event::StarterSaid(text) => {
-                self.starter.iter_mut().for_each(|starter| starter.said.push(&text));
+            Event::StarterOutput(text) => {
+                self.starter.iter_mut().for_each(|starter| starter.stderr.push(&text));
                 Ok(())
             }
             Event::StarterEnded(status) => {
@@ -218,7 +218,7 @@ impl State {
 
     /// Notes that a command has started the workers, whose ends are its own affair.
     pub(super) fn note_starter(&mut self) {
-        self.starter = Some(StarterState { ended: None, said: Tail::of(STARTER_LINES) });
+        self.starter = Some(StarterState { ended: None, stderr: Tail::of(STARTER_LINES) });
         self.workers.iter_mut().for_each(|worker| worker.started = true);
     }
 
@@ -229,8 +229,8 @@ impl State {
     }
 
     /// What that command said last.
-    pub(super) fn starter_said(&self) -> Vec<String> {
-        self.starter.as_ref().map_or_else(Vec::new, |starter| starter.said.lines())
+    pub(super) fn starter_output(&self) -> Vec<String> {
+        self.starter.as_ref().map_or_else(Vec::new, |starter| starter.stderr.lines())
     }
 
     /// Whether all workers that were started have ended and all they wrote has come, as far as their hosts can be heard.
@@ -238,9 +238,9 @@ impl State {
         if let Some(starter) = &self.starter {
             return starter.ended.is_some();
         }
-        let heard = |rank: &u32| self.hosts[self.host_of_rank(*rank)].closed.is_none();
+        let is_connected = |rank: &u32| self.hosts[self.host_of_rank(*rank)].closed.is_none();
         let running = |(_, worker): &(u32, &WorkerState)| worker.started && worker.stderr_tail.is_none();
-        !(0_u32..).zip(&self.workers).filter(running).any(|(rank, _)| heard(&rank))
+        !(0_u32..).zip(&self.workers).filter(running).any(|(rank, _)| is_connected(&rank))
     }
 
     /// Whether a worker has joined the job.
@@ -278,12 +278,12 @@ impl State {
     /// Whether it is known which worker is to blame, what it did last, and its last lines have come.
     pub(super) fn worker_failure_is_complete(&self) -> bool {
         let has_exited = |rank: &u32| self.workers[*rank as usize].exited.is_some();
-        let is_heard = |rank: u32| {
+        let sidecar_runs = |rank: u32| {
             let sidecar = self.placement.sidecars.iter().position(|place| place.ranks.contains(&rank));
             sidecar.is_some_and(|sidecar| self.sidecars[sidecar].exited.is_none() && self.sidecars[sidecar].started)
         };
-        let is_told = |rank: u32| self.workers[rank as usize].noted || !is_heard(rank);
-        let is_drained = |rank: u32| self.workers[rank as usize].stderr_tail.is_some() && is_told(rank);
+        let sidecar_noted_it = |rank: u32| self.workers[rank as usize].noted || !sidecar_runs(rank);
+        let is_drained = |rank: u32| self.workers[rank as usize].stderr_tail.is_some() && sidecar_noted_it(rank);
         self.left_before_the_first_failed().iter().all(has_exited) && self.culprit().is_some_and(is_drained)
     }
 
@@ -382,7 +382,7 @@ impl State {
         let state = &mut self.hosts[host];
         state.closed = Some(status);
         let status = LinkStatus { remote: state.remote, status };
-        let (greeted, stderr_tail) = (state.hello.is_some(), state.said.lines());
+        let (greeted, stderr_tail) = (state.hello.is_some(), state.stderr.lines());
         let trouble = Trouble::of(Some(status.status), &stderr_tail).filter(|_| status.remote);
         let (host, placed) = (self.host_name(host), self.placement.ranks_of_host(host));
         Err(if greeted {
@@ -418,13 +418,13 @@ impl State {
                 host: self.host_name(host),
                 placed: self.placement.ranks_of_host(host),
                 awaited: if state.remote {
-                    let trouble = Trouble::of(None, &state.said.lines()).map(Trouble::advice);
+                    let trouble = Trouble::of(None, &state.stderr.lines()).map(Trouble::advice);
                     let advice = trouble.unwrap_or("does `ssh HOST true` come back at once?");
                     format!("the remote shell has not started ronde there; {advice}")
                 } else {
                     "its agent has not answered".to_owned()
                 },
-                said: state.said.lines(),
+                output: state.stderr.lines(),
             })
             .collect()
     }
@@ -437,7 +437,7 @@ impl State {
                 host: self.host_name(place.host),
                 placed: place.ranks.clone(),
                 awaited: awaited.to_owned(),
-                said: state.log.lines(),
+                output: state.log.lines(),
             })
             .collect()
     }
@@ -460,7 +460,7 @@ impl State {
                     None => return None,
                 };
                 let (host, placed) = (self.host_name(place.host), place.ranks.clone());
-                Some(Missing { host, placed, awaited, said: state.log.lines() })
+                Some(Missing { host, placed, awaited, output: state.log.lines() })
             })
             .collect()
     }
@@ -482,7 +482,7 @@ impl State {
                 Some(last) if last.host == host && last.awaited == awaited && last.placed.end == rank => {
                     last.placed.end += 1;
                 }
-                _ => missing.push(Missing { host, placed: rank..rank + 1, awaited, said: Vec::new() }),
+                _ => missing.push(Missing { host, placed: rank..rank + 1, awaited, output: Vec::new() }),
             }
         }
         missing

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_elsewhere_is_told_where_it_belongs() {
+    fn a_worker_on_the_wrong_host_gets_an_error_with_the_right_one() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let world = world(directory.path());
         for (world, places, text) in [

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ronde_collectives::planner::BLOCKS_MAX;
+use ronde_collectives::inputs::BLOCKS_MAX;
 use ronde_wire::{
     Algorithm, Codec, Collective, DType, Group, PluginUse, PluginWork, Rank, control::OrderedTensor, limits,
 };

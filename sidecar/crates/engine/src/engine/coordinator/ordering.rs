@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ronde_collectives::inputs::BLOCKS_MAX;
 use ronde_collectives::plan::{Work, WorkKind};
-use ronde_collectives::planner::BLOCKS_MAX;
 use ronde_collectives::{Choice, algorithm_of, select};
 use ronde_wire::control::{Order, OrderedTensor};
 use ronde_wire::{

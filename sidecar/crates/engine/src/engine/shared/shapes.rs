@@ -179,7 +179,7 @@ pub(crate) fn empty() -> Shape {
 /// Rows of each of `ranks` ranks: the first `rows % ranks` have one more.
 fn shares(rows: u64, ranks: usize) -> impl Iterator<Item = u64> {
     let (whole, parts) = (Span { start: 0, len: rows }, ranks as u64);
-    (0..parts).map(move |position| whole.part(parts, position).len)
+    (0..parts).map(move |position| whole.split(parts, position).len)
 }
 
 /// Element counts of a tensor in the form that the kind of work needs.

@@ -24,7 +24,12 @@ fn the_order_carries_what_all_ranks_contribute() {
         assert_eq!(admission.contributions, [came]);
         assert_eq!(admission.local_ranks, [0, 1, 2, 3].map(Rank), "as if all of them were here");
         assert!(
-            admission.plan.strands.iter().flat_map(|strand| &strand.rounds).all(|round| round.transfers.is_empty())
+            admission
+                .plan
+                .sub_schedules
+                .iter()
+                .flat_map(|strand| &strand.rounds)
+                .all(|round| round.transfers.is_empty())
         );
         let answered: Vec<Rank> = admission.tensors[0].requests.iter().map(|of| of.rank).collect();
         assert_eq!(answered, cluster.world.ranks_of(super::cluster::index(sidecar)));

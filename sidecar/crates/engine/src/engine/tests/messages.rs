@@ -200,7 +200,7 @@ fn messages_between_ranks_of_one_sidecar_need_no_network() {
         admission.topology.len() == 1
             && admission
                 .plan
-                .strands
+                .sub_schedules
                 .iter()
                 .all(|strand| { strand.rounds.iter().all(|round| round.transfers.is_empty()) })
     );

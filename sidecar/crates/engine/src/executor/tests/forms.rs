@@ -69,7 +69,7 @@ impl Fixture {
     }
 
     fn chunk(&self, strand: u32, round: u32) -> Chunk {
-        let transfers = &self.admission.plan.strands[strand as usize].rounds[round as usize].transfers;
+        let transfers = &self.admission.plan.sub_schedules[strand as usize].rounds[round as usize].transfers;
         let received = transfers.iter().find_map(|transfer| match *transfer {
             Transfer::Receive { span, form, .. } => Some((span, form)),
             Transfer::Send { .. } => None,
@@ -89,12 +89,12 @@ impl Fixture {
     /// The rounds of a strand in which something comes.
     fn rounds(&self, strand: u32) -> Vec<u32> {
         let receives = |transfer: &Transfer| matches!(transfer, Transfer::Receive { .. });
-        let rounds = (0..).zip(&self.admission.plan.strands[strand as usize].rounds);
+        let rounds = (0..).zip(&self.admission.plan.sub_schedules[strand as usize].rounds);
         rounds.filter(|(_, round)| round.transfers.iter().any(receives)).map(|(number, _)| number).collect()
     }
 
     fn strands(&self) -> u32 {
-        u32::try_from(self.admission.plan.strands.len()).expect("few strands")
+        u32::try_from(self.admission.plan.sub_schedules.len()).expect("few strands")
     }
 
     fn last_round(&self, strand: u32) -> u32 {

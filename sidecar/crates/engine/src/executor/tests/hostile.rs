@@ -83,7 +83,7 @@ fn admission(epoch: Epoch, seq: Seq) -> Arc<Admission> {
 
 /// The chunk that the plan of an admission expects from the peer.
 fn chunk(admission: &Admission, strand: u32, round: u32) -> Chunk {
-    let transfers = &admission.plan.strands[strand as usize].rounds[round as usize].transfers;
+    let transfers = &admission.plan.sub_schedules[strand as usize].rounds[round as usize].transfers;
     let span = transfers.iter().find_map(|transfer| match transfer {
         Transfer::Receive { span, .. } => Some(*span),
         Transfer::Send { .. } => None,

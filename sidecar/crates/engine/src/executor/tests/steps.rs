@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ronde_collectives::plan::{
-    Form, Layout, Plan, Register, Round, Slice, Source, Span, Step, Strand, Target, Transfer,
+    Form, Layout, Plan, Register, Round, Slice, Source, Span, Step, SubSchedule, Target, Transfer,
 };
 use ronde_wire::{Codec, DType, Epoch, Lane, Member, Rank, ReduceOp, Seq, SidecarIndex};
 
@@ -18,7 +18,7 @@ const ALL: Span = Span { start: 0, len: 4 };
 
 /// A member with the ranks 0, 1 and 3 of four, of which rank 1 has joined. Elements are bytes.
 fn perform(layout: Layout, rounds: Vec<Round>, memory: &mut PlainMemory) -> Vec<ExecutorAction> {
-    let plan = Plan { layout, strands: vec![Strand { lane: Lane(0), rounds }], prelude: false, window: 1 };
+    let plan = Plan { layout, sub_schedules: vec![SubSchedule { lane: Lane(0), rounds }], prelude: false, window: 1 };
     let (dtype, op, codec) = (DType::U8, Some(ReduceOp::Sum), Codec::None);
     let admission = Admission {
         epoch: Epoch(1),

@@ -51,7 +51,7 @@ fn the_first_failing_worker_is_the_culprit_whatever_follows() {
 }
 
 #[test]
-fn who_left_first_and_then_failed_is_the_culprit() {
+fn the_first_worker_that_left_and_then_failed_is_the_culprit() {
     let left = |sidecar, rank| Event::Message(FromAgent::Sidecar { sidecar, line: FromSidecar::Left { rank } });
     let mut state = state();
     state.handle_event(0, left(0, 0)).expect("its own rank");
@@ -108,7 +108,7 @@ fn a_lost_host_does_not_keep_the_end_waiting() {
 }
 
 #[test]
-fn every_step_names_who_has_not_taken_it() {
+fn every_start_step_names_the_hosts_and_ranks_that_are_missing() {
     let mut state = state();
     state.handle_event(0, hello(env!("CARGO_PKG_VERSION"))).expect("the same version");
     let names = |missing: Vec<Missing>| missing.into_iter().map(|one| (one.host, one.placed)).collect::<Vec<_>>();
@@ -154,7 +154,7 @@ fn a_sidecar_must_have_made_the_tokens_of_its_ranks() {
 }
 
 /// What a sidecar of its own host says.
-fn said(sidecar: u32, line: FromSidecar) -> Event {
+fn from_sidecar(sidecar: u32, line: FromSidecar) -> Event {
     Event::Message(FromAgent::Sidecar { sidecar, line })
 }
 
@@ -174,19 +174,19 @@ fn with_addresses() -> State {
 }
 
 #[test]
-fn links_are_missing_until_both_ends_have_told_of_them() {
+fn links_are_missing_until_both_ends_report_them() {
     let mut state = with_addresses();
     let missing = |state: &State| state.missing(Step::Linked).into_iter().map(|one| one.awaited).collect::<Vec<_>>();
     assert_eq!(missing(&state), ["sidecar 1 has not asked for a link to the others"]);
-    state.handle_event(1, said(1, FromSidecar::Dialling { peer: 0 })).expect("its own line");
+    state.handle_event(1, from_sidecar(1, FromSidecar::Dialling { peer: 0 })).expect("its own line");
     let awaited = missing(&state).concat();
     let words = "sidecar 1 does not reach sidecar 0 on host a at 10.0.0.1:7400 (eth0), 172.17.0.1:7400 (docker0);";
     assert!(awaited.starts_with(words), "{awaited}");
     let linked = |peer, address: &str| FromSidecar::Linked { peer, address: address.parse().expect("an address") };
-    state.handle_event(1, said(1, linked(0, "10.0.0.1"))).expect("its own line");
+    state.handle_event(1, from_sidecar(1, linked(0, "10.0.0.1"))).expect("its own line");
     assert_eq!(missing(&state).len(), 1, "the other end has not said where it found this one");
     assert_eq!(super::routes::chosen(&state.placement, &state, false).len(), 1);
-    state.handle_event(0, said(0, linked(1, "10.9.9.9"))).expect("its own line");
+    state.handle_event(0, from_sidecar(0, linked(1, "10.9.9.9"))).expect("its own line");
     assert_eq!(missing(&state), Vec::<String>::new());
     assert_eq!(
         super::routes::chosen(&state.placement, &state, false),
@@ -195,21 +195,26 @@ fn links_are_missing_until_both_ends_have_told_of_them() {
             "sidecar 1 (b) at 10.9.9.9, which is not its own; not used: 10.0.0.2 eth0, 172.17.0.1 docker0",
         ]
     );
-    assert!(state.handle_event(0, said(1, linked(0, "10.0.0.1"))).is_err(), "a host speaks for its own sidecars");
+    assert!(
+        state.handle_event(0, from_sidecar(1, linked(0, "10.0.0.1"))).is_err(),
+        "a host speaks for its own sidecars"
+    );
 }
 
 #[test]
 fn ranks_that_have_not_joined_are_listed_in_ranges() {
     let mut state = state();
     assert!(!state.some_attached());
-    state.handle_event(0, said(0, FromSidecar::Attached { rank: 0 })).expect("its own line");
+    state.handle_event(0, from_sidecar(0, FromSidecar::Attached { rank: 0 })).expect("its own line");
     assert!(state.some_attached());
     state.handle_event(0, exited(1, Status::Code(0))).expect("expected");
     let missing: Vec<_> = state.missing(Step::Attached).into_iter().map(|one| (one.host, one.placed)).collect();
     assert_eq!(missing, [("a".to_owned(), 1..2), ("b".to_owned(), 2..4)]);
     for rank in 1..4 {
         let sidecar = rank / 2;
-        state.handle_event(sidecar as usize, said(sidecar, FromSidecar::Attached { rank })).expect("its own line");
+        state
+            .handle_event(sidecar as usize, from_sidecar(sidecar, FromSidecar::Attached { rank }))
+            .expect("its own line");
     }
     assert_eq!(state.missing(Step::Attached), []);
 }

@@ -2,13 +2,13 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use ronde_collectives::check::{At, Proof, Violation};
+use ronde_collectives::check::{PlanPosition, Proof, Violation};
 use ronde_collectives::{Plan, Round, Step, Work, WorkKind, check};
 use ronde_wire::{Algorithm, Member, SetTopology, Tuning};
 
 use crate::worlds::{flat, plans, work};
 
-/// Correct plans, to be spoilt.
+/// Correct plans, to be mutated.
 pub(crate) struct Case {
     pub(crate) topology: SetTopology,
     pub(crate) work: Work,
@@ -32,8 +32,8 @@ impl Case {
         Self::new(flat(5), Algorithm::RecursiveDoubling, WorkKind::AllReduce, vec![vec![50]])
     }
 
-    pub(crate) fn round(&mut self, at: At) -> &mut Round {
-        &mut self.plans[at.member.index()].strands[at.strand].rounds[at.round]
+    pub(crate) fn round(&mut self, at: PlanPosition) -> &mut Round {
+        &mut self.plans[at.member.index()].sub_schedules[at.sub_schedule].rounds[at.round]
     }
 
     pub(crate) fn check(&self) -> Result<Proof, Violation> {
@@ -42,33 +42,33 @@ impl Case {
 
     /// The violation of a plan that was correct.
     pub(crate) fn violation(&self) -> Violation {
-        self.check().err().unwrap_or_else(|| panic!("the spoilt plans passed"))
+        self.check().err().unwrap_or_else(|| panic!("the mutated plans passed"))
     }
 
     /// Where a member's first step of some sort stands: its round, and its index there.
-    pub(crate) fn step(&self, member: u32, wanted: impl Fn(&Step) -> bool) -> (At, usize) {
-        let strands = self.plans[member as usize].strands.iter().enumerate();
-        let mut rounds = strands.flat_map(|(strand, content)| {
-            content.rounds.iter().enumerate().map(move |(round, content)| (strand, round, content))
+    pub(crate) fn step(&self, member: u32, wanted: impl Fn(&Step) -> bool) -> (PlanPosition, usize) {
+        let sub_schedules = self.plans[member as usize].sub_schedules.iter().enumerate();
+        let mut rounds = sub_schedules.flat_map(|(sub_schedule, content)| {
+            content.rounds.iter().enumerate().map(move |(round, content)| (sub_schedule, round, content))
         });
-        let found = rounds.find_map(|(strand, round, content)| {
-            content.steps.iter().position(&wanted).map(|index| (at(member, strand, round), index))
+        let found = rounds.find_map(|(sub_schedule, round, content)| {
+            content.steps.iter().position(&wanted).map(|index| (at(member, sub_schedule, round), index))
         });
         found.expect("the plan has such a step")
     }
 }
 
-pub(crate) fn at(member: u32, strand: usize, round: usize) -> At {
-    At { member: Member(member), strand, round }
+pub(crate) fn at(member: u32, sub_schedule: usize, round: usize) -> PlanPosition {
+    PlanPosition { member: Member(member), sub_schedule, round }
 }
 
 /// Spoils one round of the plans and expects a violation.
-macro_rules! spoilt {
+macro_rules! mutated {
     ($name:ident, $case:expr, $at:expr, |$round:ident| $change:expr, $violation:pat $(if $guard:expr)?) => {
         #[test]
         fn $name() {
             let mut case = $case;
-            case.check().expect("the plans are correct before they are spoilt");
+            case.check().expect("the plans are correct before they are mutated");
             let $round = case.round($at);
             $change;
             let violation = case.violation();
@@ -78,12 +78,12 @@ macro_rules! spoilt {
 }
 
 /// Spoils the round in which a member's first step of some sort stands, and expects a violation.
-macro_rules! spoilt_step {
+macro_rules! mutated_step {
     ($name:ident, $case:expr, $member:expr, $step:pat, |$round:ident, $index:ident| $change:expr, $violation:pat $(if $guard:expr)?) => {
         #[test]
         fn $name() {
             let mut case = $case;
-            case.check().expect("the plans are correct before they are spoilt");
+            case.check().expect("the plans are correct before they are mutated");
             let (place, $index) = case.step($member, |step| matches!(step, $step));
             let $round = case.round(place);
             $change;
@@ -93,4 +93,4 @@ macro_rules! spoilt_step {
     };
 }
 
-pub(crate) use {spoilt, spoilt_step};
+pub(crate) use {mutated, mutated_step};
