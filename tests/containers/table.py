@@ -61,11 +61,11 @@ def main() -> int:
     rows = [Row(**row) for row in json.loads(measurements().read_text())]
     titles = "| fault | effect | reported as silent after | errors after: median, last | continues within |"
     before, _, rest = DOCUMENT.read_text().partition(BEGIN)
-    _, end, behind = rest.partition(END)
+    _, end, after = rest.partition(END)
     if not end:
         sys.exit(f"{DOCUMENT} has no place for the table, between {BEGIN} and {END}")
     table = "\n".join([titles, "|---|---|---|---|---|", *(row.text() for row in rows)])
-    DOCUMENT.write_text(f"{before}{BEGIN}\n{table}\n{END}{behind}")
+    DOCUMENT.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
     return 0
 
 

@@ -24,7 +24,7 @@ from table import Row, write
 HERE = pathlib.Path(__file__).resolve().parent
 CULPRIT = 2
 # Behind a fault of some seconds the job has to go on for so many steps.
-STEPS_BEHIND = 20
+STEPS_AFTER = 20
 # How long a test waits for an error, however late that is.
 ERROR_S = 60
 # How late it may be: promised are 2 s behind a process that was killed, and the peer timeout behind silence.
@@ -101,7 +101,7 @@ def test_a_link_is_cut_for_three_seconds(job: Project) -> None:
     held = steps_of(job, "worker-0")
     job.wait(lambda: steps_of(job, "worker-0") > held, "the first step behind the cut")
     resumed = time.time() - mended
-    await_steps(job, before + STEPS_BEHIND)
+    await_steps(job, before + STEPS_AFTER)
     effect = "the job continues with right results"
     ROWS.append(Row("a host's network is cut for 3 s", effect, suspected, None, resumed))
 
@@ -124,10 +124,10 @@ def test_one_percent_of_loss_and_twenty_milliseconds(job: Project) -> None:
     before = step_seconds(job, "worker-0")
     with worsened(job, f"sidecar-{CULPRIT}", delay_s=0.01, loss=0.01) as line:
         began = steps_of(job, "worker-0")
-        await_steps(job, began + STEPS_BEHIND, 2 * PATIENCE_S)
-        behind = step_seconds(job, "worker-0")[began:]
+        await_steps(job, began + STEPS_AFTER, 2 * PATIENCE_S)
+        after = step_seconds(job, "worker-0")[began:]
         assert line.lost > 0
-    usual, median = statistics.median(before), statistics.median(behind)
+    usual, median = statistics.median(before), statistics.median(after)
     slower = f"a step of 1 MB takes {median:.2f} s instead of {usual:.2f} s"
     fault = "a host's network loses 1 % of packets each way, with a round-trip time of 20 ms"
     ROWS.append(Row(fault, f"the job continues with right results; {slower}", None, None, None))

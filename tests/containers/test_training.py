@@ -34,10 +34,10 @@ def test_four_workers_train_and_everything_ends(project: MakeProject) -> None:
     """`up` ends by itself with the demo's last line, twice: the second time with what the first has left."""
     one = project()
     for _ in range(2):
-        said = one.compose("up", "--no-build", timeout_s=TRAINING_S)
+        output = one.compose("up", "--no-build", timeout_s=TRAINING_S)
         pattern = r"RESULT accuracy=0\.(\d+) digests_equal=true sealed_bytes=(\d+) seconds=\d+$"
-        result = re.search(pattern, said, re.MULTILINE)
-        assert result, said[-4000:]
+        result = re.search(pattern, output, re.MULTILINE)
+        assert result, output[-4000:]
         assert int(result[1][:2]) >= 96
         assert int(result[2]) > 1_000_000
         for service in [*SIDECARS, *WORKERS, "certs", "result"]:

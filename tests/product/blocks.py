@@ -54,8 +54,8 @@ def blocks(page: str, text: str) -> list[Block]:
         if opening is not None:
             start, mark, indent, language = opening
             if line.strip() == "```":
-                said = NOT_RUN.fullmatch(mark)
-                reason = said["reason"] if said else None
+                match = NOT_RUN.fullmatch(mark)
+                reason = match["reason"] if match else None
                 content = "\n".join(row[len(indent) :] if row.startswith(indent) else row for row in lines)
                 found.append(Block(page, start, heading, language, content, reason, mark == OUTPUT))
                 above, opening = "", None

@@ -23,7 +23,7 @@ class Installed:
         pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-index"]
         run([*pip, "--find-links", str(wheelhouse()), str(wheel)], self.environment)
 
-    def says(self, *command: str) -> str:
+    def output_of(self, *command: str) -> str:
         """What a command of the environment prints."""
         return run([str(self.bin / command[0]), *command[1:]], self.environment)
 

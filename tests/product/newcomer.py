@@ -83,7 +83,7 @@ def follow(folder: pathlib.Path) -> int:
     root = folder / "root"
     blocks = of_section(README, SECTION)
     packages = listed_packages(blocks)
-    say(f"making a system with {' and '.join(packages)} by debootstrap")
+    report(f"making a system with {' and '.join(packages)} by debootstrap")
     make_system(root, packages, folder / "debootstrap.log")
     mount(root)
     environment = carry_settings(root)
@@ -112,9 +112,9 @@ def run_blocks(terminal: Terminal, blocks: list[Block]) -> None:
         except BlockError as error:
             sys.exit(f"newcomer-test: {error}")
         if block.is_output:
-            say(f"{block}: printed as promised: {block.text}")
+            report(f"{block}: printed as promised: {block.text}")
         else:
-            say(f"{block}: done in {time.monotonic() - start:.0f} s\n{terminal.output.rstrip()}")
+            report(f"{block}: done in {time.monotonic() - start:.0f} s\n{terminal.output.rstrip()}")
 
 
 def listed_packages(blocks: list[Block]) -> list[str]:
@@ -190,7 +190,7 @@ def carry_settings(root: pathlib.Path) -> dict[str, str]:
     return {**carried, "HOME": f"/home/{USER}", "PATH": ":".join(STANDARD_PATH), "LC_ALL": "C.UTF-8", "TERM": "dumb"}
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     """A line of progress."""
     print(text, flush=True)
 

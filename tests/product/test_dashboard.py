@@ -49,7 +49,7 @@ def test_each_label_is_one_of_the_metrics() -> None:
             assert used <= labels, f"{panel['title']}: {used - labels}"
 
 
-def test_what_an_operator_asks_for_has_a_panel() -> None:
+def test_each_question_of_an_operator_has_a_panel() -> None:
     """Throughput, waiting, the slowest rank, fusion, retransmissions."""
     asked = " ".join(query for _, query in queries())
     wanted = ["sealed_bytes", "waited_for_seconds", "last_to_be_ready", "tensors_total", "packets_lost", "suspect"]

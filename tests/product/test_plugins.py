@@ -88,7 +88,7 @@ def test_a_shipped_plugin_conforms(name: str, ronde: Ronde, shipped: Callable[[s
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_page_of_a_shipped_plugin_says_what_its_manifest_says(
+def test_the_page_of_a_shipped_plugin_matches_its_manifest(
     name: str, ronde: Ronde, shipped: Callable[[str], pathlib.Path]
 ) -> None:
     manifest = json.loads(passed(ronde("inspect", "--json", shipped(name))))["manifest"]
@@ -131,7 +131,7 @@ def test_a_new_plugin_builds_and_conforms(kind: str, ronde: Ronde, tmp_path: pat
     assert "plugin/native" in passed(ronde("bench", "--time", 1, "--kib", 64, "my-own.wasm", cwd=package))
 
 
-def test_a_package_that_is_none_is_refused(ronde: Ronde, tmp_path: pathlib.Path) -> None:
+def test_a_folder_that_is_not_a_plugin_package_is_rejected(ronde: Ronde, tmp_path: pathlib.Path) -> None:
     assert "Cargo.toml is missing" in refused(ronde("build", cwd=tmp_path), "E802")
 
 
@@ -168,7 +168,7 @@ def test_signatures_are_made_and_verified(
     refused(ronde("check", "bf16.wasm", cwd=tmp_path), "E804")
 
 
-def test_wrong_words_are_explained(
+def test_wrong_arguments_are_explained(
     ronde: Ronde, shipped: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
     topk = shipped("topk")

@@ -81,7 +81,7 @@ def make(stage: str, folder: pathlib.Path) -> None:
         print(f"making a virtual environment in {folder}", flush=True)
         run(sys.executable, "-m", "venv", "--clear", str(folder))
     if stage == "base":
-        lend_torch(folder)
+        link_torch(folder)
     print(f"installing {', '.join(names(requirements))}", flush=True)
     run(python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "-r", str(requirements))
     if stage == "training":
@@ -117,7 +117,7 @@ def torch_home() -> str | None:
     return next((entry for entry in sys.path if entry and pathlib.Path(entry, "torch", "version.py").exists()), None)
 
 
-def lend_torch(folder: pathlib.Path) -> None:
+def link_torch(folder: pathlib.Path) -> None:
     """Puts an installed torch behind the environment's own packages, be it the system's or another environment's."""
     if home := torch_home():
         packages = next(folder.glob("lib/python*/site-packages"))

@@ -17,26 +17,29 @@ pub struct Crew {
 
 /// How tensors and messages travel between clients and sidecars.
 #[derive(Clone, Copy, Debug)]
-pub struct Way(pub Transfer, pub Ring);
+pub struct DataPath(pub Transfer, pub Ring);
 
 /// With a ring where there can be one.
-impl From<Transfer> for Way {
+impl From<Transfer> for DataPath {
     fn from(transfer: Transfer) -> Self {
         Self(transfer, Ring::Auto)
     }
 }
 
 /// All ways: a ring and shared memory, gRPC and shared memory, gRPC alone.
-pub const WAYS: [Way; 3] =
-    [Way(Transfer::Arena, Ring::Auto), Way(Transfer::Arena, Ring::Off), Way(Transfer::Inline, Ring::Auto)];
+pub const DATA_PATHS: [DataPath; 3] = [
+    DataPath(Transfer::Arena, Ring::Auto),
+    DataPath(Transfer::Arena, Ring::Off),
+    DataPath(Transfer::Inline, Ring::Auto),
+];
 
 impl Crew {
     /// Starts the sidecars of a plan and connects all ranks. An operation that takes longer than [`PATIENCE`] fails.
     ///
     /// # Errors
     /// What did not start, with its words.
-    pub fn start(plan: Plan<'_>, way: impl Into<Way>) -> Result<Self> {
-        let Way(transfer, ring) = way.into();
+    pub fn start(plan: Plan<'_>, path: impl Into<DataPath>) -> Result<Self> {
+        let DataPath(transfer, ring) = path.into();
         let cluster = plan.sidecars("")?;
         let mut all = Vec::new();
         for rank in cluster.ranks() {

@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::client_message;
+use ronde_rpc::v1::server_message;
 use ronde_rpc::{RankToken, ring, v1, web};
 
 use crate::cluster::{PATIENCE, Sidecar};
@@ -62,7 +62,11 @@ pub fn framed(message: &[u8]) -> Vec<u8> {
 
 /// The body of a Say.
 #[must_use]
-pub fn saying(claimed: &v1::Claimed, number: u64, messages: impl IntoIterator<Item = Say>) -> Vec<u8> {
+pub fn messages_body(
+    claimed: &v1::Claimed,
+    number: u64,
+    messages: impl IntoIterator<Item = client_message::Message>,
+) -> Vec<u8> {
     let messages = messages.into_iter().map(|message| v1::ClientMessage { message: Some(message) }).collect();
     let mut bytes = Vec::new();
     ring::encode(&v1::SayRequest { session_token: claimed.session_token.clone(), number, messages }, &mut bytes);
@@ -243,7 +247,7 @@ impl<S: Stream> WebSession<S> {
         }
         match answer.next_frame()? {
             Some(Frame::Message(message)) => match ring::decode::<v1::ServerMessage>(&message)?.message {
-                Some(Heard::Claimed(claimed)) => Ok(Self { claimed, answer }),
+                Some(server_message::Message::Claimed(claimed)) => Ok(Self { claimed, answer }),
                 other => bail!("the answer to a claim is {other:?}"),
             },
             Some(Frame::Trailers(trailers)) => bail!(decoded(&trailers)),
@@ -255,7 +259,7 @@ impl<S: Stream> WebSession<S> {
     ///
     /// # Errors
     /// When the session ends before, with its status.
-    pub fn await_message<T>(&mut self, what: &str, find: impl Fn(Heard) -> Option<T>) -> Result<T> {
+    pub fn await_message<T>(&mut self, what: &str, find: impl Fn(server_message::Message) -> Option<T>) -> Result<T> {
         loop {
             match self.answer.next_frame()? {
                 Some(Frame::Message(message)) => {

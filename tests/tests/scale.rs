@@ -162,7 +162,7 @@ impl Job {
             if let Some(parent) = self.engines[at].control_parent() {
                 self.open(at, parent.index());
             }
-            self.tell(at, Event::RankAttached { rank: rank(at) });
+            self.handle_event(at, Event::RankAttached { rank: rank(at) });
         }
         self.run();
     }
@@ -174,7 +174,7 @@ impl Job {
         for at in 0..self.engines.len() {
             let what = sum(name, elements);
             let (rank, request, contribution) = (rank(at), RequestId(elements), Bytes::new());
-            self.tell(at, Event::Submitted { rank, request, what, contribution });
+            self.handle_event(at, Event::Submitted { rank, request, what, contribution });
         }
         self.run();
         assert_eq!(self.completed - completed, self.engines.len());
@@ -206,7 +206,7 @@ impl Job {
         counts
     }
 
-    fn tell(&mut self, at: usize, event: Event) {
+    fn handle_event(&mut self, at: usize, event: Event) {
         self.handle(at, event);
         self.perform_all(at);
     }
@@ -237,7 +237,7 @@ impl Job {
 
     fn run(&mut self) {
         while let Some((to, event)) = self.travelling.pop_front() {
-            self.tell(to, event);
+            self.handle_event(to, event);
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! `RONDE_SIM_SEEDS=10000` runs more seeds; a failing one prints the command that replays it.
 
-use ronde_tests::sim::{Met, Options, Property, Results, Saboteur, run};
+use ronde_tests::sim::{Counts, Options, Property, Results, Saboteur, run};
 
 /// Seeds of an ordinary run.
 const SEEDS: u64 = 500;
@@ -48,14 +48,14 @@ const MET: [&str; 44] = [
     "scatter",
     "scheduled operations",
     "schedules",
-    "settled",
+    "committed",
     "stalled",
     "the same name twice",
     "too large",
     "announced again",
     "with joined ranks",
     "withdrawn",
-    "withdrawn for a departure",
+    "withdrawn for a worker exit",
     "withdrawn for a refusal",
     "withdrawn for another request",
     "withdrawn for the order",
@@ -65,7 +65,7 @@ const MET: [&str; 44] = [
 fn no_seed_violates_a_property() {
     let seeds = std::env::var("RONDE_SIM_SEEDS").map_or(SEEDS, |text| text.parse().expect("a number of seeds"));
     let (mut early, mut fused, mut piped, mut failures, mut epochs) = (0, 0, 0, 0, 0);
-    let mut met = Met::new();
+    let mut met = Counts::new();
     for seed in 0..seeds {
         match run(seed, &Options::default()) {
             Ok(report) => {
@@ -193,12 +193,12 @@ fn a_group_that_is_ordered_twice_is_caught() {
 }
 
 #[test]
-fn a_relay_that_does_not_pass_something_on_is_caught() {
+fn a_relay_that_does_not_forward_a_message_is_caught() {
     caught(Saboteur::DeafBranch, &[Property::Liveness, Property::Protocol]);
 }
 
 #[test]
-fn a_relay_that_keeps_a_loss_to_itself_is_caught() {
+fn a_relay_that_does_not_report_a_lost_sidecar_is_caught() {
     caught(Saboteur::ForgottenLoss, &[Property::InTime]);
 }
 
@@ -210,7 +210,7 @@ fn a_sidecar_that_speaks_as_another_is_caught() {
 }
 
 #[test]
-fn a_completion_that_is_not_told_when_a_schedule_is_withdrawn_is_caught() {
+fn a_completion_that_is_not_reported_when_a_schedule_is_invalidated_is_caught() {
     // Who has a result asks for the next one, while others are still at the one before.
     caught(Saboteur::ForgottenCompletion, &[Property::Result, Property::Agreement, Property::Liveness]);
 }
@@ -233,14 +233,14 @@ fn a_schedule_under_other_numbers_is_caught() {
 }
 
 #[test]
-fn an_operation_that_stands_for_some_only_is_caught() {
+fn an_operation_that_only_some_members_commit_is_caught() {
     // It stands for one, or that one waits for what the others have dropped.
-    caught(Saboteur::SpoiltSettlement, &[Property::Settled, Property::Agreement, Property::Liveness]);
+    caught(Saboteur::SpoiltCommit, &[Property::Committed, Property::Agreement, Property::Liveness]);
 }
 
 #[test]
-fn what_is_kept_of_a_failed_operation_is_caught() {
-    for text in caught(Saboteur::KeptFailure, &[Property::Settled]) {
+fn codec_state_kept_from_a_failed_operation_is_caught() {
+    for text in caught(Saboteur::KeptFailure, &[Property::Committed]) {
         assert!(text.contains("was encoded"), "caught by another check: {text}");
     }
 }

@@ -7,8 +7,8 @@
 mod claims;
 #[path = "tidy/documents.rs"]
 mod documents;
-#[path = "tidy/floors.rs"]
-mod floors;
+#[path = "tidy/layers.rs"]
+mod layers;
 #[path = "tidy/licences.rs"]
 mod licences;
 #[path = "tidy/limits_table.rs"]
@@ -19,8 +19,8 @@ mod packages;
 mod purity;
 #[path = "tidy/retired_words.rs"]
 mod retired_words;
-#[path = "tidy/rooms.rs"]
-mod rooms;
+#[path = "tidy/sidecar_modules.rs"]
+mod sidecar_modules;
 #[path = "tidy/sizes.rs"]
 mod sizes;
 #[path = "tidy/source.rs"]

@@ -73,7 +73,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(9);
 
     #[test]
-    fn it_is_over_when_those_who_came_have_left_and_their_epoch_has_ended() {
+    fn the_sidecar_ends_after_its_workers_have_left_and_their_epoch_has_ended() {
         let mut liveness = Liveness::new(Some(PATIENCE));
         assert!(!liveness.is_over(0, false), "nobody has come yet");
         liveness.note_worker();
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn without_being_asked_to_it_never_ends() {
+    fn without_exit_after_workers_the_sidecar_never_ends() {
         let mut liveness = Liveness::new(None);
         liveness.note_worker();
         liveness.note_end(&Failure::new(Cause::RankLost, "rank 1 is gone"));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_in_vain_says_for_how_long() {
+    fn a_timeout_without_workers_names_its_length() {
         let mut liveness = Liveness::new(Some(PATIENCE));
         assert_eq!(liveness.timed_out(PATIENCE - Duration::from_millis(1)), None);
         assert!(liveness.timed_out(PATIENCE).is_some_and(|reason| reason.contains("within 9 seconds")));

@@ -292,10 +292,10 @@ impl Driver {
                     session.answer_heartbeat();
                 }
             }
-            SessionCommand::Goodbye { session, reason } => {
+            SessionCommand::ShutDown { session, reason } => {
                 if let Some(session) = self.clients.sessions.get_mut(session) {
                     // A second one, of a client that is dropped, knows less.
-                    session.goodbye.get_or_insert(reason);
+                    session.shutdown_reason.get_or_insert(reason);
                 }
             }
             SessionCommand::Ring { session, ring } => {

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_leave_in_order_or_when_their_time_is_up_or_withdrawn() {
+    fn parked_requests_leave_in_order_or_on_timeout_or_withdrawal() {
         let (mut parked, begin) = (Parked::default(), Instant::now());
         assert_eq!(parked.due(), None);
         for (request, seconds) in [(1, 2), (2, 0), (3, 1)] {

@@ -2,7 +2,7 @@
 //!
 //! A worker's stream breaks when its process ends. Why it ended is known to its parent, the launcher's agent on this host,
 //! which reads the last lines of the worker's output and reports both a moment later. Where there is an agent, a session whose
-//! stream is over is *closing* for at most [`EXIT_WAIT`], or [`GOODBYE_WAIT`] after a goodbye. Until then its contributions
+//! stream is over is *closing* for at most [`EXIT_WAIT`], or [`SHUTDOWN_WAIT`] after a goodbye. Until then its contributions
 //! stay and operations go on; then the other ranks receive its end with the reason.
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ impl Driver {
             self.close_session(id, &reason);
             return;
         }
-        let wait = if session.goodbye.is_some() { GOODBYE_WAIT } else { EXIT_WAIT };
+        let wait = if session.shutdown_reason.is_some() { SHUTDOWN_WAIT } else { EXIT_WAIT };
         session.closing = Some(Closing { reason, until: Instant::now() + wait });
         session.hang_up();
         report_left(rank);
@@ -105,8 +105,8 @@ impl Driver {
         let (rank, me) = (session.rank, self.me);
         let well = exited.as_ref().is_none_or(|exited| exited.exit == Exit::Code(0));
         let failure = |cause, reason: String| Failure::new(cause, reason).with_rank(rank).with_sidecar(me);
-        if let Some(said) = session.goodbye.as_ref().filter(|_| well) {
-            return failure(Cause::ShutDown, format!("{rank} has shut down: {said}"));
+        if let Some(reason) = session.shutdown_reason.as_ref().filter(|_| well) {
+            return failure(Cause::ShutDown, format!("{rank} has shut down: {reason}"));
         }
         let record = self.engine.record(rank, self.now());
         let reason = match &exited {
@@ -139,4 +139,4 @@ fn report_left(rank: Rank) {
 /// output, and hardly noticeable.
 const EXIT_WAIT: Duration = Duration::from_millis(300);
 /// The same after a goodbye, which an interpreter sends some time before it ends. An orderly end is not urgent.
-const GOODBYE_WAIT: Duration = Duration::from_secs(1);
+const SHUTDOWN_WAIT: Duration = Duration::from_secs(1);

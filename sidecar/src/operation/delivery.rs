@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_set_gathers_inside_messages_counts_its_own_ranks() {
+    fn inline_gathers_count_only_the_ranks_of_their_set() {
         let half = limits::INLINE_BYTES_MAX / 2;
         assert_eq!(Asking::new(u64::MAX, 2).refusal(Collective::AllGather, half), None);
         let reason = Asking::new(u64::MAX, 3).refusal(Collective::AllGather, half).expect("three halves");

@@ -69,7 +69,7 @@ impl LanePlugins {
         let (span, instance) = self.call(at)?;
         let result = call(&span, instance);
         self.shared.work.note(begin.elapsed(), result.is_err());
-        result.map_err(said)
+        result.map_err(plugin_fault)
     }
 
     /// How often the tensor was reduced before, and its number. Neither changes while an operation lasts.
@@ -117,7 +117,7 @@ impl Instances {
 
 impl ronde_engine::Plugins for LanePlugins {
     fn encode(&mut self, at: &PluginSpan<'_>, values: &[u8], into: &mut [u8]) -> Result<usize, PluginFault> {
-        let facts = self.call(at)?.1.codec_facts(at.dtype).map_err(said)?;
+        let facts = self.call(at)?.1.codec_facts(at.dtype).map_err(plugin_fault)?;
         let bytes = values.len() / at.dtype.size_bytes() * facts.state_bytes_per_element;
         if bytes == 0 {
             return self.perform(at, |span, instance| instance.encode_into(span, values, &mut [], into));
@@ -228,7 +228,7 @@ impl Operands for IntoRight<'_> {
 fn start(uses: &PluginUse, operation: Operation, shared: &Plugins) -> Result<Instance, PluginFault> {
     let plugin = shared.module(uses).map_err(PluginFault)?;
     let parameters = ordered_parameters(&plugin, uses).map_err(PluginFault)?;
-    plugin.instance_for(operation, &parameters).map_err(said)
+    plugin.instance_for(operation, &parameters).map_err(plugin_fault)
 }
 
 fn tensor(at: &PluginSpan<'_>) -> Tensor {
@@ -236,6 +236,6 @@ fn tensor(at: &PluginSpan<'_>) -> Tensor {
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "it is given to map_err")]
-fn said(fault: Fault) -> PluginFault {
+fn plugin_fault(fault: Fault) -> PluginFault {
     PluginFault(fault.to_string())
 }

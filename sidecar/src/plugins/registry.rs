@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_anything_is_not_read() {
+    fn a_folder_with_too_many_modules_is_not_read() {
         let names: Vec<String> = (0..=limits::PLUGINS_MAX).map(|number| format!("{number}.wasm")).collect();
         let folder = folder(&names.iter().map(|name| (name.as_str(), b"".as_slice())).collect::<Vec<_>>());
         let error = modules_of(folder.path()).expect_err("too many").to_string();

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_counts_once_its_operation_stands() {
+    fn residuals_count_only_after_their_operation_is_committed() {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
         residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
@@ -305,7 +305,7 @@ mod tests {
 
     /// A set that is added later may have its id.
     #[test]
-    fn a_set_that_is_gone_leaves_nothing() {
+    fn a_removed_process_set_leaves_no_residuals() {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
         residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
@@ -318,14 +318,14 @@ mod tests {
         residuals.put(second, &tensor(), (Stage::Result, 0), vec![8; 4]).expect("room");
         residuals.discard(second);
         assert_eq!(residuals.bytes(), 0);
-        let anew = begin(&mut residuals, 3, 0, 100);
+        let restarted = begin(&mut residuals, 3, 0, 100);
         assert_eq!((state(&residuals), residuals.round(&tensor()).0), (None, 0));
-        residuals.commit(anew);
+        residuals.commit(restarted);
         assert_eq!(residuals.round(&tensor()).0, 1);
     }
 
     #[test]
-    fn another_plugin_or_shape_begins_anew() {
+    fn another_plugin_or_shape_starts_without_residuals() {
         for (parameter, elements) in [(1, 100), (0, 101)] {
             let mut residuals = Residuals::new(100);
             let first = begin(&mut residuals, 1, 0, 100);
@@ -339,7 +339,7 @@ mod tests {
 
     /// Its ranks hear of a failure before the lanes have let go of the operation, and may ask for the tensor again.
     #[test]
-    fn an_operation_that_fails_gives_back_what_it_took_whatever_began_since() {
+    fn a_failed_operation_restores_its_residuals() {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
         residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(residuals.bytes(), 0);
     }
     #[test]
-    fn another_type_begins_anew() {
+    fn another_type_starts_without_residuals() {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
         residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
@@ -387,7 +387,7 @@ mod tests {
 
     /// Calls without a name have a new one each time.
     #[test]
-    fn tensors_that_came_once_make_room_and_say_so_when_they_come_again() {
+    fn tensors_used_once_are_evicted_and_fail_when_they_return() {
         let mut residuals = Residuals::new(12);
         for seq in 1..=2 {
             once(&mut residuals, seq, "kept").expect("room for the old and the new");
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operation_works_on_makes_no_room() {
+    fn residuals_in_use_are_not_evicted() {
         let mut residuals = Residuals::new(8);
         once(&mut residuals, 1, "t").expect("room");
         let second = begin(&mut residuals, 2, 0, 8);
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_remembers_so_many_tensors() {
+    fn a_process_set_keeps_residuals_of_a_bounded_number_of_tensors() {
         let mut residuals = Residuals::new(u64::MAX);
         for seq in 0..=TENSORS_MAX as u64 {
             once(&mut residuals, seq, &format!("t{seq}")).expect("room");

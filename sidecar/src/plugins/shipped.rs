@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_no_path() {
+    fn a_plugin_name_must_not_be_a_path() {
         assert_eq!(find("../bin/ronde"), None);
         assert_eq!(find(""), None);
     }

@@ -186,10 +186,11 @@ fn printable(text: &str, lines: bool) -> String {
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let place = panic.location().map(ToString::to_string).unwrap_or_default();
     let payload = panic.payload();
-    let said = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let message =
+        payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let trace = Backtrace::capture();
     let trace = if trace.status() == BacktraceStatus::Captured { trace.to_string() } else { String::new() };
-    tracing::error!(place, trace, "a thread panicked; this is a bug in ronde: {}", said.unwrap_or("no text"));
+    tracing::error!(place, trace, "a thread panicked; this is a bug in ronde: {}", message.unwrap_or("no text"));
 }
 
 #[cfg(test)]
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_quieter_than_ronde() {
+    fn other_crates_log_only_warnings() {
         assert_eq!(filter(LogLevel::Debug).to_string(), "ronde=debug,warn");
         assert_eq!(filter(LogLevel::Error).to_string(), "ronde=error,error");
     }

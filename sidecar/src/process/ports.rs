@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_gives_what_is_free_in_it_and_says_when_nothing_is() {
+    fn a_port_range_yields_a_free_port_or_an_error() {
         let taken = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = taken.local_addr().expect("bound").port();
         let address = Ipv4Addr::LOCALHOST.into();

@@ -68,7 +68,7 @@ pub(crate) enum SessionCommand {
         session: SessionId,
     },
     /// The session will end in order.
-    Goodbye {
+    ShutDown {
         /// Whose.
         session: SessionId,
         /// Why.

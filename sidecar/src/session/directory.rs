@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_of_other_users_come_by_the_group() {
+    fn workers_of_other_users_connect_by_the_group() {
         let base = tempfile::tempdir().expect("a temporary directory");
         let path = base.path().join("sockets");
         let directory = taken(&path, true).expect("it can be made");

@@ -43,7 +43,7 @@ pub(crate) struct Session {
     /// Bytes of results that pending and held requests may take.
     pub(crate) result_bytes: u64,
     /// Whether its end is expected: a goodbye has come.
-    pub(crate) goodbye: Option<String>,
+    pub(crate) shutdown_reason: Option<String>,
     /// Its stream is over, but not yet its part in operations: see `crate::driver::worker_exits`.
     pub(crate) closing: Option<Closing>,
     /// Its process, as that says itself; 0 when it does not.
@@ -204,7 +204,7 @@ impl Sessions {
             pending: HashMap::new(),
             held: HashMap::new(),
             result_bytes: 0,
-            goodbye: None,
+            shutdown_reason: None,
             closing: None,
             pid: 0,
             sent_record: None,

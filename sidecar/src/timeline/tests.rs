@@ -12,7 +12,7 @@ fn batch(receiver: &mut mpsc::Receiver<Result<v1::TimelineBatch, Status>>) -> v1
 }
 
 #[test]
-fn the_answer_is_an_empty_batch_and_events_come_later_or_when_they_are_many() {
+fn the_reply_is_an_empty_batch_and_events_are_sent_when_old_or_many() {
     let (batches, mut receiver) = channel(8);
     let (mut timeline, began) = (Timeline::default(), Instant::now());
     timeline.begin(began, batches, false);
@@ -41,7 +41,7 @@ fn the_answer_is_an_empty_batch_and_events_come_later_or_when_they_are_many() {
 }
 
 #[tokio::test]
-async fn what_a_slow_worker_misses_is_counted_and_its_last_batch_comes() {
+async fn events_dropped_for_a_slow_worker_are_counted_and_its_last_batch_arrives() {
     let (batches, mut receiver) = channel(2);
     let (mut timeline, now) = (Timeline::default(), Instant::now());
     let recording = timeline.begin(now, batches, true);
@@ -78,7 +78,7 @@ async fn a_recording_ends_with_its_worker_or_with_the_next_one() {
 }
 
 #[test]
-fn a_thread_tells_what_it_did_for_an_operation() {
+fn a_thread_records_its_work_on_an_operation() {
     let mut tracer = Tracer::default();
     let worked = |phase| ExecutorAction::Worked { work: Some((Seq(3), phase)) };
     tracer.polled(tracer.now(), &worked(Phase::Reduce));

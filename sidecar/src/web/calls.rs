@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as ClientMessage;
+use ronde_rpc::v1::client_message;
 use ronde_rpc::v1::ronde_web_server::RondeWeb;
 use ronde_wire::Rank;
 use tokio::sync::mpsc;
@@ -63,7 +63,7 @@ impl RondeWeb for Calls {
         }
         let (inbox, incoming) = mpsc::channel(INBOX_MAX);
         // The channel is new: there is room.
-        let _ = inbox.try_send(Ok(v1::ClientMessage { message: Some(ClientMessage::Claim(claim)) }));
+        let _ = inbox.try_send(Ok(v1::ClientMessage { message: Some(client_message::Message::Claim(claim)) }));
         let outgoing = self.service.open_session(Access::Web, Box::pin(ReceiverStream::new(incoming)));
         Ok(Response::new(MessageStream::new(&self.sessions, rank, inbox, outgoing)))
     }
@@ -72,7 +72,7 @@ impl RondeWeb for Calls {
         let rank = caller(&request)?;
         let v1::SayRequest { session_token, number, messages } = request.into_inner();
         let session = self.sessions.of(&session_token, rank)?;
-        match timeout(SAY_TIMEOUT, session.receive(number, messages)).await {
+        match timeout(RECEIVE_TIMEOUT, session.receive(number, messages)).await {
             Ok(received) => received.map(|()| Response::new(v1::SayAnswer {})),
             Err(_) => Err(Status::unavailable("the sidecar's control thread takes no messages; see its log")),
         }
@@ -88,4 +88,4 @@ fn caller<T>(request: &Request<T>) -> Result<Rank, Status> {
 /// How long the control thread and the lanes may take to say how they are.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the control thread may take no messages.
-const SAY_TIMEOUT: Duration = Duration::from_secs(5);
+const RECEIVE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_known_by_its_token() {
+    fn a_call_is_authenticated_by_its_token() {
         for path in PATHS {
             assert_eq!(judged(Method::POST, path, &[]), Ok(Entry::Call(Caller(Rank(5)))));
             let other = web::bearer(&token(4));
@@ -237,8 +237,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_call_is_refused_by_its_head() {
-        let stranger = web::bearer(&token(6));
+    fn invalid_requests_are_rejected_by_their_head() {
+        let foreign = web::bearer(&token(6));
         let large = (limits::WEB_BODY_BYTES_MAX + 1).to_string();
         let cases: [Case<'_>; 14] = [
             (Method::POST, "/", &[], 404, "nothing but the calls"),
@@ -251,7 +251,7 @@ mod tests {
             (Method::POST, PATHS[0], &[("content-type", "application/grpc-web-text")], 415, "text"),
             (Method::POST, PATHS[0], &[("authorization", "")], 401, "carries a rank's token"),
             (Method::POST, PATHS[0], &[("authorization", "Bearer 00")], 401, "64 hexadecimal digits"),
-            (Method::POST, PATHS[0], &[("authorization", &stranger)], 401, "of no rank of this sidecar"),
+            (Method::POST, PATHS[0], &[("authorization", &foreign)], 401, "of no rank of this sidecar"),
             (Method::POST, PATHS[0], &[("content-length", &large)], 413, "at most 1114112 bytes"),
             (Method::POST, PATHS[0], &[("origin", "https://evil.example")], 403, "--web-origin"),
             (Method::POST, PATHS[0], &[("origin", "null")], 403, "--web-origin"),
@@ -272,9 +272,9 @@ mod tests {
         assert_eq!(answer.headers()[ACCESS_CONTROL_ALLOW_ORIGIN], PAGE);
         assert!(answer.headers()[ACCESS_CONTROL_ALLOW_HEADERS].to_str().expect("text").contains("authorization"));
         // Nobody else's page reads anything, a refusal included.
-        let stranger = head(Method::POST, PATHS[1], &[("origin", "https://evil.example")]);
-        let refused = gate().judge(&stranger).expect_err("not named").answer(&stranger);
-        let refused = gate().open_to_page(&stranger, refused);
+        let foreign = head(Method::POST, PATHS[1], &[("origin", "https://evil.example")]);
+        let refused = gate().judge(&foreign).expect_err("not named").answer(&foreign);
+        let refused = gate().open_to_page(&foreign, refused);
         assert_eq!(refused.headers().get(ACCESS_CONTROL_ALLOW_ORIGIN), None);
     }
 

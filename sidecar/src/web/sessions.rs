@@ -8,8 +8,8 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as ClientMessage;
-use ronde_rpc::v1::server_message::Message as ServerMessage;
+use ronde_rpc::v1::client_message;
+use ronde_rpc::v1::server_message;
 use ronde_wire::{Rank, limits};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -86,12 +86,12 @@ fn check(messages: &[v1::ClientMessage]) -> Result<(), Status> {
     }
     for message in messages {
         match &message.message {
-            Some(ClientMessage::RingReady(_)) => {
+            Some(client_message::Message::RingReady(_)) => {
                 return Err(Status::invalid_argument(
                     "RingReady is not taken over gRPC-Web, where there is no shared memory",
                 ));
             }
-            Some(ClientMessage::Claim(_)) => {
+            Some(client_message::Message::Claim(_)) => {
                 return Err(Status::invalid_argument("Claim is not said in a session; Open another one with it"));
             }
             _ => {}
@@ -135,7 +135,7 @@ impl Stream for MessageStream {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut next = ready!(self.outgoing.poll_recv(context));
-        if let Some(Ok(v1::ServerMessage { message: Some(ServerMessage::Claimed(claimed)) })) = &mut next
+        if let Some(Ok(v1::ServerMessage { message: Some(server_message::Message::Claimed(claimed)) })) = &mut next
             && let Some(inbox) = self.inbox.take()
         {
             self.open(claimed, inbox);
@@ -170,12 +170,12 @@ mod tests {
     const ME: Rank = Rank(2);
     const TOKEN: &[u8] = &[9; 16];
 
-    fn message(said: ClientMessage) -> v1::ClientMessage {
-        v1::ClientMessage { message: Some(said) }
+    fn message(message: client_message::Message) -> v1::ClientMessage {
+        v1::ClientMessage { message: Some(message) }
     }
 
     fn release(request: u64) -> v1::ClientMessage {
-        message(ClientMessage::Release(v1::Release { request }))
+        message(client_message::Message::Release(v1::Release { request }))
     }
 
     struct Opened {
@@ -192,9 +192,10 @@ mod tests {
         let sessions = Sessions::default();
         let mut messages = MessageStream::new(&sessions, ME, inbox, outgoing);
         let claimed = v1::Claimed { session_token: TOKEN.into(), ring_bytes: 4_096, ..Default::default() };
-        let claimed = v1::ServerMessage { message: Some(ServerMessage::Claimed(claimed)) };
+        let claimed = v1::ServerMessage { message: Some(server_message::Message::Claimed(claimed)) };
         assert!(sender.send(Ok(claimed)).await.is_ok());
-        let Some(Ok(v1::ServerMessage { message: Some(ServerMessage::Claimed(claimed)) })) = messages.next().await
+        let Some(Ok(v1::ServerMessage { message: Some(server_message::Message::Claimed(claimed)) })) =
+            messages.next().await
         else {
             panic!("not passed on");
         };
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_session_is_there_from_its_claim_to_the_end_of_its_call() {
+    async fn a_session_exists_from_its_claim_to_the_end_of_its_call() {
         let (Opened { sessions, messages, sender, mut inbox }, claimed) = opened().await;
         assert_eq!((claimed.ring_bytes, claimed.pending_max), (0, 1_024));
         let session = sessions.of(&TOKEN.into(), ME).expect("open");
@@ -215,10 +216,10 @@ mod tests {
 
     /// A connection on which nothing can be written ends, which is not its worker's doing.
     #[tokio::test]
-    async fn who_does_not_read_is_said_not_to() {
+    async fn a_worker_that_does_not_read_is_reported() {
         let (Opened { messages, sender, mut inbox, .. }, _) = opened().await;
         for request in 0..3 {
-            let done = ServerMessage::Completed(v1::Completed { request, ..Default::default() });
+            let done = server_message::Message::Completed(v1::Completed { request, ..Default::default() });
             assert!(sender.send(Ok(v1::ServerMessage { message: Some(done) })).await.is_ok());
         }
         drop(messages);
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn calls_are_heard_once_and_in_turn() {
+    async fn calls_are_received_once_and_in_order() {
         let (mut opened, _) = opened().await;
         let session = opened.sessions.of(&TOKEN.into(), ME).expect("open");
         session.receive(1, vec![release(10), release(11)]).await.expect("the first");
@@ -242,19 +243,19 @@ mod tests {
         drop(session);
         drop(opened.messages);
         let mut received = Vec::new();
-        while let Some(said) = opened.inbox.recv().await {
-            received.push(said.expect("a message"));
+        while let Some(message) = opened.inbox.recv().await {
+            received.push(message.expect("a message"));
         }
         assert_eq!(received, [release(10), release(11), release(12)]);
     }
 
     #[tokio::test]
-    async fn what_belongs_elsewhere_is_refused_by_name_and_nothing_beside_it_is_heard() {
+    async fn ring_and_claim_messages_are_rejected_together_with_their_batch() {
         let (mut opened, _) = opened().await;
         let session = opened.sessions.of(&TOKEN.into(), ME).expect("open");
         let elsewhere = [
-            (vec![release(1), message(ClientMessage::RingReady(v1::RingReady {}))], "RingReady"),
-            (vec![release(1), message(ClientMessage::Claim(v1::Claim::default()))], "Claim"),
+            (vec![release(1), message(client_message::Message::RingReady(v1::RingReady {}))], "RingReady"),
+            (vec![release(1), message(client_message::Message::Claim(v1::Claim::default()))], "Claim"),
             (vec![release(1); limits::WEB_MESSAGES_MAX + 1], "at most 1024"),
         ];
         for (messages, words) in elsewhere {

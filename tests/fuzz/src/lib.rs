@@ -33,17 +33,17 @@ pub fn fuzz(name: &'static str, seeds: Vec<Vec<u8>>, decode: impl Fn(&[u8]) -> O
     let found = search.take_seeds(seeds).and_then(|()| search.replay(kept(&folder))).and_then(|()| search.run(time));
     if let Err(finding) = found {
         let file = keep(&folder, &finding.input);
-        panic!("{}", told(name, &finding, &file));
+        panic!("{}", describe(name, &finding, &file));
     }
 }
 
 /// What to say of a finding.
-fn told(name: &str, finding: &Finding, file: &str) -> String {
-    let Finding { input, says, at } = finding;
+fn describe(name: &str, finding: &Finding, file: &str) -> String {
+    let Finding { input, message, at } = finding;
     let shown: String = input.iter().take(SHOWN_BYTES).map(|byte| format!("{byte:02x}")).collect();
     let more = if input.len() > SHOWN_BYTES { "..." } else { "" };
     format!(
-        "target {name}, {at}: {says}\nthe shortest input has {} bytes: {shown}{more}\nit is in {file}: correct the decoder, and commit the file with it",
+        "target {name}, {at}: {message}\nthe shortest input has {} bytes: {shown}{more}\nit is in {file}: correct the decoder, and commit the file with it",
         input.len()
     )
 }

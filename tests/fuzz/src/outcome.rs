@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_quotations_are_no_news() {
+    fn outcomes_that_differ_only_in_numbers_and_quotes_are_equal() {
         let kind = |why: &str| Outcome::refused(&why).kind;
         assert_eq!(kind("7 bytes too many"), kind("1345 bytes too many"));
         assert_eq!(kind("no codec \"a\" is known"), kind("no codec \"bcd\" is known"));

@@ -16,7 +16,7 @@ use crate::outcome::Outcome;
 pub(crate) struct Finding {
     pub(crate) input: Vec<u8>,
     /// The panic's words.
-    pub(crate) says: String,
+    pub(crate) message: String,
     /// How to come there again.
     pub(crate) at: String,
 }
@@ -61,10 +61,10 @@ impl<D: Fn(&[u8]) -> Outcome> Search<D> {
     pub(crate) fn take_seeds(&mut self, seeds: Vec<Vec<u8>>) -> Result<(), Finding> {
         assert!(!seeds.is_empty(), "target {} has no seeds", self.name);
         for (number, seed) in seeds.into_iter().enumerate() {
-            let outcome = self.look(&seed, || format!("seed {number}"))?;
+            let outcome = self.check(&seed, || format!("seed {number}"))?;
             if !outcome.is_read() {
-                let says = format!("what an encoder wrote is refused: {}", outcome.words());
-                return Err(Finding { input: seed, says, at: format!("seed {number}") });
+                let message = format!("what an encoder wrote is refused: {}", outcome.words());
+                return Err(Finding { input: seed, message, at: format!("seed {number}") });
             }
             self.good.kinds.insert(outcome.kind);
             self.good.inputs.push(seed);
@@ -75,7 +75,7 @@ impl<D: Fn(&[u8]) -> Outcome> Search<D> {
     /// What was found before.
     pub(crate) fn replay(&mut self, kept: Vec<(String, Vec<u8>)>) -> Result<(), Finding> {
         for (file, input) in kept {
-            let outcome = self.look(&input, || file)?;
+            let outcome = self.check(&input, || file)?;
             self.take(input, &outcome);
         }
         Ok(())
@@ -88,18 +88,18 @@ impl<D: Fn(&[u8]) -> Outcome> Search<D> {
     /// Changes inputs for a time.
     pub(crate) fn run(&mut self, time: Duration) -> Result<(), Finding> {
         let begin = Instant::now();
-        let (mut runs, mut told) = (0_u64, 1);
+        let (mut runs, mut reports) = (0_u64, 1);
         while begin.elapsed() < time {
-            for _ in 0..RUNS_PER_LOOK {
+            for _ in 0..RUNS_PER_CHECK {
                 runs += 1;
                 self.once(runs)?;
             }
-            if begin.elapsed() >= told * PROGRESS {
-                told += 1;
-                self.tell(runs, begin.elapsed());
+            if begin.elapsed() >= reports * PROGRESS {
+                reports += 1;
+                self.print_progress(runs, begin.elapsed());
             }
         }
-        self.tell(runs, begin.elapsed());
+        self.print_progress(runs, begin.elapsed());
         Ok(())
     }
 
@@ -110,13 +110,13 @@ impl<D: Fn(&[u8]) -> Outcome> Search<D> {
         let (one, other) = (self.random.usize(..from.len()), self.random.usize(..good.len()));
         let input = mutated(&mut self.random, &from[one], &good[other]);
         let seed = self.seed;
-        let outcome = self.look(&input, || format!("RONDE_FUZZ_SEED={seed} run {run}"))?;
+        let outcome = self.check(&input, || format!("RONDE_FUZZ_SEED={seed} run {run}"))?;
         self.read += u64::from(outcome.is_read());
         self.take(input, &outcome);
         Ok(())
     }
 
-    fn tell(&self, runs: u64, time: Duration) {
+    fn print_progress(&self, runs: u64, time: Duration) {
         println!(
             "fuzz: {}: {runs} runs, {:.0} a second, {} read; {} inputs to change that are read, {} that are refused",
             self.name,
@@ -128,15 +128,15 @@ impl<D: Fn(&[u8]) -> Outcome> Search<D> {
     }
 
     /// What becomes of an input; where it fails, of the shortest one that does.
-    fn look(&self, input: &[u8], at: impl FnOnce() -> String) -> Result<Outcome, Finding> {
-        attempt(&self.decode, input).map_err(|says| {
-            let (input, says) = self.shortened(input.to_vec(), says);
-            Finding { input, says, at: at() }
+    fn check(&self, input: &[u8], at: impl FnOnce() -> String) -> Result<Outcome, Finding> {
+        attempt(&self.decode, input).map_err(|message| {
+            let (input, message) = self.shortened(input.to_vec(), message);
+            Finding { input, message, at: at() }
         })
     }
 
     /// Leaves pieces out, large ones first, as long as that fails, too.
-    fn shortened(&self, mut input: Vec<u8>, mut says: String) -> (Vec<u8>, String) {
+    fn shortened(&self, mut input: Vec<u8>, mut message: String) -> (Vec<u8>, String) {
         let (begin, mut piece) = (Instant::now(), input.len());
         while piece > 0 {
             let mut at = 0;
@@ -145,12 +145,12 @@ impl<D: Fn(&[u8]) -> Outcome> Search<D> {
                 let shorter = [&input[..at], &input[end..]].concat();
                 match attempt(&self.decode, &shorter) {
                     Ok(_) => at = end,
-                    Err(words) => (input, says) = (shorter, words),
+                    Err(words) => (input, message) = (shorter, words),
                 }
             }
             piece /= 2;
         }
-        (input, says)
+        (input, message)
     }
 }
 
@@ -159,8 +159,8 @@ fn attempt(decode: &impl Fn(&[u8]) -> Outcome, input: &[u8]) -> Result<Outcome, 
     keep_panics_to_ourselves();
     PANIC.with(|place| place.set(Some(String::new())));
     let outcome = panic::catch_unwind(AssertUnwindSafe(|| decode(input)));
-    let says = PANIC.with(Cell::take).unwrap_or_default();
-    outcome.map_err(|_| says)
+    let message = PANIC.with(Cell::take).unwrap_or_default();
+    outcome.map_err(|_| message)
 }
 
 thread_local! {
@@ -180,7 +180,7 @@ fn keep_panics_to_ourselves() {
     });
 }
 
-const RUNS_PER_LOOK: usize = 16;
+const RUNS_PER_CHECK: usize = 16;
 /// Of those that are read, and of those that are refused.
 const INPUTS_MAX: usize = 500;
 const PROGRESS: Duration = Duration::from_secs(10);
@@ -206,12 +206,12 @@ mod tests {
         search.take_seeds(seeds()).expect("right");
         let finding = search.run(Duration::from_secs(60)).expect_err("a bug");
         assert_eq!(finding.input.len(), 1, "{finding:?}");
-        assert!(finding.says.contains("out of range"), "{finding:?}");
+        assert!(finding.message.contains("out of range"), "{finding:?}");
         assert!(finding.at.starts_with("RONDE_FUZZ_SEED=1 run "), "{finding:?}");
     }
 
     #[test]
-    fn the_same_seed_takes_the_same_way() {
+    fn the_same_seed_gives_the_same_run() {
         let found = |seed| {
             let mut search = Search::new("careless", seed, careless);
             search.take_seeds(seeds()).expect("right");
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_before_is_tried_first() {
+    fn inputs_found_earlier_are_tried_first() {
         let mut search = Search::new("careless", 1, careless);
         let finding = search.replay(vec![("a file".to_owned(), vec![9])]).expect_err("a bug");
         assert_eq!((finding.at.as_str(), finding.input), ("a file", vec![9]));
@@ -230,6 +230,6 @@ mod tests {
     #[test]
     fn a_seed_has_to_be_right() {
         let finding = Search::new("careless", 1, careless).take_seeds(vec![Vec::new()]).expect_err("nothing");
-        assert!(finding.says.contains("what an encoder wrote is refused"), "{finding:?}");
+        assert!(finding.message.contains("what an encoder wrote is refused"), "{finding:?}");
     }
 }

@@ -66,7 +66,7 @@ impl Drop for Watch {
 fn watch(shared: &Shared, name: &str, folder: &std::path::Path) {
     let mut state = shared.lock();
     while !state.is_over {
-        let waited = shared.over.wait_timeout(state, LOOK);
+        let waited = shared.over.wait_timeout(state, POLL_INTERVAL);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
         if state.running.is_some_and(|since| since.elapsed() > PATIENCE) {
             let file = crate::keep(folder, &state.input);
@@ -78,6 +78,6 @@ fn watch(shared: &Shared, name: &str, folder: &std::path::Path) {
     }
 }
 
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// No decoder takes a thousandth of it on a machine that does other things, too.
 const PATIENCE: Duration = Duration::from_secs(60);

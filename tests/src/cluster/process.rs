@@ -54,7 +54,7 @@ impl Process {
     ///
     /// # Errors
     /// When it does not read any more.
-    pub fn say(&mut self, line: &str) -> Result<()> {
+    pub fn write_line(&mut self, line: &str) -> Result<()> {
         let input = self.child.stdin.as_mut().with_context(|| format!("the input of {} was closed", self.name))?;
         writeln!(input, "{line}").and_then(|()| input.flush()).with_context(|| format!("{} does not listen", self.name))
     }
@@ -120,8 +120,8 @@ impl Process {
     }
 
     fn in_vain(&mut self, what: &str, within: Duration) -> String {
-        let said = self.last_words();
-        format!("{}: waited {within:?} for {what}{said}", self.name)
+        let last_words = self.last_words();
+        format!("{}: waited {within:?} for {what}{last_words}", self.name)
     }
 
     fn last_words(&mut self) -> String {

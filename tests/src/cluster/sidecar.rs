@@ -126,7 +126,7 @@ impl Sidecar {
             "control_fan_out": options.control_fan_out,
             "tuning": options.tuning(),
         });
-        process.say(&start.to_string())?;
+        process.write_line(&start.to_string())?;
         let bound = process.await_line("the bound line", PATIENCE, |line| message(line, "bound"))?;
         Ok(Self { process, index: *index, bound, serving: Value::Null })
     }
@@ -159,7 +159,7 @@ impl Sidecar {
             "peers": peers,
             "placement": placement,
         });
-        self.process.say(&join.to_string())
+        self.process.write_line(&join.to_string())
     }
 
     /// Waits until workers may come.

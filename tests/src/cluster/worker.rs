@@ -101,7 +101,7 @@ impl Worker {
     /// # Errors
     /// When the worker does not listen.
     pub fn ask(&mut self, ask: &Ask) -> Result<()> {
-        self.process.say(&serde_json::to_string(ask)?)
+        self.process.write_line(&serde_json::to_string(ask)?)
     }
 
     /// Waits until an operation is complete or has failed.

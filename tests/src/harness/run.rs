@@ -192,14 +192,14 @@ impl Job {
     ///
     /// # Panics
     /// When it does not come in time, naming it and all that the launcher wrote so far.
-    pub fn wait_for<T>(&mut self, awaited: &str, within: Duration, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
+    pub fn wait_for<T>(&mut self, awaited: &str, within: Duration, mut find: impl FnMut(&mut Self) -> Option<T>) -> T {
         let deadline = Instant::now() + within;
         loop {
-            if let Some(found) = look(self) {
+            if let Some(found) = find(self) {
                 return found;
             }
             assert!(Instant::now() < deadline, "{awaited} did not come within {within:?}\n{}", self.describe());
-            self.collected.wait_for_news(LOOK_AGAIN);
+            self.collected.wait_for_news(POLL_INTERVAL);
         }
     }
 
@@ -342,6 +342,6 @@ fn collect(
 /// The variable that marks all processes of one job.
 const MARK: &str = "RONDE_TEST_JOB";
 /// Processes come and go without a sign, so they are looked for again and again.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// A killed process may have been starting another one.
 const KILL_ROUNDS: usize = 100;

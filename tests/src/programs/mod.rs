@@ -18,7 +18,7 @@ use ronde::{Codec, DType, ReduceOp};
 pub use draw::Drawing;
 
 use crate::cluster::Plan;
-use crate::crew::{Crew, Way};
+use crate::crew::{Crew, DataPath};
 
 /// What the ranks of a job do, one phase after another.
 #[derive(Clone, Debug)]
@@ -92,15 +92,15 @@ pub enum Grouping {
 #[derive(Debug)]
 pub struct Job {
     placement: Vec<u32>,
-    way: Way,
+    path: DataPath,
     crew: Option<Crew>,
 }
 
 impl Job {
     /// A job of ranks on sidecars, which starts with its first program.
     #[must_use]
-    pub fn new(placement: &[u32], way: Way) -> Self {
-        Self { placement: placement.to_vec(), way, crew: None }
+    pub fn new(placement: &[u32], path: DataPath) -> Self {
+        Self { placement: placement.to_vec(), path, crew: None }
     }
 
     /// Runs a program; one that fails is reported in the shortest form that was found.
@@ -110,7 +110,7 @@ impl Job {
     pub fn check(&mut self, program: &Program) -> Result<()> {
         let Err(error) = self.run(program) else { return Ok(()) };
         let (program, error) = self.shorten(program.clone(), error);
-        bail!("{error:#}\non {:?} by {:?}, with\n{}", self.placement, self.way, program.describe());
+        bail!("{error:#}\non {:?} by {:?}, with\n{}", self.placement, self.path, program.describe());
     }
 
     /// Runs a program once.
@@ -120,7 +120,7 @@ impl Job {
     pub fn run(&mut self, program: &Program) -> Result<()> {
         let crew = match self.crew.take() {
             Some(crew) => crew,
-            None => Crew::start(Plan::of(&self.placement), self.way)?,
+            None => Crew::start(Plan::of(&self.placement), self.path)?,
         };
         let outcomes = crew.each(|client| perform::perform(client, program));
         let mut failures = (0..).zip(outcomes).filter_map(|(rank, outcome): (u32, _)| Some((rank, outcome.err()?)));

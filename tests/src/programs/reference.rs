@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_is_what_its_values_say() -> Result<()> {
+    fn inputs_of_every_type_decode_to_their_values() -> Result<()> {
         let mut program = Drawing::program(1, 3);
         let step = &mut program.phases[0][0];
         for dtype in DType::ALL {

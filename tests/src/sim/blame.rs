@@ -4,7 +4,7 @@ use ronde_wire::{Cause, Failure, Rank};
 
 use super::checks::{Property, Violated, violated};
 use super::faults::Faults;
-use super::item::{ANY_SOURCE_TAGS, Excuse, Item, Kind, Mischief};
+use super::item::{ANY_SOURCE_TAGS, Excuse, InjectedError, Item, Kind};
 use super::stand_ins::FAILS;
 use super::workload::Workload;
 
@@ -13,7 +13,7 @@ pub(super) fn blame(failure: &Failure, faults: &Faults, workload: &Workload, who
     let hit = match failure.cause {
         Cause::ShutDown => {
             let leaver = failure.rank.is_some() && failure.rank == workload.leaver;
-            leaver || workload.staller.is_some_and(|(rank, item)| tells_of_stall(failure, rank, &workload.items[item]))
+            leaver || workload.staller.is_some_and(|(rank, item)| names_stall(failure, rank, &workload.items[item]))
         }
         Cause::RankLost => failure.rank.is_some_and(|rank| faults.ranks.contains(&rank)),
         // Who loses the coordinator ends the epoch on its own; the coordinator itself hears of that only.
@@ -38,23 +38,25 @@ pub(super) fn is_named(failure: &Failure, item: &Item) -> bool {
     excused
         || too_large
         || plugin && failure.sidecar.is_some_and(|sidecar| failure.reason.contains(&format!("on {sidecar} ")))
-        || match item.mischief {
+        || match item.injected {
             // The culprit is the first that differs from the lowest rank.
-            Mischief::Mismatch(culprit, _) => {
+            InjectedError::Mismatch(culprit, _) => {
                 let named = if culprit == item.askers[0] { item.askers[1] } else { culprit };
                 failure.cause == Cause::Mismatch && failure.rank == Some(named)
             }
-            Mischief::Refused(culprit) | Mischief::Absurd(culprit) | Mischief::Withdrawn(culprit) => refused(culprit),
-            Mischief::Nonsense(words) => failure.cause == Cause::Refused && failure.reason.contains(words),
-            Mischief::Joined => failure.reason.contains(NOT_WITH_JOIN),
-            Mischief::None | Mischief::Missing => false,
+            InjectedError::Refused(culprit) | InjectedError::Absurd(culprit) | InjectedError::Withdrawn(culprit) => {
+                refused(culprit)
+            }
+            InjectedError::Nonsense(words) => failure.cause == Cause::Refused && failure.reason.contains(words),
+            InjectedError::Joined => failure.reason.contains(NOT_WITH_JOIN),
+            InjectedError::None | InjectedError::Missing => false,
         }
 }
 
 /// The words of what cannot be done while somebody has joined.
 const NOT_WITH_JOIN: &str = "is not supported with Join";
 
-fn tells_of_stall(failure: &Failure, rank: Rank, item: &Item) -> bool {
+fn names_stall(failure: &Failure, rank: Rank, item: &Item) -> bool {
     let reason = &failure.reason;
     if let Kind::Message(pair, tag @ ANY_SOURCE_TAGS..) = item.kind
         && pair.from == rank

@@ -8,12 +8,12 @@ use ronde_collectives::CostModel;
 use ronde_engine::{EngineConfig, RunAhead};
 use ronde_wire::{Epoch, Invalidation, ProcessSet, Rank, SetId, SidecarIndex, World};
 
-use super::checks::{Met, Oracle, Property, Results, Violated, violated};
+use super::checks::{Counts, Oracle, Property, Results, Violated, violated};
 use super::faults::Faults;
 use super::host::Host;
 use super::link::Network;
 use super::saboteur::{Sabotage, Saboteur};
-use super::schedule::{Happening, Schedule};
+use super::schedule::{Schedule, SimEvent};
 use super::worker::Worker;
 use super::workload::{Loops, Recipe, Workload};
 
@@ -39,7 +39,7 @@ pub struct Report {
     /// Requests that failed as they had to.
     pub failures: u64,
     /// Things that happened.
-    pub happenings: u64,
+    pub events: u64,
     /// Simulated time, in microseconds.
     pub virtual_us: u64,
     /// Chunks sent, and those of them that were sent before the receiver was known to be ready.
@@ -53,7 +53,7 @@ pub struct Report {
     /// Whether the planted bug had an opportunity.
     pub sabotaged: bool,
     /// What was met how often.
-    pub met: Met,
+    pub met: Counts,
     /// Results, when they are to be compared between runs.
     pub results: Results,
 }
@@ -99,7 +99,7 @@ const PATIENCE_US: u64 = 90_000_000;
 /// Simulated time for which a finished cluster is watched.
 const WATCH_US: u64 = 300_000;
 /// A run that takes more is not getting anywhere.
-const HAPPENINGS_MAX: u64 = 5_000_000;
+const EVENTS_MAX: u64 = 5_000_000;
 
 /// Longer than anything takes that is not stalled, faults included.
 const STALL_SHUTDOWN_MS: u64 = 12_000;
@@ -157,11 +157,11 @@ impl Cluster {
     pub(super) fn run(mut self) -> Result<Report, Violated> {
         for index in 0..self.workers.len() {
             let (rank, delay_us) = (self.workers[index].rank, self.rng.u64(..2_000));
-            self.schedule.after(delay_us, Happening::Step { rank, session: 0 });
+            self.schedule.after(delay_us, SimEvent::Step { rank, session: 0 });
         }
-        while let Some(happening) = self.schedule.pop() {
+        while let Some(event) = self.schedule.pop() {
             let now_us = self.schedule.now_us();
-            self.report.happenings += 1;
+            self.report.events += 1;
             if self.finished_us.is_some_and(|at_us| now_us > at_us + WATCH_US) {
                 if self.is_done() {
                     return self.finish();
@@ -170,10 +170,10 @@ impl Cluster {
                 self.finished_us = None;
             }
             let patience_us = self.progress_us.max(self.faults.mended_us) + PATIENCE_US;
-            if now_us > patience_us || self.report.happenings > HAPPENINGS_MAX {
+            if now_us > patience_us || self.report.events > EVENTS_MAX {
                 break;
             }
-            self.dispatch(happening)?;
+            self.dispatch(event)?;
             self.note_end();
         }
         let attached = self.workers.iter().filter(|worker| worker.is_content()).count();
@@ -200,53 +200,53 @@ impl Cluster {
         }
     }
 
-    fn dispatch(&mut self, happening: Happening) -> Result<(), Violated> {
-        if let Some(until_us) = self.paused_until(happening) {
-            self.schedule.at(until_us, happening);
+    fn dispatch(&mut self, event: SimEvent) -> Result<(), Violated> {
+        if let Some(until_us) = self.paused_until(event) {
+            self.schedule.at(until_us, event);
             return Ok(());
         }
-        match happening {
-            Happening::Deliver { direction, generation } => self.deliver(direction, generation)?,
-            Happening::Connect { connection, generation, give_up_us } => {
+        match event {
+            SimEvent::Deliver { direction, generation } => self.deliver(direction, generation)?,
+            SimEvent::Connect { connection, generation, give_up_us } => {
                 let both_live = self.hosts[connection.low].alive && self.hosts[connection.high].alive;
                 let attempt = (connection, generation, give_up_us);
                 self.network.connect(&mut self.schedule, &mut self.rng, attempt, both_live);
             }
-            Happening::Expire { connection, generation } => {
+            SimEvent::Expire { connection, generation } => {
                 self.network.expire(&mut self.schedule, &mut self.rng, connection, generation);
             }
-            Happening::Sent { direction, generation } => self.sent(direction, generation),
-            Happening::Drain { host, .. } => self.drain(host)?,
-            Happening::Timeout { host, .. } => self.timeout(host),
-            Happening::Command { host, lane, .. } => self.command(host, lane),
-            Happening::Report { host, lane, .. } => self.hear_report(host, lane),
-            Happening::Work { host, lane, .. } => self.work(host, lane)?,
-            Happening::Step { rank, session } => self.step(rank, session),
-            Happening::Withdraw { rank, session } => self.withdraw(rank, session),
-            Happening::Break(fault) => self.break_something(fault),
-            Happening::StartHost { host } => self.start_host(host),
-            Happening::StartWorker { rank } => self.start_worker(rank),
-            Happening::Overdue { host, life, epoch, since_us } => self.check_heard(host, life, epoch, since_us)?,
+            SimEvent::Sent { direction, generation } => self.sent(direction, generation),
+            SimEvent::Drain { host, .. } => self.drain(host)?,
+            SimEvent::Timeout { host, .. } => self.timeout(host),
+            SimEvent::Command { host, lane, .. } => self.command(host, lane),
+            SimEvent::Report { host, lane, .. } => self.handle_report(host, lane),
+            SimEvent::Work { host, lane, .. } => self.work(host, lane)?,
+            SimEvent::Step { rank, session } => self.step(rank, session),
+            SimEvent::Withdraw { rank, session } => self.withdraw(rank, session),
+            SimEvent::Break(fault) => self.break_something(fault),
+            SimEvent::StartHost { host } => self.start_host(host),
+            SimEvent::StartWorker { rank } => self.start_worker(rank),
+            SimEvent::Overdue { host, life, epoch, since_us } => self.check_notified(host, life, epoch, since_us)?,
         }
         Ok(())
     }
 
     /// Until when the process that something happens to is stopped; also void happenings of earlier lives end here.
-    fn paused_until(&mut self, happening: Happening) -> Option<u64> {
-        let host = match happening {
-            Happening::Drain { host, life }
-            | Happening::Timeout { host, life }
-            | Happening::Command { host, life, .. }
-            | Happening::Report { host, life, .. }
-            | Happening::Work { host, life, .. } => {
+    fn paused_until(&mut self, event: SimEvent) -> Option<u64> {
+        let host = match event {
+            SimEvent::Drain { host, life }
+            | SimEvent::Timeout { host, life }
+            | SimEvent::Command { host, life, .. }
+            | SimEvent::Report { host, life, .. }
+            | SimEvent::Work { host, life, .. } => {
                 if self.hosts[host].life != life {
                     return Some(u64::MAX);
                 }
                 host
             }
-            Happening::Deliver { direction, .. } => direction.to,
-            Happening::Sent { direction, .. } => direction.from,
-            Happening::Step { rank, .. } | Happening::Withdraw { rank, .. } => {
+            SimEvent::Deliver { direction, .. } => direction.to,
+            SimEvent::Sent { direction, .. } => direction.from,
+            SimEvent::Step { rank, .. } | SimEvent::Withdraw { rank, .. } => {
                 let worker = &self.workers[rank.index()];
                 if self.schedule.now_us() < worker.hung_until_us {
                     return Some(worker.hung_until_us);
@@ -283,8 +283,8 @@ impl Cluster {
             met("schedules", stats.schedules_issued);
             met("scheduled operations", stats.scheduled_operations);
             met("cancelled operations", stats.cancelled_operations);
-            for (invalidation, count) in Invalidation::ALL.into_iter().zip(stats.schedules_withdrawn) {
-                met(withdrawal(invalidation), count);
+            for (cause, count) in Invalidation::ALL.into_iter().zip(stats.schedules_withdrawn) {
+                met(withdrawal(cause), count);
             }
             for (number, lane) in host.lanes.iter().enumerate() {
                 let left = lane.executor.private_bytes();
@@ -308,13 +308,13 @@ impl Cluster {
 }
 
 /// What is met when a schedule is withdrawn.
-fn withdrawal(invalidation: Invalidation) -> &'static str {
-    match invalidation {
+fn withdrawal(cause: Invalidation) -> &'static str {
+    match cause {
         Invalidation::Order => "withdrawn for the order",
         Invalidation::Request => "withdrawn for another request",
         Invalidation::Refusal => "withdrawn for a refusal",
         Invalidation::Delay => "withdrawn for a delay",
-        Invalidation::WorkerExit => "withdrawn for a departure",
+        Invalidation::WorkerExit => "withdrawn for a worker exit",
     }
 }
 
@@ -335,7 +335,7 @@ impl Setup {
         let eager_bytes = [0, 0, 40, 4_096][fixed.usize(..4)];
         let result_bytes_max = if small { 30_000 } else { u64::MAX };
         let loops = match saboteur {
-            Some(saboteur) if saboteur.schedules() || saboteur.settles() => Loops::Only,
+            Some(saboteur) if saboteur.schedules() || saboteur.commits() => Loops::Only,
             Some(_) => Loops::None,
             None => [Loops::None, Loops::Some, Loops::Only][fixed.usize(..3)],
         };
@@ -345,9 +345,9 @@ impl Setup {
             _ if saboteur.is_some() => Some(often),
             _ => [None, Some(RunAhead::default()), Some(often), Some(often)][rng.usize(..4)],
         };
-        let mischief = !floats && saboteur.is_none_or(|saboteur| !saboteur.schedules());
+        let injected = !floats && saboteur.is_none_or(|saboteur| !saboteur.schedules());
         let recipe =
-            Recipe { seed, leavers_until, any_floats: floats, mischief, stalls, result_bytes_max, loops, saboteur };
+            Recipe { seed, leavers_until, any_floats: floats, injected, stalls, result_bytes_max, loops, saboteur };
         Self {
             world,
             lanes: rng.u16(1..=3),

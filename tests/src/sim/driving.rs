@@ -13,20 +13,20 @@ use super::cluster::Cluster;
 use super::host::{Command, LaneMemory, LaneOperations, Report};
 use super::link::{ConnectionId, Direction, Message, Plane};
 use super::saboteur::Saboteur;
-use super::schedule::Happening;
+use super::schedule::SimEvent;
 use super::stand_ins::{FAILS, HostPlugins};
 
 /// The control thread.
 impl Cluster {
     /// Something happens to a sidecar's engine.
-    pub(super) fn tell_engine(&mut self, host: usize, event: Event) {
+    pub(super) fn handle_event(&mut self, host: usize, event: Event) {
         let now = self.schedule.now();
         let process = &mut self.hosts[host];
         process.engine.handle_event(now, event);
         if !process.draining {
             process.draining = true;
             let (life, delay_us) = (process.life, self.rng.u64(..40));
-            self.schedule.after(delay_us, Happening::Drain { host, life });
+            self.schedule.after(delay_us, SimEvent::Drain { host, life });
         }
     }
 
@@ -50,7 +50,7 @@ impl Cluster {
         {
             let life = self.hosts[host].life;
             self.hosts[host].timer_us = at.0;
-            self.schedule.at(at.0, Happening::Timeout { host, life });
+            self.schedule.at(at.0, SimEvent::Timeout { host, life });
         }
         Ok(())
     }
@@ -62,26 +62,26 @@ impl Cluster {
         let healthy = |w: &&super::worker::Worker| w.host == host && w.alive && now.0 >= w.hung_until_us;
         let ranks: Vec<Rank> = self.workers.iter().filter(healthy).map(|worker| worker.rank).collect();
         for rank in ranks {
-            self.tell_engine(host, Event::RankAlive { rank });
+            self.handle_event(host, Event::RankAlive { rank });
         }
         let process = &mut self.hosts[host];
         process.engine.handle_timeout(now);
         if !process.draining {
             process.draining = true;
             let life = process.life;
-            self.schedule.after(1, Happening::Drain { host, life });
+            self.schedule.after(1, SimEvent::Drain { host, life });
         }
     }
 
     /// A lane's report arrives at the control thread.
-    pub(super) fn hear_report(&mut self, host: usize, lane: usize) {
+    pub(super) fn handle_report(&mut self, host: usize, lane: usize) {
         let process = &mut self.hosts[host];
         match process.lanes[lane].reports.pop_front() {
             Some(Report::Done(epoch, seq)) => {
                 let Some(operation) = process.operations.get_mut(&(epoch, seq)) else { return };
                 operation.lanes_left -= 1;
                 if operation.lanes_left == 0 {
-                    self.tell_engine(host, Event::Executed { epoch, seq });
+                    self.handle_event(host, Event::Executed { epoch, seq });
                 }
             }
             Some(Report::Dropped(epoch, last)) => {
@@ -95,14 +95,14 @@ impl Cluster {
                     } else {
                         process.kept.discard((epoch, last));
                     }
-                    self.tell_engine(host, Event::Cancelled { epoch, last });
+                    self.handle_event(host, Event::Cancelled { epoch, last });
                 }
             }
             Some(Report::Failed(epoch, seq, reason)) => {
-                self.tell_engine(host, Event::ExecutionFailed { epoch, seq, reason, plugin: true });
+                self.handle_event(host, Event::ExecutionFailed { epoch, seq, reason, plugin: true });
             }
             Some(Report::LinkDown(peer, reason)) => {
-                self.tell_engine(host, Event::LaneDown { peer, closed: false, reason: reason.to_owned() });
+                self.handle_event(host, Event::LaneDown { peer, closed: false, reason: reason.to_owned() });
             }
             None => {}
         }
@@ -124,7 +124,7 @@ impl Cluster {
                 self.note(|| format!("{me} drops {dropped:?}, up to {last}"));
                 let lanes = self.hosts[host].lanes.len();
                 self.hosts[host].dropping.insert((epoch, last), lanes);
-                self.tell_lanes(host, &Command::Cancel(epoch, last, dropped));
+                self.send_to_lanes(host, &Command::Cancel(epoch, last, dropped));
             }
             Action::Complete { rank, request, outcome } => self.complete(host, (rank, request), &outcome)?,
             Action::Notice { text, .. } => self.note(|| format!("{me} notices: {text}")),
@@ -164,7 +164,7 @@ impl Cluster {
         let workload = self.workload(epoch);
         blame(failure, &self.faults, &workload, &format!("{me} at the end of {epoch}: {failure}"))?;
         self.detach_all(host);
-        self.tell_lanes(host, &Command::EpochEnd(epoch));
+        self.send_to_lanes(host, &Command::EpochEnd(epoch));
         Ok(())
     }
 
@@ -183,7 +183,7 @@ impl Cluster {
         let garbage = self.sabotage.as_ref().is_some_and(|sabotage| sabotage.saboteur == Saboteur::JoinedGarbage);
         self.hosts[host].reserve(&admission, garbage);
         self.hosts[host].kept.begin(&admission);
-        self.tell_lanes(host, &Command::Admit(admission));
+        self.send_to_lanes(host, &Command::Admit(admission));
         Ok(())
     }
 
@@ -246,14 +246,14 @@ impl Cluster {
         Ok(())
     }
 
-    pub(super) fn tell_lanes(&mut self, host: usize, command: &Command) {
+    pub(super) fn send_to_lanes(&mut self, host: usize, command: &Command) {
         let (now_us, process) = (self.schedule.now_us(), &mut self.hosts[host]);
         let life = process.life;
         for (lane, thread) in process.lanes.iter_mut().enumerate() {
             let delay_us = self.rng.u64(..100) + if self.rng.u8(..50) == 0 { 5_000 } else { 0 };
             thread.commands_us = thread.commands_us.max(now_us + delay_us);
             thread.commands.push_back(command.clone());
-            self.schedule.at(thread.commands_us, Happening::Command { host, life, lane });
+            self.schedule.at(thread.commands_us, SimEvent::Command { host, life, lane });
         }
     }
 
@@ -321,7 +321,7 @@ impl Cluster {
             let plugins = HostPlugins { me: process.index, kept: &mut process.kept };
             let action = thread.executor.poll_action(&mut LaneMemory { operations, plugins });
             if let Some(wrong) = process.kept.wrong.take() {
-                return violated(Property::Settled, format!("on {}, lane {lane}: {wrong}", process.index));
+                return violated(Property::Committed, format!("on {}, lane {lane}: {wrong}", process.index));
             }
             let Some(action) = action else {
                 thread.working = false;
@@ -330,7 +330,7 @@ impl Cluster {
             self.act(host, lane, action)?;
         }
         let (life, delay_us) = (self.hosts[host].life, self.rng.u64(1..20));
-        self.schedule.after(delay_us, Happening::Work { host, life, lane });
+        self.schedule.after(delay_us, SimEvent::Work { host, life, lane });
         Ok(())
     }
 
@@ -339,7 +339,7 @@ impl Cluster {
         if process.alive && !process.lanes[lane].working {
             process.lanes[lane].working = true;
             let (life, delay_us) = (process.life, self.rng.u64(..20));
-            self.schedule.after(delay_us, Happening::Work { host, life, lane });
+            self.schedule.after(delay_us, SimEvent::Work { host, life, lane });
         }
     }
 
@@ -355,7 +355,7 @@ impl Cluster {
         if matches!(event, Event::LinkUp { .. } | Event::LinkDown { .. }) {
             self.note(|| format!("{me}: {event:?}"));
         }
-        self.tell_engine(host, event);
+        self.handle_event(host, event);
     }
 
     fn deliver_to_lane(
@@ -453,7 +453,7 @@ impl Cluster {
         }
         if matches!(message, Message::Chunk(_)) {
             let delay_us = self.rng.u64(..100) + if self.rng.u8(..50) == 0 { 3_000 } else { 0 };
-            self.schedule.after(delay_us, Happening::Sent { direction, generation });
+            self.schedule.after(delay_us, SimEvent::Sent { direction, generation });
         }
         self.network.send(&mut self.schedule, &mut self.rng, direction, message);
     }
@@ -464,7 +464,7 @@ impl Cluster {
         let thread = &mut self.hosts[host].lanes[lane];
         thread.reports_us = thread.reports_us.max(now_us + delay_us);
         thread.reports.push_back(report);
-        self.schedule.at(thread.reports_us, Happening::Report { host, life, lane });
+        self.schedule.at(thread.reports_us, SimEvent::Report { host, life, lane });
     }
 
     fn check_bounds(&self, host: usize, lane: usize) -> Result<(), Violated> {

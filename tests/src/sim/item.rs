@@ -11,7 +11,7 @@ use super::stand_ins::StandIn;
 /// One named request of all ranks of a set that take part.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
-    pub(super) place: Place,
+    pub(super) place: SetOf,
     /// The set's ranks.
     pub(super) ranks: Vec<Rank>,
     /// Those of them that ask for it: the two of a message, or who has not joined by then.
@@ -35,14 +35,14 @@ pub(super) struct Item {
     pub(super) splits: Vec<Vec<u64>>,
     /// What contributions and the result are multiplied by.
     pub(super) scales: (f64, f64),
-    pub(super) mischief: Mischief,
+    pub(super) injected: InjectedError,
     pub(super) excuse: Option<Excuse>,
     /// Whether somebody's result is larger than a result may be: it fails on all ranks.
     pub(super) too_large: bool,
     /// Items that a rank waits for before it asks.
     pub(super) after: Vec<usize>,
     /// Items that a rank asks for before.
-    pub(super) behind: Vec<usize>,
+    pub(super) asked_before: Vec<usize>,
     /// Its place in the loop that every rank goes through, if it is a part of that.
     pub(super) turn: Option<usize>,
     /// Makes the values of different items and epochs differ.
@@ -51,7 +51,7 @@ pub(super) struct Item {
 
 /// The set of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Place {
+pub(super) enum SetOf {
     /// One whose number is known.
     Fixed(SetId),
     /// The one that an earlier item adds.
@@ -80,7 +80,7 @@ pub(super) enum Kind {
 
 /// What goes wrong with an item by intent: it fails on all ranks, or, if withdrawn, may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mischief {
+pub(super) enum InjectedError {
     None,
     /// This rank asks for something else.
     Mismatch(Rank, Difference),
@@ -130,9 +130,11 @@ impl Item {
     /// What a rank asks for; it knows the sets that it needs.
     pub(super) fn request(&self, rank: Rank, added: &Added) -> Request {
         let mut request = self.plain_request(rank, added);
-        match self.mischief {
-            Mischief::Mismatch(culprit, difference) if culprit == rank => self.differ(rank, &mut request, difference),
-            Mischief::Absurd(culprit) if culprit == rank => self.make_absurd(&mut request),
+        match self.injected {
+            InjectedError::Mismatch(culprit, difference) if culprit == rank => {
+                self.differ(rank, &mut request, difference)
+            }
+            InjectedError::Absurd(culprit) if culprit == rank => self.make_absurd(&mut request),
             _ => {}
         }
         request
@@ -141,8 +143,8 @@ impl Item {
     /// The set of the item, for a rank that knows it.
     pub(super) fn set(&self, added: &Added) -> SetId {
         match self.place {
-            Place::Fixed(set) => set,
-            Place::Added(item) => added.get(&item).copied().unwrap_or(NO_SET),
+            SetOf::Fixed(set) => set,
+            SetOf::Added(item) => added.get(&item).copied().unwrap_or(NO_SET),
         }
     }
 
@@ -220,7 +222,7 @@ impl Item {
 
     /// Whether it fails on all ranks for certain.
     pub(super) fn must_fail(&self) -> bool {
-        self.too_large || !matches!(self.mischief, Mischief::None | Mischief::Withdrawn(_))
+        self.too_large || !matches!(self.injected, InjectedError::None | InjectedError::Withdrawn(_))
     }
 
     /// The bytes of the largest result.

@@ -6,7 +6,7 @@ use fastrand::Rng;
 use ronde_wire::frame::Chunk;
 use ronde_wire::{Control, Epoch, Seq};
 
-use super::schedule::{Happening, Schedule};
+use super::schedule::{Schedule, SimEvent};
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -129,7 +129,7 @@ impl Network {
         if connection.state == State::Down {
             connection.state = State::Opening;
             let give_up_us = schedule.now_us() + OPEN_TIMEOUT_US;
-            let connect = Happening::Connect { connection: id, generation: connection.generation, give_up_us };
+            let connect = SimEvent::Connect { connection: id, generation: connection.generation, give_up_us };
             schedule.after(rng.u64(1..=self.delay_us * 3), connect);
         }
     }
@@ -154,7 +154,7 @@ impl Network {
                 self.push(schedule, rng, direction, message);
             }
         } else if schedule.now_us() < give_up_us {
-            schedule.after(RETRY_US, Happening::Connect { connection: id, generation, give_up_us });
+            schedule.after(RETRY_US, SimEvent::Connect { connection: id, generation, give_up_us });
         } else {
             self.break_up(schedule, rng, id, None, "it did not come");
         }
@@ -174,7 +174,7 @@ impl Network {
         let messages = &mut self.queues.get_mut(&direction)?.messages;
         // The news that a connection is gone do not travel.
         if until_us > schedule.now_us() && !matches!(messages.front(), Some(Message::Down(_))) {
-            schedule.at(until_us, Happening::Deliver { direction, generation });
+            schedule.at(until_us, SimEvent::Deliver { direction, generation });
             return None;
         }
         messages.pop_front()
@@ -247,12 +247,12 @@ impl Network {
         let queue = self.queues.entry(direction).or_default();
         queue.last_us = queue.last_us.max(schedule.now_us() + delay_us);
         queue.messages.push_back(message);
-        schedule.at(queue.last_us, Happening::Deliver { direction, generation });
+        schedule.at(queue.last_us, SimEvent::Deliver { direction, generation });
     }
 
     fn expire_all(&self, schedule: &mut Schedule, concerns: impl Fn(ConnectionId) -> bool) {
         for (id, connection) in self.connections.iter().filter(|(id, c)| concerns(**id) && c.state == State::Up) {
-            schedule.after(IDLE_TIMEOUT_US, Happening::Expire { connection: *id, generation: connection.generation });
+            schedule.after(IDLE_TIMEOUT_US, SimEvent::Expire { connection: *id, generation: connection.generation });
         }
     }
 

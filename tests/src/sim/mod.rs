@@ -26,7 +26,7 @@ mod workload;
 
 use std::fmt;
 
-pub use checks::{Met, Property, Results, Violated};
+pub use checks::{Counts, Property, Results, Violated};
 pub use cluster::{Options, Report};
 pub use saboteur::Saboteur;
 

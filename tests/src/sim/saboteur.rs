@@ -60,7 +60,7 @@ pub enum Saboteur {
     /// One sidecar repeats a schedule under other numbers.
     ShiftedSchedule,
     /// One sidecar hears that an operation stands in which a plugin has failed.
-    SpoiltSettlement,
+    SpoiltCommit,
     /// A sidecar keeps what a codec has left of an operation that does not stand.
     KeptFailure,
 }
@@ -89,7 +89,7 @@ impl Saboteur {
         Self::LateCancel,
         Self::KeptChunks,
         Self::ShiftedSchedule,
-        Self::SpoiltSettlement,
+        Self::SpoiltCommit,
         Self::KeptFailure,
     ];
 
@@ -107,8 +107,8 @@ impl Saboteur {
 
     /// Whether it is about operations with plugins.
     #[must_use]
-    pub fn settles(self) -> bool {
-        matches!(self, Self::SpoiltSettlement | Self::KeptFailure)
+    pub fn commits(self) -> bool {
+        matches!(self, Self::SpoiltCommit | Self::KeptFailure)
     }
 
     /// The saboteur of a name as [`Debug`] writes it.
@@ -126,7 +126,7 @@ pub(super) struct Sabotage {
     patience: u32,
     pub(super) struck: bool,
     /// Requests by the sidecar that announces them and the number under which they are remembered.
-    remembered: BTreeMap<(usize, u16), Request>,
+    cached: BTreeMap<(usize, u16), Request>,
     /// The groups of tensors that were announced.
     groups: BTreeMap<(SetId, TensorName), TensorName>,
     /// The names by which sidecars ask for the removal of sets.
@@ -137,8 +137,8 @@ pub(super) struct Sabotage {
 
 impl Sabotage {
     pub(super) fn new(saboteur: Saboteur, coordinator: SidecarIndex, patience: u32) -> Self {
-        let (remembered, groups, removals, reduced_groups) = Default::default();
-        Self { saboteur, coordinator, patience, struck: false, remembered, groups, removals, reduced_groups }
+        let (cached, groups, removals, reduced_groups) = Default::default();
+        Self { saboteur, coordinator, patience, struck: false, cached, groups, removals, reduced_groups }
     }
 
     /// What is sent instead of a control message; `ahead` is what is on its way already.
@@ -220,7 +220,7 @@ impl Sabotage {
     /// What is said about settlements and schedules.
     fn bend(&mut self, to: usize, number: &mut Seq, message: &mut Control) {
         match (self.saboteur, message) {
-            (Saboteur::SpoiltSettlement, Control::Commit { failure }) if failure.is_some() && self.strikes() => {
+            (Saboteur::SpoiltCommit, Control::Commit { failure }) if failure.is_some() && self.strikes() => {
                 *failure = None;
             }
             (Saboteur::ForgottenCompletion, Control::Frozen { completed, .. }) => {
@@ -359,7 +359,7 @@ impl Sabotage {
         let Intent::Remember { slot, request } = intent else { return };
         let (slot, request) = (*slot, request.clone());
         let name = request.name.clone();
-        let before = self.remembered.insert((from, slot), request);
+        let before = self.cached.insert((from, slot), request);
         if before.is_some_and(|before| before.name == name) && self.strikes() {
             *intent = Intent::Again { slot };
         }

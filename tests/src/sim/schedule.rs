@@ -11,7 +11,7 @@ use super::link::{ConnectionId, Direction};
 
 /// Something that will happen at a time. What concerns a process names its life, so that it is void after a crash.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Happening {
+pub(super) enum SimEvent {
     /// The oldest message of one direction of a connection arrives.
     Deliver { direction: Direction, generation: u64 },
     /// An attempt to make a connection ends.
@@ -56,7 +56,7 @@ pub(super) struct Schedule {
 struct Entry {
     at_us: u64,
     count: u64,
-    happening: Happening,
+    event: SimEvent,
 }
 
 impl Schedule {
@@ -69,20 +69,20 @@ impl Schedule {
     }
 
     /// Happenings of the same time come in the order in which they were scheduled.
-    pub(super) fn at(&mut self, at_us: u64, happening: Happening) {
+    pub(super) fn at(&mut self, at_us: u64, event: SimEvent) {
         self.count += 1;
-        self.heap.push(Reverse(Entry { at_us: at_us.max(self.now_us), count: self.count, happening }));
+        self.heap.push(Reverse(Entry { at_us: at_us.max(self.now_us), count: self.count, event }));
     }
 
-    pub(super) fn after(&mut self, delay_us: u64, happening: Happening) {
-        self.at(self.now_us + delay_us, happening);
+    pub(super) fn after(&mut self, delay_us: u64, event: SimEvent) {
+        self.at(self.now_us + delay_us, event);
     }
 
     /// The next happening; the clock is at its time then.
-    pub(super) fn pop(&mut self) -> Option<Happening> {
+    pub(super) fn pop(&mut self) -> Option<SimEvent> {
         let Reverse(entry) = self.heap.pop()?;
         self.now_us = entry.at_us;
-        Some(entry.happening)
+        Some(entry.event)
     }
 }
 

@@ -10,10 +10,10 @@ use super::checks::{Property, Violated, violated};
 use super::cluster::Cluster;
 use super::faults::Fault;
 use super::host::Command;
-use super::item::{Added, Mischief};
-use super::schedule::Happening;
+use super::item::{Added, InjectedError};
+use super::schedule::SimEvent;
 use super::stand_ins::Kept;
-use super::worker::{Pace, Part, State};
+use super::worker::{Part, Rate, State};
 use super::workload::Workload;
 
 /// Workers.
@@ -26,19 +26,19 @@ impl Cluster {
         }
         let host = worker.host;
         if !self.hosts[host].alive {
-            self.schedule.after(50_000, Happening::Step { rank, session });
+            self.schedule.after(50_000, SimEvent::Step { rank, session });
             return;
         }
         match &mut worker.state {
             // A driver performs what its engine wants before it lets in who waits at the door: who comes behind a begin has
             // no part in it.
             State::Detached if self.hosts[host].draining => {
-                self.schedule.after(50, Happening::Step { rank, session });
+                self.schedule.after(50, SimEvent::Step { rank, session });
             }
             State::Detached => {
                 worker.state = State::Waiting;
                 self.note(|| format!("{rank} attaches"));
-                self.tell_engine(host, Event::RankAttached { rank });
+                self.handle_event(host, Event::RankAttached { rank });
             }
             State::Waiting => {}
             State::Active(_) => self.ask_for_some(rank, session),
@@ -55,7 +55,7 @@ impl Cluster {
         if let Some(request) = worker.part().and_then(|part| part.regrets.pop_front()) {
             self.note(|| format!("{rank} withdraws {request}"));
             let reason = "its deadline has passed".to_owned();
-            self.tell_engine(host, Event::Withdrawn { rank, request, reason });
+            self.handle_event(host, Event::Withdrawn { rank, request, reason });
         }
     }
 
@@ -74,7 +74,7 @@ impl Cluster {
         }
         // What is kept is kept within an epoch.
         self.hosts[host].kept = Kept::default();
-        self.tell_lanes(host, &Command::Epoch(epoch));
+        self.send_to_lanes(host, &Command::Epoch(epoch));
         let workload = self.workload(epoch);
         for index in 0..self.workers.len() {
             let worker = &mut self.workers[index];
@@ -86,10 +86,10 @@ impl Cluster {
             self.rng.shuffle(&mut todo);
             let orderly = !workload.wild || self.rng.u8(..3) > 0;
             put_in_turn(&mut self.rng, &workload, &mut todo, orderly);
-            let pace = [Pace::Burst, Pace::Steady, Pace::Steady, Pace::Slow][self.rng.usize(..4)];
-            worker.state = State::Active(Part::new(Arc::clone(&workload), todo, pace, orderly));
-            let delay_us = self.rng.u64(..if pace == Pace::Slow { 20_000 } else { 500 });
-            self.schedule.after(delay_us, Happening::Step { rank, session });
+            let rate = [Rate::Burst, Rate::Steady, Rate::Steady, Rate::Slow][self.rng.usize(..4)];
+            worker.state = State::Active(Part::new(Arc::clone(&workload), todo, rate, orderly));
+            let delay_us = self.rng.u64(..if rate == Rate::Slow { 20_000 } else { 500 });
+            self.schedule.after(delay_us, SimEvent::Step { rank, session });
         }
         Ok(())
     }
@@ -112,7 +112,7 @@ impl Cluster {
             part.is_over(item);
             part.added.extend(set.map(|set| (item, set)));
             let delay_us = self.rng.u64(..200);
-            self.schedule.after(delay_us, Happening::Step { rank, session });
+            self.schedule.after(delay_us, SimEvent::Step { rank, session });
         }
     }
 
@@ -127,14 +127,14 @@ impl Cluster {
             worker.alive = false;
             worker.session += 1;
             worker.state = State::Detached;
-            self.schedule.at(until_us, Happening::StartWorker { rank });
+            self.schedule.at(until_us, SimEvent::StartWorker { rank });
         }
         Ok(())
     }
 
     fn ask_for_some(&mut self, rank: Rank, session: u32) {
-        let pace = self.workers[rank.index()].part().map_or(Pace::Steady, |part| part.pace);
-        let at_once = if pace == Pace::Burst { u8::MAX } else { self.rng.u8(1..=5) };
+        let rate = self.workers[rank.index()].part().map_or(Rate::Steady, |part| part.rate);
+        let at_once = if rate == Rate::Burst { u8::MAX } else { self.rng.u8(1..=5) };
         for _ in 0..at_once {
             let next = self.workers[rank.index()].part().and_then(Part::next);
             match next {
@@ -145,9 +145,9 @@ impl Cluster {
                 }
             }
         }
-        let slower = if pace == Pace::Slow { 10 } else { 1 };
+        let slower = if rate == Rate::Slow { 10 } else { 1 };
         let delay_us = [5, 100, 1_500][self.rng.usize(..3)] * slower;
-        self.schedule.after(self.rng.u64(..delay_us), Happening::Step { rank, session });
+        self.schedule.after(self.rng.u64(..delay_us), SimEvent::Step { rank, session });
     }
 
     fn ask(&mut self, rank: Rank, session: u32, item: usize) {
@@ -157,11 +157,11 @@ impl Cluster {
         let asked = &workload.items[item];
         let (mut what, name) = (asked.request(rank, &part.added), asked.name.clone());
         let (set, group) = (what.set, what.group.clone());
-        if asked.mischief == Mischief::Refused(rank) {
+        if asked.injected == InjectedError::Refused(rank) {
             part.is_over(item);
             self.note(|| format!("{rank} is refused {name} of {set}"));
             let reason = "the tensor is too strange".to_owned();
-            self.tell_engine(host, Event::Refused { rank, set, name, group, reason });
+            self.handle_event(host, Event::Refused { rank, set, name, group, reason });
             return;
         }
         let given = self.sabotage.as_mut().map_or(item, |sabotage| sabotage.hands_over(rank, &workload, item));
@@ -171,19 +171,19 @@ impl Cluster {
         }
         self.next_request += 1;
         let request = RequestId(self.next_request);
-        if asked.mischief == Mischief::Withdrawn(rank) {
+        if asked.injected == InjectedError::Withdrawn(rank) {
             part.regrets.push_back(request);
             let delay_us = self.rng.u64(..2_000);
-            self.schedule.after(delay_us, Happening::Withdraw { rank, session });
+            self.schedule.after(delay_us, SimEvent::Withdraw { rank, session });
         }
         self.note(|| format!("{rank} asks for item {item}, {name} of {set}, as {request}"));
         self.oracle.asked(rank, request, &workload, item);
         self.hosts[host].inputs.insert((rank, request), Arc::new(workload.input(given, rank)));
         let plain =
-            asked.mischief == Mischief::None && asked.excuse.is_none() && asked.is_performed() && !asked.too_large;
+            asked.injected == InjectedError::None && asked.excuse.is_none() && asked.is_performed() && !asked.too_large;
         let again = (plain && self.rng.u8(..64) == 0).then(|| what.clone());
         let contribution = self.hosts[host].contribution(rank, request, &what);
-        self.tell_engine(host, Event::Submitted { rank, request, what, contribution });
+        self.handle_event(host, Event::Submitted { rank, request, what, contribution });
         if let Some(what) = again {
             let first = request;
             self.next_request += 1;
@@ -191,7 +191,7 @@ impl Cluster {
             self.note(|| format!("{rank} asks for item {item} twice, as {request}"));
             self.oracle.asked_twice(rank, request, &workload, item);
             let contribution = self.hosts[host].contribution(rank, first, &what);
-            self.tell_engine(host, Event::Submitted { rank, request, what, contribution });
+            self.handle_event(host, Event::Submitted { rank, request, what, contribution });
         }
     }
 
@@ -205,7 +205,7 @@ impl Cluster {
         let host = self.workers[rank.index()].host;
         let delay_us = self.rng.u64(..5_000);
         self.restart_session(rank.index(), delay_us);
-        self.tell_engine(host, Event::RankLeft { rank, failure });
+        self.handle_event(host, Event::RankLeft { rank, failure });
     }
 
     fn restart_session(&mut self, index: usize, delay_us: u64) {
@@ -213,7 +213,7 @@ impl Cluster {
         worker.session += 1;
         worker.state = State::Detached;
         let (rank, session) = (worker.rank, worker.session);
-        self.schedule.after(delay_us, Happening::Step { rank, session });
+        self.schedule.after(delay_us, SimEvent::Step { rank, session });
     }
 }
 
@@ -222,7 +222,7 @@ impl Cluster {
     /// The next faults come soon.
     pub(super) fn schedule_faults(&mut self) {
         for (after_us, fault) in self.faults.next(&mut self.rng) {
-            self.schedule.after(after_us, Happening::Break(fault));
+            self.schedule.after(after_us, SimEvent::Break(fault));
         }
     }
 
@@ -282,30 +282,30 @@ impl Cluster {
         } else {
             self.network.fall_silent(&mut self.schedule, host);
         }
-        self.expect_to_be_heard();
+        self.expect_notification();
         self.oracle.forget(&self.setup.world.ranks_of(self.hosts[host].index));
         for index in 0..self.workers.len() {
             if self.workers[index].host == host && self.workers[index].alive {
                 self.restart_session(index, 50_000);
             }
         }
-        self.schedule.after(for_us, Happening::StartHost { host });
+        self.schedule.after(for_us, SimEvent::StartHost { host });
     }
 
     /// Everybody who takes part in an epoch has to hear of the end of a process within a time.
-    fn expect_to_be_heard(&mut self) {
+    fn expect_notification(&mut self) {
         let (now, since_us) = (self.schedule.now(), self.schedule.now_us());
         for (host, process) in self.hosts.iter().enumerate().filter(|(_, process)| process.alive) {
             let status = process.engine.status(now);
             if status.phase != EnginePhase::Waiting {
                 let (life, epoch) = (process.life, status.epoch);
-                self.schedule.after(HEARING_US, Happening::Overdue { host, life, epoch, since_us });
+                self.schedule.after(NOTIFICATION_US, SimEvent::Overdue { host, life, epoch, since_us });
             }
         }
     }
 
     /// Whether a process has heard; nothing is said of it while others were deaf or stopped.
-    pub(super) fn check_heard(&self, host: usize, life: u32, epoch: Epoch, since_us: u64) -> Result<(), Violated> {
+    pub(super) fn check_notified(&self, host: usize, life: u32, epoch: Epoch, since_us: u64) -> Result<(), Violated> {
         let (process, status) = (&self.hosts[host], self.hosts[host].engine.status(self.schedule.now()));
         let same = process.alive && process.life == life && status.epoch == epoch;
         if same && status.phase != EnginePhase::Waiting && self.faults.deaf_until_us <= since_us {
@@ -322,8 +322,8 @@ impl Cluster {
         worker.state = State::Detached;
         let host = worker.host;
         let failure = Failure::new(Cause::RankLost, "the worker's session broke");
-        self.tell_engine(host, Event::RankLeft { rank, failure });
-        self.schedule.after(for_us, Happening::StartWorker { rank });
+        self.handle_event(host, Event::RankLeft { rank, failure });
+        self.schedule.after(for_us, SimEvent::StartWorker { rank });
     }
 }
 
@@ -345,4 +345,4 @@ fn put_in_turn(rng: &mut Rng, workload: &Workload, todo: &mut [usize], orderly: 
 }
 
 /// The time after which silence is taken for death, and the ways there and back with all delays.
-const HEARING_US: u64 = 7_000_000;
+const NOTIFICATION_US: u64 = 7_000_000;

@@ -48,12 +48,12 @@ pub(super) struct Part {
     pub(super) added: Added,
     /// Requests that it will withdraw.
     pub(super) regrets: VecDeque<RequestId>,
-    pub(super) pace: Pace,
+    pub(super) rate: Rate,
 }
 
 /// How fast a worker asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pace {
+pub(super) enum Rate {
     /// Everything at once, far ahead of others.
     Burst,
     /// A few requests now and then.
@@ -82,10 +82,10 @@ impl Worker {
 }
 
 impl Part {
-    pub(super) fn new(workload: Arc<Workload>, todo: Vec<usize>, pace: Pace, orderly: bool) -> Self {
+    pub(super) fn new(workload: Arc<Workload>, todo: Vec<usize>, rate: Rate, orderly: bool) -> Self {
         let mine = todo.iter().copied().collect();
         let (asked, over, added, regrets) = Default::default();
-        Self { workload, todo: todo.into(), mine, asked, orderly, over, added, regrets, pace }
+        Self { workload, todo: todo.into(), mine, asked, orderly, over, added, regrets, rate }
     }
 
     /// The next item that may be asked for, all of whose conditions are met.
@@ -110,6 +110,6 @@ impl Part {
         let item = &self.workload.items[item];
         let over = |before: &usize| self.over.contains(before) || !self.mine.contains(before);
         let asked = |before: &usize| self.asked.contains(before) || !self.mine.contains(before);
-        item.after.iter().all(over) && item.behind.iter().all(asked)
+        item.after.iter().all(over) && item.asked_before.iter().all(asked)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use fastrand::Rng;
 use ronde_wire::{Epoch, Rank, World};
 
-use super::item::{Item, Kind, Mischief};
+use super::item::{InjectedError, Item, Kind};
 use super::mix::Mix;
 use super::saboteur::Saboteur;
 
@@ -31,7 +31,7 @@ pub(super) struct Recipe {
     /// Epochs up to this one end with a goodbye or a stall.
     pub(super) leavers_until: Epoch,
     pub(super) any_floats: bool,
-    pub(super) mischief: bool,
+    pub(super) injected: bool,
     /// Whether an engine ends an epoch that stalls.
     pub(super) stalls: bool,
     /// What a result may have at most.
@@ -81,11 +81,11 @@ impl Workload {
 /// Somebody does not ask for an item on which nothing else depends. None where ranks may join instead.
 fn stall(rng: &mut Rng, items: &[Item]) -> Option<(Rank, usize)> {
     let awaited: BTreeSet<usize> =
-        items.iter().flat_map(|item| item.after.iter().chain(&item.behind)).copied().collect();
+        items.iter().flat_map(|item| item.after.iter().chain(&item.asked_before)).copied().collect();
     let plain = |index: &usize| {
         let item = &items[*index];
         let undisturbed =
-            !item.must_fail() && item.mischief == Mischief::None && item.excuse.is_none() && item.is_performed();
+            !item.must_fail() && item.injected == InjectedError::None && item.excuse.is_none() && item.is_performed();
         undisturbed && item.group.is_none() && item.askers.len() > 1 && !awaited.contains(index)
     };
     let candidates: Vec<usize> = (0..items.len()).filter(plain).collect();

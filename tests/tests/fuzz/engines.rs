@@ -21,7 +21,7 @@ const ACTIONS_MAX: usize = 10_000;
 /// byte of an input says which; the rest is frames.
 #[test]
 fn fuzz_engines_control() {
-    let seeds: Vec<Vec<u8>> = (0..2).map(|to| [&[to], &Pair::honest().said_to(usize::from(to))[..]].concat()).collect();
+    let seeds: Vec<Vec<u8>> = (0..2).map(|to| [&[to], &Pair::honest().sent_to(usize::from(to))[..]].concat()).collect();
     assert!(seeds.iter().all(|seed| seed.len() > 100), "the engines have little to say");
     fuzz("engines_control", seeds, |bytes| {
         let Some((to, frames)) = bytes.split_first() else { return Outcome::refused(&"nothing") };
@@ -33,7 +33,7 @@ fn fuzz_engines_control() {
             match decode::<Control>(FrameKind::Control, &frame.payload) {
                 Ok(message) => {
                     let FrameHeader { epoch, seq, .. } = frame.header;
-                    pair.tell(to, epoch, seq, message);
+                    pair.deliver(to, epoch, seq, message);
                 }
                 Err(error) => outcome = Outcome::refused(&error),
             }
@@ -77,7 +77,7 @@ fn fuzz_engines_chunks() {
 /// Two engines, of which sidecar 0 has rank 0 and thus the coordinator, and sidecar 1 has rank 1.
 struct Pair {
     engines: [Engine; 2],
-    said: Vec<(usize, Epoch, Seq, Control)>,
+    sent: Vec<(usize, Epoch, Seq, Control)>,
     answered: Vec<(Rank, RequestId, bool)>,
     admitted: usize,
     ended: Vec<String>,
@@ -89,26 +89,26 @@ impl Pair {
         let world = World::new(vec![SidecarIndex(0), SidecarIndex(1)]).expect("a world");
         let engine = |me| Engine::new(EngineConfig::new(SidecarIndex(me), world.clone()), NOW);
         let engines = [engine(0), engine(1)];
-        let (said, answered, ended) = (Vec::new(), Vec::new(), Vec::new());
-        let mut pair = Self { engines, said, answered, admitted: 0, ended };
+        let (sent, answered, ended) = (Vec::new(), Vec::new(), Vec::new());
+        let mut pair = Self { engines, sent, answered, admitted: 0, ended };
         for (me, peer) in [(0, 1), (1, 0)] {
             pair.event(me, Event::LinkUp { peer: SidecarIndex(peer), lanes: 1 });
         }
         for (me, rank) in [(0, 0), (1, 1)] {
             pair.event(me, Event::RankAttached { rank: Rank(rank) });
         }
-        pair.deliver();
+        pair.deliver_all();
         pair
     }
 
     /// An epoch in which both ranks ask for the same and get it; with all that was said.
     fn honest() -> Self {
         let mut pair = Self::started();
-        pair.said.clear();
+        pair.sent.clear();
         pair.submit();
-        let from = pair.deliver();
+        let from = pair.deliver_all();
         assert!(pair.answered.iter().filter(|(_, _, good)| *good).count() >= 4, "{:?}", pair.answered);
-        pair.said = from;
+        pair.sent = from;
         pair
     }
 
@@ -126,34 +126,34 @@ impl Pair {
         }
     }
 
-    fn tell(&mut self, to: usize, epoch: Epoch, seq: Seq, message: Control) {
+    fn deliver(&mut self, to: usize, epoch: Epoch, seq: Seq, message: Control) {
         let from = SidecarIndex(if to == 0 { 1 } else { 0 });
         self.event(to, Event::Control { from, epoch, seq, message });
     }
 
     /// Delivers all that is said until nobody says anything more; gives it.
-    fn deliver(&mut self) -> Vec<(usize, Epoch, Seq, Control)> {
+    fn deliver_all(&mut self) -> Vec<(usize, Epoch, Seq, Control)> {
         let mut all = Vec::new();
         for _ in 0..100 {
-            let said = std::mem::take(&mut self.said);
-            if said.is_empty() {
+            let sent = std::mem::take(&mut self.sent);
+            if sent.is_empty() {
                 return all;
             }
-            for (to, epoch, seq, message) in said {
+            for (to, epoch, seq, message) in sent {
                 all.push((to, epoch, seq, message.clone()));
-                self.tell(to, epoch, seq, message);
+                self.deliver(to, epoch, seq, message);
             }
         }
         panic!("the engines do not come to rest");
     }
 
     /// As frames, what was said to one of them.
-    fn said_to(&self, to: usize) -> Vec<u8> {
+    fn sent_to(&self, to: usize) -> Vec<u8> {
         let of = |(_, epoch, seq, message): &(usize, Epoch, Seq, Control)| {
             let frame = Frame::new(FrameKind::Control, *epoch, *seq, encode(message));
             [&frame.header.encode()[..], &frame.payload].concat()
         };
-        self.said.iter().filter(|said| said.0 == to).flat_map(of).collect()
+        self.sent.iter().filter(|sent| sent.0 == to).flat_map(of).collect()
     }
 
     fn event(&mut self, me: usize, event: Event) {
@@ -169,7 +169,7 @@ impl Pair {
         match action {
             Action::Send { to, epoch, seq, message } => {
                 assert!(encode(&message).len() <= limits::CONTROL_FRAME_BYTES_MAX, "a message that fits no frame");
-                self.said.push((to.index(), epoch, seq, message));
+                self.sent.push((to.index(), epoch, seq, message));
             }
             Action::Admit(admission) => {
                 self.admitted += 1;
@@ -210,7 +210,7 @@ fn performed(me: usize, admission: &std::sync::Arc<Admission>) {
     let mut executor = Executor::new(ExecutorConfig { me, lane: Lane(0), early_grant_bytes: 0 });
     executor.handle_epoch(admission.epoch);
     executor.handle_admission(admission.clone());
-    let mut memory = Came { admission };
+    let mut memory = EagerInputs { admission };
     for _ in 0..ACTIONS_MAX {
         match executor.poll_action(&mut memory) {
             Some(ExecutorAction::Done { .. }) => return,
@@ -222,11 +222,11 @@ fn performed(me: usize, admission: &std::sync::Arc<Admission>) {
 }
 
 /// The contributions of an eager operation.
-struct Came<'a> {
+struct EagerInputs<'a> {
     admission: &'a Admission,
 }
 
-impl Contributions for Came<'_> {
+impl Contributions for EagerInputs<'_> {
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
         let tensor = &self.admission.contributions[place.tensor as usize];
         let at = self.admission.local_ranks.iter().position(|rank| *rank == place.rank).expect("a rank of it");
@@ -236,7 +236,7 @@ impl Contributions for Came<'_> {
     }
 }
 
-impl Memory for Came<'_> {
+impl Memory for EagerInputs<'_> {
     fn parts(&mut self) -> (&mut dyn Contributions, Option<&mut dyn Plugins>) {
         (self, None)
     }

@@ -49,11 +49,11 @@ fn fuzz_lines_of_identity() {
                 Outcome::read(&"a secret")
             }
             Err(error) => {
-                let said = error.to_string();
+                let text = error.to_string();
                 let digits = text.lines().nth(1).unwrap_or_default();
                 let is_secret = digits.len() >= 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-                assert!(!is_secret || !said.contains(digits), "the error repeats the secret");
-                Outcome::refused(&said)
+                assert!(!is_secret || !text.contains(digits), "the error repeats the secret");
+                Outcome::refused(&text)
             }
         }
     });

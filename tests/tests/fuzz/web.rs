@@ -9,7 +9,7 @@ use ronde_wire::limits;
 #[test]
 fn fuzz_web_bodies() {
     let release = |request| v1::ClientMessage { message: Some(Message::Release(v1::Release { request })) };
-    let said = |count| v1::SayRequest {
+    let request = |count| v1::SayRequest {
         session_token: vec![5; 16].into(),
         number: 7,
         messages: (0..count).map(release).collect(),
@@ -20,7 +20,7 @@ fn fuzz_web_bodies() {
         let length = u32::try_from(bytes.len()).expect("small");
         [&[0][..], &length.to_be_bytes(), &bytes].concat()
     };
-    let seeds = vec![framed(&said(0)), framed(&said(3)), framed(&said(200))];
+    let seeds = vec![framed(&request(0)), framed(&request(3)), framed(&request(200))];
     fuzz("web_bodies", seeds, |bytes| {
         if let Err(error) = web::check_body(bytes) {
             return Outcome::refused(&error);

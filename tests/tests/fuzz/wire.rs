@@ -18,11 +18,11 @@ fn fuzz_wire_frames() {
         loop {
             match first_frame(rest) {
                 Ok(None) => return Outcome::read(&bytes.len().checked_ilog2()),
-                Ok(Some((frame, behind))) => {
+                Ok(Some((frame, rest_of_input))) => {
                     if let Err(error) = content(&frame) {
                         return Outcome::refused(&error);
                     }
-                    rest = behind;
+                    rest = rest_of_input;
                 }
                 Err(error) => return Outcome::refused(&error),
             }

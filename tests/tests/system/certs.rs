@@ -173,7 +173,7 @@ impl Running {
     }
 }
 
-fn says(sidecar: &mut Sidecar, words: &str) -> Result<()> {
+fn wait_for_log(sidecar: &mut Sidecar, words: &str) -> Result<()> {
     let find = |line: &Line| line.text.contains(words).then_some(());
     sidecar.process.await_log(words, PATIENCE, find)
 }
@@ -193,12 +193,12 @@ fn sidecars_run_from_directories_and_take_fresh_certificates_while_they_serve() 
     job.certs(&["rotate", "--authority"], &["authority", "sidecar-0", "sidecar-1"])?;
     for sidecar in &mut sidecars {
         check_sum(&mut workers, "during")?;
-        says(sidecar, "links take the fresh certificate")?;
+        wait_for_log(sidecar, "links take the fresh certificate")?;
     }
     check_sum(&mut workers, "after")?;
 
     fs::write(job.path("sidecar-0/cert.pem"), "no certificate")?;
-    says(&mut sidecars[0], "the changed credentials cannot be used, the old ones stay")?;
+    wait_for_log(&mut sidecars[0], "the changed credentials cannot be used, the old ones stay")?;
     check_sum(&mut workers, "with a broken file")?;
 
     drop(workers);
@@ -227,7 +227,7 @@ fn a_sidecar_of_another_authority_is_refused_with_the_reason() -> Result<()> {
 }
 
 #[test]
-fn without_credentials_one_line_names_the_ways() -> Result<()> {
+fn without_credentials_one_line_names_the_alternatives() -> Result<()> {
     let output = Command::new(ronde_binary()?).arg("sidecar").output()?;
     let text = String::from_utf8(output.stderr).context("words")?;
     ensure!(!output.status.success() && text.lines().count() == 1, "{text}");
@@ -351,12 +351,12 @@ fn an_authority_is_changed_while_collectives_run() -> Result<()> {
     println!("{} sums, none failed", running.sums);
     // Certificates of the old authority are strangers' now.
     job.certs(&["rotate", "--at-once", "--authority"], &["authority", "sidecar-1"])?;
-    says(&mut running.sidecars[0], "link refused")?;
+    wait_for_log(&mut running.sidecars[0], "link refused")?;
     Ok(())
 }
 
 #[test]
-fn half_of_a_replacement_is_tried_again_and_said_once() -> Result<()> {
+fn a_half_replaced_directory_is_retried_and_logged_once() -> Result<()> {
     let job = Job::new(10)?;
     let mut running = Running::of(vec![job.sidecar(0)?, job.sidecar(1)?])?;
     let before = job.serials()?;
@@ -368,7 +368,7 @@ fn half_of_a_replacement_is_tried_again_and_said_once() -> Result<()> {
     job.certs(&["rotate", "--authority"], &["authority", "copy"])?;
     fs::rename(job.path("copy/key.pem"), job.path("sidecar-0/key.pem"))?;
     let words = "the changed credentials cannot be used, the old ones stay";
-    says(&mut running.sidecars[0], words)?;
+    wait_for_log(&mut running.sidecars[0], words)?;
     // Long enough for more looks at the same half.
     let until = Instant::now() + Duration::from_secs(4);
     sum_until(&mut running, "with half", |running| Ok(running.shows(&before)? && Instant::now() > until))?;

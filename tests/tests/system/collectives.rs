@@ -5,15 +5,15 @@ use anyhow::{Context, Result, ensure};
 use ronde::blocking::{Client, Handle};
 use ronde::{Codec, Error, Operation, Output, ReduceOp, ReduceOptions, Tensor, TensorRef, Transfer};
 use ronde_tests::cluster::Plan;
-use ronde_tests::crew::{Crew, WAYS, floats, nothing, numbers};
+use ronde_tests::crew::{Crew, DATA_PATHS, floats, nothing, numbers};
 
 /// Two ranks on the first and on the last sidecar, one on the one between.
 const PLACEMENT: [u32; 5] = [0, 0, 1, 2, 2];
 const SIZE: i64 = 5;
 
 fn each_way(check: impl Fn(&Crew) -> Result<()>) -> Result<()> {
-    for way in WAYS {
-        check(&Crew::start(Plan::of(&PLACEMENT), way)?)?;
+    for path in DATA_PATHS {
+        check(&Crew::start(Plan::of(&PLACEMENT), path)?)?;
     }
     Ok(())
 }
@@ -300,7 +300,7 @@ fn several_of_all_kinds_are_in_flight_at_once() -> Result<()> {
 }
 
 #[test]
-fn results_do_not_hang_on_what_is_fused() -> Result<()> {
+fn results_do_not_depend_on_fusion() -> Result<()> {
     let bits = |plan: Plan<'_>| -> Result<Vec<Vec<u8>>> {
         let crew = Crew::start(plan, Transfer::Arena)?;
         let results = crew.all(|client| {

@@ -20,7 +20,7 @@ use crate::WORKER;
 /// Of workers, where the test may be somebody else.
 const WORKER_UID: u32 = 10_002;
 /// Nobody's.
-const STRANGER_UID: u32 = 10_003;
+const FOREIGN_UID: u32 = 10_003;
 
 /// Two sidecars with a worker each, everything below one directory.
 struct Pod {
@@ -141,7 +141,7 @@ fn a_worker_that_dies_ends_all_sidecars_with_the_reason() -> Result<()> {
 }
 
 #[test]
-fn a_sidecar_to_which_nobody_comes_ends_and_so_do_its_peers() -> Result<()> {
+fn a_sidecar_without_workers_ends_and_so_do_its_peers() -> Result<()> {
     let pod = Pod::new(2)?;
     let mut patient = pod.sidecar(0, &["--exit-with-workers", "600"])?;
     let mut hasty = pod.sidecar(1, &["--exit-with-workers", "1"])?;
@@ -153,7 +153,7 @@ fn a_sidecar_to_which_nobody_comes_ends_and_so_do_its_peers() -> Result<()> {
 }
 
 #[test]
-fn workers_of_another_user_come_only_where_they_are_named() -> Result<()> {
+fn workers_of_another_user_are_admitted_only_when_listed() -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         ronde_tests::left_out::note("root", "workers of other users", "only root can start them");
         return Ok(());
@@ -166,12 +166,12 @@ fn workers_of_another_user_come_only_where_they_are_named() -> Result<()> {
     ensure!(mode(sidecars[0].socket_dir()?)? == 0o750 && mode(sidecars[0].token_file(0)?)? == 0o440);
 
     // It has the group, and so the token: who it is the kernel tells.
-    let mut stranger = pod.worker(0, Some(STRANGER_UID))?;
+    let mut foreign = pod.worker(0, Some(FOREIGN_UID))?;
     let refused = |answer| match answer {
         Answer::NotConnected { text } => Some(text),
         _ => None,
     };
-    let text = stranger.await_answer("the refusal", PATIENCE, refused)?;
+    let text = foreign.await_answer("the refusal", PATIENCE, refused)?;
     ensure!(text.contains("uid 10003 may not use this sidecar"), "{text}");
 
     let mut workers = [pod.worker(0, Some(WORKER_UID))?, pod.worker(1, Some(WORKER_UID))?];

@@ -14,7 +14,7 @@ use ronde_wire::Cause;
 use crate::WORKER;
 
 #[test]
-fn twenty_kills_are_heard_by_everybody_in_time() -> Result<()> {
+fn twenty_kills_are_reported_to_every_rank_in_time() -> Result<()> {
     let mut delays = [Vec::new(), Vec::new()];
     for round in 0..KILLS {
         // On 2 and 3 sidecars; in turns a worker and a sidecar; each rank and sidecar is the victim at some time.

@@ -10,7 +10,7 @@ use ronde_wire::Cause;
 use crate::WORKER;
 
 #[test]
-fn without_a_launcher_the_last_call_is_known_and_the_rest_is_said_to_be_unknown() -> Result<()> {
+fn without_a_launcher_the_first_failure_has_the_last_call_and_marks_the_rest_unknown() -> Result<()> {
     let mut cluster = Plan::of(&[0, 0, 1]).start(WORKER)?;
     let fill = Fill::Whole { seed: 1 };
     cluster.workers[2].submit(sum("only here", 100, fill))?;

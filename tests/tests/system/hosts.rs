@@ -255,7 +255,7 @@ fn with_ssh(shell: &RemoteShell, run: Run) -> Run {
 }
 
 #[test]
-fn what_ssh_says_is_shown_with_the_fix() {
+fn errors_of_ssh_are_shown_with_the_fix() {
     for (text, code, fix) in SSH_TROUBLES {
         let shell = RemoteShell::as_ssh(&format!("echo '{text}' >&2; exit 255"));
         let ended = ended_cleanly(with_ssh(&shell, Run::new(1).options(["-H", "beta:1"])).start(["true"]));

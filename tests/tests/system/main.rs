@@ -19,13 +19,13 @@ mod pages;
 mod plugins;
 mod programs;
 mod refused;
+mod rejected_peers;
 mod ring;
 mod sealed;
 mod secrets;
 mod semantics;
 mod sets;
 mod settings;
-mod strangers;
 mod timeline;
 mod web;
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::client_message;
+use ronde_rpc::v1::server_message;
 use ronde_shm::{OwnedSegment, SegmentId, Share};
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, sum};
-use ronde_tests::raw::{DECENT, RawSession, session_token};
+use ronde_tests::raw::{RawSession, WELL_BEHAVED, session_token};
 use ronde_tests::script::{Fill, digest};
 use ronde_wire::{Cause, Collective};
 
@@ -29,7 +29,7 @@ impl World {
             let worker = cluster.new_worker(rank)?;
             cluster.workers.push(worker);
         }
-        let (mut session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 2, DECENT)?;
+        let (mut session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 2, WELL_BEHAVED)?;
         session.await_epoch()?;
         cluster.workers.iter_mut().try_for_each(ronde_tests::cluster::Worker::await_connected)?;
         let token = session_token(&claimed)?;
@@ -44,7 +44,7 @@ impl World {
         let bytes = elements * 4;
         self.segment.copy_from(0, &fill.bytes(2, usize::try_from(bytes)?))?;
         let submit = submission(request, &name, elements, arena(MINE, 0, bytes));
-        self.session.say(Say::Submit(v1::Submit { output, ..submit }))?;
+        self.session.send(client_message::Message::Submit(v1::Submit { output, ..submit }))?;
         let mut pending = Vec::new();
         for worker in &mut self.cluster.workers {
             pending.push(worker.submit(sum(&name, elements, fill))?);
@@ -57,8 +57,8 @@ impl World {
     }
 
     fn completed(&mut self, request: u64) -> Result<v1::Completed> {
-        self.session.await_message(&format!("the completion of request {request}"), |heard| match heard {
-            Heard::Completed(completed) if completed.request == request => Some(completed.clone()),
+        self.session.await_message(&format!("the completion of request {request}"), |message| match message {
+            server_message::Message::Completed(completed) if completed.request == request => Some(completed.clone()),
             _ => None,
         })
     }
@@ -111,7 +111,7 @@ fn a_result_is_written_where_it_is_wanted_and_nowhere_else() -> Result<()> {
     results.copy_to(at.offset, &mut bytes)?;
     ensure!(!completed.in_output && digest(&bytes) == expected, "it is wrong");
     // Until it is released, it is where it was; that of a result in its output is nothing to the sidecar.
-    world.session.say(Say::Release(v1::Release { request: 1 }))?;
+    world.session.send(client_message::Message::Release(v1::Release { request: 1 }))?;
     world.sum_into(11, 1_000, Some(arena(MINE, 1 << 20, 4_000)))?;
     results.copy_to(at.offset, &mut bytes)?;
     ensure!(digest(&bytes) == expected, "it was overwritten");
@@ -142,7 +142,7 @@ fn outputs_are_refused_each_with_its_reason() -> Result<()> {
     ];
     for (request, (words, submit)) in (1..).zip(cases) {
         let pending = world.cluster.workers[0].submit(sum("refused", 100, Fill::Whole { seed: 1 }))?;
-        world.session.say(Say::Submit(v1::Submit { request, ..submit }))?;
+        world.session.send(client_message::Message::Submit(v1::Submit { request, ..submit }))?;
         let refused = world.session.await_failed(request)?;
         println!("{}", refused.reason);
         ensure!(refused.reason.contains(words), "{:?} does not say {words:?}", refused.reason);
@@ -154,7 +154,7 @@ fn outputs_are_refused_each_with_its_reason() -> Result<()> {
         collective: Some(Collective::Send { to: ronde_wire::Rank(0), tag: 0 }.into()),
         ..whole(arena(MINE, 800, 400))
     };
-    world.session.say(Say::Submit(v1::Submit { request: 500, ..without_result }))?;
+    world.session.send(client_message::Message::Submit(v1::Submit { request: 500, ..without_result }))?;
     let refused = world.session.await_failed(500)?;
     ensure!(refused.reason.contains("gives this rank no result"), "{}", refused.reason);
     world.sum_into(1_000, 1_000, Some(arena(MINE, 4_096, 4_000))).map(drop)
@@ -171,7 +171,9 @@ fn a_worker_that_dies_while_its_result_is_written_harms_nobody_else() -> Result<
         pending.push(worker.submit(sum("last", elements, fill))?);
     }
     let submit = submission(1, "last", elements, arena(MINE, 0, bytes));
-    world.session.say(Say::Submit(v1::Submit { output: Some(arena(MINE, bytes, bytes)), ..submit }))?;
+    world
+        .session
+        .send(client_message::Message::Submit(v1::Submit { output: Some(arena(MINE, bytes, bytes)), ..submit }))?;
     let World { mut cluster, session, segment, .. } = world;
     // The stream, the session's mapping and the memory go.
     drop((session, segment));
@@ -187,7 +189,7 @@ fn a_worker_that_dies_while_its_result_is_written_harms_nobody_else() -> Result<
         sidecar.page("/status")?;
     }
     let directory = cluster.sidecars[1].socket_dir()?;
-    RawSession::claim(directory, "test", 2, DECENT).map(drop).context("its rank is free again")
+    RawSession::claim(directory, "test", 2, WELL_BEHAVED).map(drop).context("its rank is free again")
 }
 
 /// The raw session's segment.

@@ -109,7 +109,7 @@ fn metrics(sidecar: &Sidecar) -> Result<BTreeMap<String, f64>> {
 }
 
 #[test]
-fn an_idle_sidecar_leaves_at_sigterm_and_tells_its_workers() -> Result<()> {
+fn an_idle_sidecar_shuts_down_at_sigterm_and_notifies_its_workers() -> Result<()> {
     let mut cluster = Plan::of(&[0, 1]).start(WORKER)?;
     cluster.check_sum("before", 1_000)?;
     cluster.sidecars[1].process.signal(Signal::SIGTERM)?;
@@ -152,7 +152,7 @@ fn a_sidecar_whose_workers_have_left_leaves_at_once() -> Result<()> {
 }
 
 #[test]
-fn ctrl_c_in_the_middle_of_an_all_reduce_leaves_nothing_behind() -> Result<()> {
+fn ctrl_c_during_an_all_reduce_leaves_no_processes_or_files() -> Result<()> {
     let mark = format!("ronde-test-{}-ctrl-c", std::process::id());
     let mut command = Command::new(ronde_binary()?);
     command.args(["run", "-np", "4", "--sidecars", "2", WORKER]);

@@ -249,7 +249,7 @@ fn a_file_on_one_sidecar_only() -> Result<()> {
 }
 
 #[test]
-fn only_what_a_key_has_signed_is_let_in() -> Result<()> {
+fn only_plugins_signed_with_a_trusted_key_are_loaded() -> Result<()> {
     let plugins = Plugins::with_good_ones()?;
     let reducer = Wat { manifests: vec![reducer_manifest("pairwise", 0)], ..Wat::reducer("pairwise", 0) };
     plugins.add("unsigned", &Wat::codec().named("unsigned").wasm())?;
@@ -292,7 +292,7 @@ fn more_ranks_than_a_reducer_takes() -> Result<()> {
 }
 
 #[test]
-fn what_plugins_do_is_counted() -> Result<()> {
+fn calls_and_failures_of_plugins_are_counted() -> Result<()> {
     let plugins = Plugins::with_good_ones()?;
     plugins.add("hostile", &hostile().with("ronde_encode", "(unreachable)").wasm())?;
     let crew = crew_of(&plugins)?;
@@ -313,7 +313,7 @@ fn what_plugins_do_is_counted() -> Result<()> {
 
 /// A plugin may log 64 KiB in a call. A line of the sidecar's log has as much of that as a failure may say.
 #[test]
-fn what_a_plugin_logs_does_not_flood_the_log_of_its_sidecar() -> Result<()> {
+fn log_lines_of_a_plugin_do_not_flood_the_log_of_its_sidecar() -> Result<()> {
     let flood = "(local $i i32) (memory.fill (i32.const 256) (i32.const 120) (i32.const 1024))
         (loop $l (call $log (i32.const 256) (i32.const 1024))
           (br_if $l (i32.lt_u (local.tee $i (i32.add (local.get $i) (i32.const 1))) (i32.const 64))))
@@ -337,7 +337,7 @@ fn what_a_plugin_logs_does_not_flood_the_log_of_its_sidecar() -> Result<()> {
 
 /// A codec that says in the first value of each span how often it has encoded that: what it keeps is seen.
 #[test]
-fn a_process_set_that_is_added_again_begins_without_what_was_kept() -> Result<()> {
+fn a_process_set_that_is_added_again_starts_without_residuals() -> Result<()> {
     let counting = "(i32.store (i32.const 0x6000) (i32.add (i32.load (i32.const 0x6000)) (i32.const 1)))
         (memory.copy (i32.const 0x4000) (i32.const 0x2000) (call $bytes))
         (f32.store (i32.const 0x4000) (f32.convert_i32_u (i32.load (i32.const 0x6000)))) (call $bytes)";

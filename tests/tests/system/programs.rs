@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ronde::{ReduceOp, Ring, Transfer};
-use ronde_tests::crew::{WAYS, Way};
+use ronde_tests::crew::{DATA_PATHS, DataPath};
 use ronde_tests::programs::{Drawing, Grouping, Job, Kind, Program};
 
 /// Ranks on one to four sidecars.
@@ -15,13 +15,17 @@ const PLACEMENTS: [&[u32]; 5] = [&[0, 0, 0], &[0, 1], &[0, 0, 1, 2], &[0, 1, 1, 
 const PROGRAMS: u64 = 6;
 
 #[test]
-fn programs_give_what_the_interpreter_says() -> Result<()> {
+fn random_programs_match_the_sequential_interpreter() -> Result<()> {
     let seconds = std::env::var(SECONDS).ok();
     let seconds = seconds.map(|text| text.parse().with_context(|| format!("{SECONDS} is a number, not {text}")));
     match seconds.transpose()? {
         Some(seconds) => for_a_while(Duration::from_secs(seconds)),
         None => (0..).zip(PLACEMENTS).try_for_each(|(number, placement)| {
-            run(placement, WAYS[number % WAYS.len()], (number as u64 * PROGRAMS)..(number as u64 + 1) * PROGRAMS)
+            run(
+                placement,
+                DATA_PATHS[number % DATA_PATHS.len()],
+                (number as u64 * PROGRAMS)..(number as u64 + 1) * PROGRAMS,
+            )
         }),
     }
 }
@@ -32,8 +36,8 @@ fn for_a_while(time: Duration) -> Result<()> {
     while began.elapsed() < time {
         for (number, placement) in PLACEMENTS.into_iter().enumerate() {
             let turn = usize::try_from(seed / 20).unwrap_or_default();
-            let way = WAYS[(turn + number) % WAYS.len()];
-            run(placement, way, seed..seed + 20)?;
+            let path = DATA_PATHS[(turn + number) % DATA_PATHS.len()];
+            run(placement, path, seed..seed + 20)?;
             seed += 20;
             eprintln!("{} programs in {} seconds", seed - FIRST_LONG, began.elapsed().as_secs());
             if began.elapsed() >= time {
@@ -44,8 +48,8 @@ fn for_a_while(time: Duration) -> Result<()> {
     Ok(())
 }
 
-fn run(placement: &[u32], way: Way, seeds: std::ops::Range<u64>) -> Result<()> {
-    let mut job = Job::new(placement, way);
+fn run(placement: &[u32], path: DataPath, seeds: std::ops::Range<u64>) -> Result<()> {
+    let mut job = Job::new(placement, path);
     let ranks = u32::try_from(placement.len())?;
     seeds.into_iter().try_for_each(|seed| job.check(&Drawing::program(seed, ranks)))
 }
@@ -67,7 +71,7 @@ fn a_wrong_result_is_found_and_the_program_made_short() -> Result<()> {
     // Two ranks ask for other reductions of one tensor than the third.
     step.kind = Kind::AllReduce(ReduceOp::Adasum, Grouping::Alone);
     step.dtype = ronde::DType::I32;
-    let error = Job::new(&[0, 0, 0], Way(Transfer::Arena, Ring::Auto)).check(&program).expect_err("it is refused");
+    let error = Job::new(&[0, 0, 0], DataPath(Transfer::Arena, Ring::Auto)).check(&program).expect_err("it is refused");
     let text = error.to_string();
     ensure!(text.contains("adasum takes floating-point types"), "{text}");
     ensure!(text.matches("\n  phase").count() == 1, "one step is left: {text}");

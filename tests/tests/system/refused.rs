@@ -18,7 +18,7 @@ fn odd<T>(client: &Client, usual: T, on_last: T) -> T {
 }
 
 #[test]
-fn what_ranks_disagree_about_fails_on_all_with_the_same_words() -> Result<()> {
+fn mismatched_requests_fail_on_all_ranks_with_the_same_text() -> Result<()> {
     let crew = crew()?;
     crew.check_fails("Mismatched data types: One rank had type int64, but another rank had type float32", |client| {
         let tensor = odd(client, numbers(&[3], |i| i)?, floats(&[3], |_| 1.0)?);
@@ -63,7 +63,7 @@ fn what_ranks_disagree_about_fails_on_all_with_the_same_words() -> Result<()> {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name() -> Result<()> {
+fn unsupported_operations_are_rejected_by_name() -> Result<()> {
     let crew = crew()?;
     let none = ReduceOptions::default();
     let coded = |codec| ReduceOptions { codec, ..ReduceOp::Sum.into() };
@@ -104,7 +104,7 @@ fn what_is_not_supported_is_refused_by_name() -> Result<()> {
 }
 
 #[test]
-fn wrong_arguments_are_told_to_their_caller_alone() -> Result<()> {
+fn wrong_arguments_fail_on_their_caller_only() -> Result<()> {
     let crew = crew()?;
     let scalar = TensorRef { dtype: DType::U8, shape: &[], bytes: &[1] };
     let rows = numbers(&[3, 2], |i| i)?;
@@ -128,7 +128,7 @@ fn wrong_arguments_are_told_to_their_caller_alone() -> Result<()> {
 }
 
 #[test]
-fn sets_that_there_are_not_and_ranks_outside_of_theirs() -> Result<()> {
+fn unknown_process_sets_and_ranks_outside_of_a_set_are_rejected() -> Result<()> {
     let crew = crew()?;
     let mine = numbers(&[3], |i| i)?;
     crew.check_fails("Process set provided does not exist, or has not been registered", |client| {
@@ -173,7 +173,7 @@ fn a_name_that_is_pending_is_refused_and_the_first_stays_valid() -> Result<()> {
 }
 
 #[test]
-fn tensors_and_results_over_the_limit_fail_and_the_others_are_told() -> Result<()> {
+fn tensors_and_results_over_the_limit_fail_on_every_rank() -> Result<()> {
     let crew = Crew::start(Plan::of(&PLACEMENT).arena_bytes_max(ARENA_BYTES), Transfer::Arena)?;
     let bytes = vec![1_u8; 8 * QUARTER];
     let of =
@@ -206,7 +206,7 @@ const SHAPES: [[u64; 1]; 9] =
     [[0], [4 << 20], [8 << 20], [12 << 20], [16 << 20], [20 << 20], [24 << 20], [28 << 20], [32 << 20]];
 
 #[test]
-fn nan_and_infinity_are_carried() -> Result<()> {
+fn nan_and_infinity_are_preserved() -> Result<()> {
     let crew = crew()?;
     crew.all(|client| {
         let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0];

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Result, bail, ensure};
 use ronde::{Operation, ReduceOp, Transfer};
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::client_message;
+use ronde_rpc::v1::server_message;
 use ronde_shm::ring::WorkerRing;
 use ronde_tests::cluster::{Cluster, Failed, PATIENCE, Plan, Worker, sum};
-use ronde_tests::crew::{Crew, WAYS, Way, numbers};
-use ronde_tests::raw::{DECENT, RawRing, RawSession, session_token};
+use ronde_tests::crew::{Crew, DATA_PATHS, DataPath, numbers};
+use ronde_tests::raw::{RawRing, RawSession, WELL_BEHAVED, session_token};
 use ronde_tests::script::{Fill, digest, scatter};
 use ronde_wire::{Cause, limits};
 
@@ -33,7 +33,7 @@ impl Stage {
             let worker = cluster.new_worker(rank)?;
             cluster.workers.push(worker);
         }
-        let (mut session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 1, DECENT)?;
+        let (mut session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 1, WELL_BEHAVED)?;
         let ring = session.take_ring(&claimed)?;
         cluster.workers.iter_mut().try_for_each(Worker::await_connected)?;
         Ok(Self { cluster, session, claimed, ring })
@@ -42,7 +42,7 @@ impl Stage {
     /// Everybody, rank 1 among them, gets the right sum.
     fn check_sum(&mut self, request: u64) -> Result<()> {
         let (elements, fill, name) = (1_000, Fill::Whole { seed: request }, format!("sum {request}"));
-        self.ring.say(submission(request, &name, elements, fill))?;
+        self.ring.send(submission(request, &name, elements, fill))?;
         let mut pending = Vec::new();
         for worker in &mut self.cluster.workers {
             pending.push(worker.submit(sum(&name, elements, fill))?);
@@ -51,13 +51,13 @@ impl Stage {
         for (worker, id) in self.cluster.workers.iter_mut().zip(pending) {
             ensure!(worker.digest(id, PATIENCE)? == expected, "rank {}: {name} is wrong", worker.rank);
         }
-        let part = |heard: &Heard| match heard {
-            Heard::ResultPart(part) if part.request == request => Some(part.data.clone()),
+        let part = |message: &server_message::Message| match message {
+            server_message::Message::ResultPart(part) if part.request == request => Some(part.data.clone()),
             _ => None,
         };
         ensure!(digest(&self.ring.await_message("its result", part)?) == expected, "rank 1: {name} is wrong");
-        self.ring.await_message("its completion", |heard| match heard {
-            Heard::Completed(completed) if completed.request == request => Some(()),
+        self.ring.await_message("its completion", |message| match message {
+            server_message::Message::Completed(completed) if completed.request == request => Some(()),
             _ => None,
         })
     }
@@ -75,14 +75,14 @@ impl Stage {
 
     /// The sidecar serves on: the rank can be claimed again.
     fn check_alive(&self) -> Result<()> {
-        RawSession::claim(self.cluster.sidecars[1].socket_dir()?, "test", 1, DECENT).map(drop)
+        RawSession::claim(self.cluster.sidecars[1].socket_dir()?, "test", 1, WELL_BEHAVED).map(drop)
     }
 }
 
-fn submission(request: u64, name: &str, elements: u64, fill: Fill) -> Say {
+fn submission(request: u64, name: &str, elements: u64, fill: Fill) -> client_message::Message {
     let bytes = usize::try_from(elements * 4).expect("a test's tensor fits into memory");
     let op = v1::ReduceOp::Sum.into();
-    Say::Submit(v1::Submit {
+    client_message::Message::Submit(v1::Submit {
         request,
         name: format!("allreduce.{name}"),
         collective: Some(v1::Collective {
@@ -98,7 +98,7 @@ fn submission(request: u64, name: &str, elements: u64, fill: Fill) -> Say {
 }
 
 #[test]
-fn a_ring_carries_what_the_stream_does_and_odd_words_in_it_disturb_nobody() -> Result<()> {
+fn a_ring_carries_every_message_and_malformed_ones_disturb_nobody() -> Result<()> {
     let mut stage = Stage::start()?;
     stage.check_sum(1)?;
     // How it sleeps and whether it waits for room is the worker's to say, truly or not; so is how often it rings.
@@ -170,10 +170,10 @@ fn garbage_all_over_a_ring_ends_its_session_at_most() -> Result<()> {
 fn a_worker_that_does_not_read_its_ring_is_given_up_and_named() -> Result<()> {
     let mut stage = Stage::start()?;
     let failures = stage.failures(|stage| {
-        stage.ring.say(submission(1, "own", 1, Fill::Ones))?;
+        stage.ring.send(submission(1, "own", 1, Fill::Ones))?;
         // Each is answered with a refusal, and none is read. The stream has no bound that would end this by itself.
         for _ in 0..REFUSED {
-            if stage.session.say(submission(1, "own", 1, Fill::Ones)).is_err() {
+            if stage.session.send(submission(1, "own", 1, Fill::Ones)).is_err() {
                 break;
             }
         }
@@ -192,24 +192,26 @@ const REFUSED: u64 = 200_000;
 #[test]
 fn more_than_fits_into_a_ring_waits_until_it_is_read() -> Result<()> {
     let mut stage = Stage::start()?;
-    stage.ring.say(submission(1, "own", 1, Fill::Ones))?;
+    stage.ring.send(submission(1, "own", 1, Fill::Ones))?;
     for _ in 0..20_000 {
-        stage.session.say(submission(1, "own", 1, Fill::Ones))?;
+        stage.session.send(submission(1, "own", 1, Fill::Ones))?;
     }
     for _ in 0..20_000 {
-        stage.ring.await_message("a refusal", |heard| matches!(heard, Heard::Failed(_)).then_some(()))?;
+        stage.ring.await_message("a refusal", |message| {
+            matches!(message, server_message::Message::Failed(_)).then_some(())
+        })?;
     }
     stage.check_sum(2)
 }
 
 #[test]
-fn what_was_written_before_the_end_of_the_stream_counts_and_half_a_message_does_not() -> Result<()> {
-    for (says_goodbye, cause) in [(true, Cause::ShutDown), (false, Cause::RankLost)] {
+fn messages_written_before_the_end_of_the_stream_count_and_half_a_message_does_not() -> Result<()> {
+    for (announces_end, cause) in [(true, Cause::ShutDown), (false, Cause::RankLost)] {
         let mut stage = Stage::start()?;
         let pending = stage.cluster.workers[0].submit(sum("pending", 100, Fill::Ones))?;
-        if says_goodbye {
+        if announces_end {
             // Nobody is woken: only the end of the stream makes the sidecar look.
-            stage.ring.write(Say::Goodbye(v1::Goodbye { reason: "written last".to_owned() }))?;
+            stage.ring.write(client_message::Message::Goodbye(v1::Goodbye { reason: "written last".to_owned() }))?;
         }
         // The beginning of a message that is not published, as a process leaves it that is killed while it writes.
         stage.ring.memory.write_all_at(&[200, 0, 0, 0, 1, 2, 3], 4_096 + 512)?;
@@ -218,7 +220,7 @@ fn what_was_written_before_the_end_of_the_stream_counts_and_half_a_message_does_
         println!("{}", failed.text);
         ensure!(failed.cause == Some(cause) && failed.rank == Some(1), "{failed:?}");
         ensure!(
-            failed.text.contains("written last") == says_goodbye && !failed.text.contains("ring"),
+            failed.text.contains("written last") == announces_end && !failed.text.contains("ring"),
             "{}",
             failed.text
         );
@@ -239,7 +241,7 @@ fn a_session_has_one_ring_and_takes_it_once() -> Result<()> {
     ensure!(attach(stage.claimed.ring_bytes)?.contains("has a ring already"), "another one");
     ensure!(attach(4_096)?.contains("262144 bytes a direction"), "a smaller one");
     let mut stage = stage;
-    let failures = stage.failures(|stage| stage.session.say(Say::RingReady(v1::RingReady {})))?;
+    let failures = stage.failures(|stage| stage.session.send(client_message::Message::RingReady(v1::RingReady {})))?;
     for failed in failures {
         ensure!(failed.rank == Some(1) && failed.text.contains("attached no ring, or said so twice"), "{failed:?}");
     }
@@ -248,8 +250,8 @@ fn a_session_has_one_ring_and_takes_it_once() -> Result<()> {
 
 #[test]
 fn threads_of_one_worker_share_its_session() -> Result<()> {
-    for way in WAYS {
-        let crew = Crew::start(Plan::of(&[0, 0, 1]), way)?;
+    for path in DATA_PATHS {
+        let crew = Crew::start(Plan::of(&[0, 0, 1]), path)?;
         let wrong = AtomicU32::new(0);
         crew.all(|client| {
             std::thread::scope(|scope| {
@@ -278,7 +280,7 @@ fn threads_of_one_worker_share_its_session() -> Result<()> {
             });
             Ok(())
         })?;
-        ensure!(wrong.load(Ordering::Relaxed) == 0, "{way:?}: {wrong:?} sums are wrong");
+        ensure!(wrong.load(Ordering::Relaxed) == 0, "{path:?}: {wrong:?} sums are wrong");
     }
     Ok(())
 }
@@ -288,10 +290,10 @@ const OPERATIONS: i64 = 150;
 
 #[test]
 fn one_job_has_workers_of_both_kinds() -> Result<()> {
-    let crew = Crew::start(Plan::of(&[0, 1]), Way::from(Transfer::Arena))?;
+    let crew = Crew::start(Plan::of(&[0, 1]), DataPath::from(Transfer::Arena))?;
     ensure!(crew.clients.iter().all(|client| client.submission_path() == "ring"), "the sidecar takes rings");
     drop(crew);
-    let crew = Crew::start(Plan::of(&[0, 1]), Way(Transfer::Arena, ronde::Ring::Off))?;
+    let crew = Crew::start(Plan::of(&[0, 1]), DataPath(Transfer::Arena, ronde::Ring::Off))?;
     ensure!(crew.clients.iter().all(|client| client.submission_path() == "grpc"), "switched off");
     Ok(())
 }

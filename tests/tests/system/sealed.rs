@@ -19,8 +19,8 @@ const TENSOR_BYTES: usize = 8 << 20;
 const TENSOR_NAME: &str = "a-name-that-nobody-else-may-read";
 
 #[test]
-fn nothing_of_a_tensor_can_be_read_on_the_network() -> Result<()> {
-    if Network::is_left_out("nothing_of_a_tensor_can_be_read_on_the_network") {
+fn no_tensor_data_is_readable_on_the_network() -> Result<()> {
+    if Network::is_left_out("no_tensor_data_is_readable_on_the_network") {
         return Ok(());
     }
     let network = Network::up(2)?;
@@ -184,8 +184,8 @@ const WITHIN: Duration = Duration::from_secs(15);
 #[test]
 fn a_sidecar_of_another_authority_is_refused() -> Result<()> {
     let mut pair = Pair::start(0, "test", 1)?;
-    let stranger = Authority::new("test")?;
-    let certificate = stranger.issue(pair.bad.certificate_request()?, 1)?;
+    let foreign = Authority::new("test")?;
+    let certificate = foreign.issue(pair.bad.certificate_request()?, 1)?;
     let ca = pair.authority.certificate().to_owned();
     pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
     pair.refused(&["sidecar 1", "not signed by an authority of this job"])

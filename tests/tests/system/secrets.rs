@@ -102,7 +102,7 @@ fn shows(detector: &Detector, argument: &str, variable: &str, what: &str) -> Res
 }
 
 #[test]
-fn keys_are_nowhere_while_jobs_run() -> Result<()> {
+fn no_secret_is_visible_while_jobs_run() -> Result<()> {
     let mut detector = Detector::new();
 
     // A launcher with two other hosts: keys and the authority are in memory only, tokens in files.

@@ -66,7 +66,7 @@ fn sets_on_some_of_the_sidecars_work_at_once_and_by_the_same_names() -> Result<(
 }
 
 #[test]
-fn every_collective_of_a_set_goes_by_its_own_ranks() -> Result<()> {
+fn every_collective_of_a_set_uses_ranks_within_the_set() -> Result<()> {
     let crew = crew()?;
     crew.all(|client| {
         let set = client.add_process_set(&[1, 2, 4])?;
@@ -154,7 +154,7 @@ fn ranks_with_fewer_steps_join_and_the_others_go_on() -> Result<()> {
 }
 
 #[test]
-fn what_joined_ranks_cannot_take_part_in_fails_on_the_others() -> Result<()> {
+fn operations_not_supported_with_join_fail_on_the_other_ranks() -> Result<()> {
     let crew = crew()?;
     crew.all(|client| {
         if client.rank() == 2 {
@@ -227,7 +227,7 @@ fn groups_are_ready_together_and_go_on_without_a_member_that_fails() -> Result<(
 }
 
 #[test]
-fn pages_show_sets_joined_ranks_and_what_was_announced_again() -> Result<()> {
+fn pages_show_sets_joined_ranks_and_cached_announcements() -> Result<()> {
     let crew = Crew::start(Plan::of(&PLACEMENT).never_ahead(), Transfer::Arena)?;
     let joined = crew.all(|client| {
         client.add_process_set(&[1, 3])?;
@@ -259,7 +259,7 @@ fn pages_show_sets_joined_ranks_and_what_was_announced_again() -> Result<()> {
 
 /// All at once the orders of such a group are longer than the queue of a control link.
 #[test]
-fn a_group_of_many_small_tensors_is_ordered_at_the_links_pace() -> Result<()> {
+fn a_group_of_many_small_tensors_does_not_overflow_the_links() -> Result<()> {
     let placement: Vec<u32> = (0..16).map(|rank| rank / 8).collect();
     let crew = Crew::start(Plan::of(&placement), Transfer::Arena)?;
     crew.all(|client| {

@@ -96,7 +96,7 @@ fn a_core_that_is_not_there_ends_the_start() -> Result<()> {
 }
 
 #[test]
-fn steps_of_more_operations_than_are_remembered_do_not_run_ahead() -> Result<()> {
+fn steps_that_exceed_the_request_cache_do_not_run_ahead() -> Result<()> {
     for (capacity, runs_ahead, is_numbered) in [(0, false, false), (1, false, true), (2, true, true)] {
         let crew = Crew::start(Plan::of(&[0, 1]).cache_capacity(capacity), Transfer::Arena)?;
         crew.all(|client| {

@@ -6,7 +6,7 @@ use crate::source::{Source, exists, files};
 const DOCUMENT: &str = "docs/SECURITY.md";
 
 #[test]
-fn tests_that_hold_claims_are_there() {
+fn tests_named_for_claims_exist() {
     let document = Source::read(DOCUMENT);
     let claims = claims(&document.text);
     assert!(claims.len() > 30, "only {} claims were found; the scan is broken", claims.len());

@@ -22,7 +22,7 @@ fn links_to_files_resolve() {
 }
 
 #[test]
-fn files_that_documents_name_are_there() {
+fn files_named_in_documents_exist() {
     let mut offences = Vec::new();
     for path in ["README.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/PROTOCOL.md", "docs/SECURITY.md"] {
         let document = Source::read(path);
@@ -90,7 +90,7 @@ fn links_and_names_are_found() {
 }
 
 #[test]
-fn words_that_the_troubleshooting_page_quotes_are_said() {
+fn texts_quoted_on_the_troubleshooting_page_occur_in_the_code() {
     let page = Source::read("docs/TROUBLESHOOTING.md");
     let sources = files("rs").into_iter().chain(files("py")).filter(|source| !source.path.starts_with("tests/"));
     let sources: String = sources.map(|source| in_one_line(&source.text)).collect();
@@ -114,9 +114,9 @@ fn words_that_the_troubleshooting_page_quotes_are_said() {
 fn in_one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some((before, behind)) = rest.split_once("\\\n") {
+    while let Some((before, after)) = rest.split_once("\\\n") {
         line.push_str(before);
-        rest = behind.trim_start();
+        rest = after.trim_start();
     }
     line.push_str(rest);
     line.replace("\\\"", "\"")

@@ -3,8 +3,8 @@
 use cargo_metadata::TargetKind;
 use syn::visit::Visit;
 
-use crate::floors::workspace;
 use crate::hold;
+use crate::layers::workspace;
 use crate::source::{Source, files, lines, root};
 
 /// The library crate whose purpose it is, the one file where Python's tensors become addresses, and the one where a
@@ -14,7 +14,7 @@ const ALLOWED: [&str; 3] = ["sidecar/crates/shm/", "sdk-python/src/address.rs", 
 const PACKAGES_WITH_UNSAFE: [&str; 3] = ["ronde-shm", "ronde-python", "ronde-plugin"];
 
 #[test]
-fn unsafe_code_stays_behind_its_walls() {
+fn unsafe_code_is_confined_to_the_listed_packages() {
     let outside = |source: &Source| !ALLOWED.iter().any(|allowed| source.path.starts_with(allowed));
     let sources = files("rs");
     let found = sources.iter().filter(|source| outside(source)).flat_map(unsafe_places).map(|place| place.at);
@@ -26,7 +26,7 @@ fn unsafe_code_stays_behind_its_walls() {
 }
 
 #[test]
-fn unsafe_code_says_why_it_is_sound() {
+fn unsafe_code_explains_why_it_is_sound() {
     let places: Vec<_> = files("rs").iter().flat_map(unsafe_places).collect();
     assert!(!places.is_empty(), "no unsafe code was found, though ronde-shm cannot do without; the scan is broken");
     let silent = places.iter().filter(|place| !place.explained).map(|place| place.at.clone());

@@ -4,7 +4,7 @@ use crate::hold;
 use crate::source::files;
 
 #[test]
-fn nothing_is_left_for_later() {
+fn no_todo_markers_are_left() {
     // Written in two halves, so that this file does not offend.
     let rust = ["todo!", "unimplemented!", "dbg!"].map(|name| format!("{name}("));
     let anywhere = [concat!("FIX", "ME"), concat!("TO", "DO"), concat!("XX", "X")].map(str::to_owned);

@@ -56,7 +56,7 @@ Made from the code; do not edit.
 ";
 
 #[test]
-fn the_document_says_what_the_metrics_are() {
+fn the_document_lists_every_metric() {
     crate::documents::hold("METRICS.md", &document());
 }
 

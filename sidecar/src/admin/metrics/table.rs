@@ -145,7 +145,7 @@ pub(super) const METRICS: &[Metric] = &[
     counter("ronde_fused_tensors_total", "Coordinator: tensors that shared a bucket with others.", &[], |s| {
         one(number(s.engine.fused_tensors))
     }),
-    counter("ronde_prompt_operations_total", "Operations so small that the control thread performed them.", &[], |s| {
+    counter("ronde_inline_operations_total", "Operations so small that the control thread performed them.", &[], |s| {
         one(number(s.inline.operations_done))
     }),
     // === Bytes of tensors ===

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_looks_like_an_option_is_not_rewritten() {
+    fn a_value_that_resembles_an_option_is_not_rewritten() {
         assert_eq!(normalised("ronde run --hostfile -np sh"), "ronde run --hostfile -np sh");
     }
 }

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_document_says_what_the_table_says() {
+    fn the_document_lists_every_error_code() {
         crate::documents::hold("ERRORS.md", &document());
     }
 

@@ -53,7 +53,7 @@ pub(super) fn layered(
     }
     let given: BTreeSet<&str> = given.keys().map(String::as_str).collect();
     for (one, other) in ALTERNATIVES {
-        settle((one, other), &given, &mut from, &mut mistakes);
+        keep_stronger((one, other), &given, &mut from, &mut mistakes);
     }
     if !mistakes.0.is_empty() {
         return Err(mistakes);
@@ -137,7 +137,7 @@ fn of_environment(
 }
 
 /// Of two options that exclude each other the stronger source counts; the command line's own conflicts are clap's.
-fn settle(
+fn keep_stronger(
     (one, other): (&str, &str),
     given: &BTreeSet<&str>,
     from: &mut BTreeMap<String, (Source, Vec<String>)>,

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_behind_the_command_belongs_to_it() {
+    fn arguments_after_the_command_belong_to_the_command() {
         let given =
             ["ronde", "run", "-np", "2", "-H", "a:1,b:1", "python", "train.py", "-np", "9", "--verbose", "--", "-x"];
         let arguments = arguments::normalise(&Cli::command(), given.iter().map(Into::into).collect());
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_says_what_sidecars_have_to_agree_on() {
+    fn the_version_shows_what_sidecars_have_to_agree_on() {
         let version = version();
         let lines: Vec<&str> = version.lines().collect();
         assert_eq!(lines[0], concat!("ronde ", env!("CARGO_PKG_VERSION")));

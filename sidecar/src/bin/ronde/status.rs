@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_found_and_their_lack_is_named() {
+    fn session_directories_are_found_and_a_missing_one_is_an_error() {
         let base = tempfile::tempdir().expect("a temporary directory");
         let error = found(None, base.path()).expect_err("nothing is there");
         assert!(coded(&error, Code::StatusUnreachable).contains("no sidecar is found below"), "{error:#}");
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sidecar_that_has_ended_is_said() {
+    fn a_sidecar_that_has_ended_is_reported() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         drop(listener);

@@ -142,8 +142,8 @@ impl Changes {
 
     /// Whether this state is another than the one that was taken, and has settled.
     fn observe(&mut self, now: Fingerprint) -> bool {
-        let settled = std::mem::replace(&mut self.seen, now) == self.seen;
-        settled && self.seen != self.taken
+        let is_stable = std::mem::replace(&mut self.seen, now) == self.seen;
+        is_stable && self.seen != self.taken
     }
 
     /// The state that was seen last is in use now.
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_counts_when_it_has_settled_until_it_is_taken() {
+    fn changed_files_are_ready_once_they_stay_the_same_between_two_polls() {
         let mut changes = Changes::since(state(1));
         let mut poll = |number, usable| {
             let counts = changes.observe(state(number));

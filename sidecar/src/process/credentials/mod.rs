@@ -82,16 +82,16 @@ pub(crate) async fn keep_fresh(
 ) {
     let Some(mut credentials) = credentials else { return };
     let mut last_warning = None;
-    let mut ticks = interval(POLL);
+    let mut ticks = interval(POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !commands.is_closed() {
         ticks.tick().await;
         // Files may lie where reading takes long.
-        let looked = tokio::task::spawn_blocking(move || {
+        let polled = tokio::task::spawn_blocking(move || {
             let fresh = credentials.fresh();
             (credentials, fresh)
         });
-        let Ok((returned, fresh)) = looked.await else {
+        let Ok((returned, fresh)) = polled.await else {
             tracing::error!("the look at the credentials has failed; this sidecar keeps the ones that it has");
             return;
         };
@@ -167,4 +167,4 @@ fn named(path: &std::path::Path) -> String {
 const NO_CREDENTIALS: &str = "there are no credentials; give --certs DIR with what `ronde certs issue` has made, or \
      --job-secret-file FILE with what `ronde certs secret` has made, or start the job with `ronde run`, which hands them over a pipe";
 /// How often to look for fresh ones.
-const POLL: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ronde_rpc::convert::{Claim, Submission, group_from};
-use ronde_rpc::v1::client_message::Message as ClientMessage;
+use ronde_rpc::v1::client_message;
 use ronde_rpc::{negotiate_protocol, v1};
 use ronde_shm::SessionToken;
 use ronde_wire::{Rank, RequestId, SetId, TensorName, limits};
@@ -53,7 +53,7 @@ impl Reader {
 
     async fn claim(&mut self, outgoing: &Outgoing) -> Result<Claimed, Status> {
         let first = self.incoming.next().await.transpose()?.and_then(|message| message.message);
-        let Some(ClientMessage::Claim(claim)) = first else {
+        let Some(client_message::Message::Claim(claim)) = first else {
             return Err(Status::failed_precondition("the first message of a session is a Claim"));
         };
         let claim = Claim::parse(&claim).map_err(|error| Status::invalid_argument(error.to_string()))?;
@@ -116,7 +116,7 @@ impl Reader {
             tokio::select! {
                 biased;
                 message = self.incoming.next() => match message {
-                    Some(Ok(v1::ClientMessage { message: Some(ClientMessage::RingReady(_)) })) => {
+                    Some(Ok(v1::ClientMessage { message: Some(client_message::Message::RingReady(_)) })) => {
                         *ring = Some(self.open_ring(claimed).await?);
                     }
                     Some(Ok(message)) => drop(self.pass_on(claimed, message).await?),
@@ -171,7 +171,7 @@ impl Reader {
         let Claimed { session, rank, .. } = *claimed;
         let mut soon = false;
         let command = match message.message {
-            Some(ClientMessage::Submit(submit)) => {
+            Some(client_message::Message::Submit(submit)) => {
                 let submission = Submission::parse(submit, rank);
                 let submission = match self.access {
                     Access::Socket { .. } => submission,
@@ -180,18 +180,20 @@ impl Reader {
                 soon = true;
                 SessionCommand::Submit { session, submission: Box::new(submission) }
             }
-            Some(ClientMessage::Withdraw(m)) => {
+            Some(client_message::Message::Withdraw(m)) => {
                 SessionCommand::Withdraw { session, request: RequestId(m.request), reason: m.reason }
             }
-            Some(ClientMessage::Release(m)) => SessionCommand::Release { session, request: RequestId(m.request) },
-            Some(ClientMessage::Heartbeat(_)) => SessionCommand::Heartbeat { session },
-            Some(ClientMessage::Goodbye(m)) => SessionCommand::Goodbye { session, reason: m.reason },
-            Some(ClientMessage::Claim(_)) => return Err("it claimed twice in one session".to_owned()),
-            Some(ClientMessage::RingReady(_)) => {
+            Some(client_message::Message::Release(m)) => {
+                SessionCommand::Release { session, request: RequestId(m.request) }
+            }
+            Some(client_message::Message::Heartbeat(_)) => SessionCommand::Heartbeat { session },
+            Some(client_message::Message::Goodbye(m)) => SessionCommand::ShutDown { session, reason: m.reason },
+            Some(client_message::Message::Claim(_)) => return Err("it claimed twice in one session".to_owned()),
+            Some(client_message::Message::RingReady(_)) => {
                 return Err("it said RingReady elsewhere than on its stream".to_owned());
             }
             // Nobody waits for a name that is none.
-            Some(ClientMessage::Abstain(m)) => match abstention(session, m) {
+            Some(client_message::Message::Abstain(m)) => match abstention(session, m) {
                 Some(command) => command,
                 None => return Ok(false),
             },

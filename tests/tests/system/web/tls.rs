@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::client_message;
+use ronde_rpc::v1::server_message;
 use ronde_tests::cluster::{Authority, PATIENCE, Plan, Process, Sidecar, ronde_binary};
 use ronde_tests::raw::claim;
-use ronde_tests::web::{Answer, Call, WebSession, address, connect, framed, saying};
+use ronde_tests::web::{Answer, Call, WebSession, address, connect, framed, messages_body};
 use ronde_transport::KeyRequest;
 use ronde_wire::{Collective, ReduceOp};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -127,8 +127,8 @@ fn over_tls_both_sides_show_certificates_of_the_job() -> Result<()> {
         ensure!(agreed.name() == group, "{:?}", agreed.name());
     }
     // A certificate does not stand for a token.
-    let stranger = tls(sidecar, tls_client(Some((&certificate, &key)), true)?)?;
-    ensure!(Answer::to(stranger, &Call::new("Describe", None, framed(&[])))?.status == 401);
+    let foreign = tls(sidecar, tls_client(Some((&certificate, &key)), true)?)?;
+    ensure!(Answer::to(foreign, &Call::new("Describe", None, framed(&[])))?.status == 401);
     // None, one of another authority, one of another job, and one whose time is over.
     let (foreign, foreign_key) = client_certificate(&Authority::new("test")?)?;
     let expired = KeyRequest::generate()?;
@@ -150,15 +150,18 @@ fn over_tls_both_sides_show_certificates_of_the_job() -> Result<()> {
     // A session, as without TLS.
     let claim = claim(sidecar.socket_dir()?, "test", 0)?;
     let mut session = WebSession::open(tls(sidecar, tls_client(Some((&certificate, &key)), true)?)?, &token, &claim)?;
-    session.await_message("the epoch", |heard| matches!(heard, Heard::EpochBegan(_)).then_some(()))?;
+    session.await_message("the epoch", |message| {
+        matches!(message, server_message::Message::EpochBegan(_)).then_some(())
+    })?;
     let sum = v1::Submit {
         collective: Some(Collective::AllReduce { op: ReduceOp::Sum }.into()),
         ..broadcast(1, "allreduce.alone")
     };
-    let said = Call::new("Say", Some(&token), saying(&session.claimed, 1, [Say::Submit(sum)]));
-    let said = Answer::to(tls(sidecar, tls_client(Some((&certificate, &key)), true)?)?, &said)?.finish()?.1;
-    ensure!(said == "0 ", "{said}");
-    session.await_message("the sum", |heard| matches!(heard, Heard::Completed(_)).then_some(()))
+    let answer =
+        Call::new("Say", Some(&token), messages_body(&session.claimed, 1, [client_message::Message::Submit(sum)]));
+    let answer = Answer::to(tls(sidecar, tls_client(Some((&certificate, &key)), true)?)?, &answer)?.finish()?.1;
+    ensure!(answer == "0 ", "{answer}");
+    session.await_message("the sum", |message| matches!(message, server_message::Message::Completed(_)).then_some(()))
 }
 
 #[test]
@@ -171,16 +174,23 @@ fn a_connection_ends_with_its_certificate() -> Result<()> {
     let stream = tls(sidecar, tls_client(Some((&certificate, &key.key_pem())), true)?)?;
     let (token, claim) = (token_of(sidecar, 0)?, claim(sidecar.socket_dir()?, "test", 0)?);
     let mut session = WebSession::open(stream, &token, &claim)?;
-    session.await_message("the epoch", |heard| matches!(heard, Heard::EpochBegan(_)).then_some(()))?;
+    session.await_message("the epoch", |message| {
+        matches!(message, server_message::Message::EpochBegan(_)).then_some(())
+    })?;
     // It is kept alive until then.
     let (long, long_key) = client_certificate(&authority)?;
     let deadline = Instant::now() + PATIENCE;
     for number in 1.. {
         ensure!(Instant::now() < deadline, "the connection outlives its certificate");
-        let beat = saying(&session.claimed, number, [Say::Heartbeat(v1::Heartbeat {})]);
+        let beat = messages_body(&session.claimed, number, [client_message::Message::Heartbeat(v1::Heartbeat {})]);
         let stream = tls(sidecar, tls_client(Some((&long, &long_key)), true)?)?;
         Answer::to(stream, &Call::new("Say", Some(&token), beat))?.finish()?;
-        if session.await_message("a sign of life", |heard| matches!(heard, Heard::Alive(_)).then_some(())).is_err() {
+        if session
+            .await_message("a sign of life", |message| {
+                matches!(message, server_message::Message::Alive(_)).then_some(())
+            })
+            .is_err()
+        {
             return Ok(());
         }
     }

@@ -41,7 +41,7 @@ fn fails(result: Result<String, String>, with: &[&str]) {
 }
 
 #[test]
-fn what_is_issued_is_good_and_keys_are_closed_to_others() {
+fn issued_certificates_are_valid_and_keys_are_private() {
     let directory = job();
     let text = certs(&directory, "inspect @/ca @/sidecar-0 @/sidecar-1").expect("all good");
     let lines: Vec<&str> = text.lines().collect();
@@ -139,9 +139,9 @@ fn a_bundle_has_a_bound() {
 #[test]
 fn a_secret_is_made_once_and_for_its_owner_only() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let said = certs(&directory, "secret @/keys/secret").expect("a fresh file");
+    let output = certs(&directory, "secret @/keys/secret").expect("a fresh file");
     let text = contents(&directory, "keys/secret");
-    assert!(text.starts_with("ronde job secret 1\n") && !said.contains(text.lines().nth(1).expect("two lines")));
+    assert!(text.starts_with("ronde job secret 1\n") && !output.contains(text.lines().nth(1).expect("two lines")));
     let mode = fs::metadata(directory.path().join("keys/secret")).expect("it was made").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     fails(certs(&directory, "secret @/keys/secret"), &["@/keys/secret exists", "RONDE-E508"]);
@@ -171,7 +171,7 @@ fn an_open_key_is_refused_with_the_command_that_closes_it() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused() {
+fn mismatched_keys_and_certificates_are_rejected() {
     let directory = job();
     let copy = |from: &str, to: &str| fs::copy(directory.path().join(from), directory.path().join(to)).expect("ours");
     copy("sidecar-1/cert.pem", "sidecar-0/cert.pem");
@@ -236,7 +236,7 @@ fn once_leaves_no_authority_that_could_issue_again() {
 }
 
 #[test]
-fn once_keeps_what_is_good_and_writes_over_nothing_unasked() {
+fn once_keeps_valid_certificates_and_overwrites_nothing_without_force() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let words = "once --job night --sidecars 0-1 --days 2 @";
     certs(&directory, words).expect("fresh certificates");
@@ -248,7 +248,7 @@ fn once_keeps_what_is_good_and_writes_over_nothing_unasked() {
 }
 
 #[test]
-fn once_makes_all_anew_when_one_of_them_is_not_good() {
+fn once_issues_all_certificates_again_when_one_of_them_is_unusable() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     certs(&directory, "once --job night --sidecars 0-1 --days 2 @").expect("fresh certificates");
     let mut before = contents(&directory, "sidecar-0/key.pem");

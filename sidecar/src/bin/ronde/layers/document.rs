@@ -81,7 +81,7 @@ A variable for a switch is true, yes, on or 1, or the opposite; one for a list h
 ";
 
 #[test]
-fn the_document_says_what_the_options_are() {
+fn the_document_lists_every_option() {
     crate::documents::hold("CONFIG.md", &document());
 }
 
@@ -96,7 +96,7 @@ fn the_example_of_the_document_is_a_good_file() {
 }
 
 #[test]
-fn every_option_has_a_variable_of_its_own() {
+fn every_option_has_its_own_variable() {
     let cli = Cli::command();
     let commands = CONFIGURED.iter().filter_map(|name| cli.find_subcommand(name));
     let names: Vec<String> =

@@ -30,7 +30,7 @@ fn run(line: &str, variables: &[(&str, &str)], text: &str) -> Result<ronde_launc
 const FILE: &str = "[run]\nnum-proc = 2\nstart-timeout = 7\nverbose = true\nexport = ['A=1', 'B']\n";
 
 #[test]
-fn the_strongest_source_counts() {
+fn the_strongest_source_wins() {
     let of = |line: &str, variables: &[(&str, &str)], text: &str| run(line, variables, text).expect("good").num_proc;
     let variable = [("RONDE_RUN_NUM_PROC", "3")];
     assert_eq!(of("ronde run -np 4 sh", &variable, FILE), 4);
@@ -40,7 +40,7 @@ fn the_strongest_source_counts() {
 }
 
 #[test]
-fn horovods_variables_stand_between_the_own_ones_and_the_file() {
+fn horovods_variables_rank_between_rondes_variables_and_the_file() {
     let of = |variables: &[(&str, &str)], text: &str| {
         run("ronde run -np 1 sh", variables, text).expect("good").start_timeout.unwrap_or(30)
     };
@@ -61,7 +61,7 @@ fn switches_and_lists_come_from_everywhere() {
 }
 
 #[test]
-fn of_two_options_that_exclude_each_other_the_stronger_source_counts() {
+fn the_stronger_source_decides_between_exclusive_options() {
     let hosts = |line: &str, variables: &[(&str, &str)], text: &str| {
         run(line, variables, text).map(|args| format!("{args:?}").replace(' ', ""))
     };
@@ -118,7 +118,7 @@ fn broken_toml_and_missing_files_are_mistakes_with_a_place() {
 }
 
 #[test]
-fn what_belongs_to_the_worker_is_no_option() {
+fn options_of_the_worker_cannot_be_set_in_the_file() {
     let arguments = words("ronde run -np 1 python train.py --config /nowhere/ronde.toml -H b:1");
     layered(Cli::command(), &arguments, |_| None).expect("the file is the worker's");
 }
@@ -140,7 +140,7 @@ fn no_text_makes_it_panic() {
 }
 
 #[test]
-fn of_opposite_switches_the_stronger_source_counts() {
+fn the_stronger_source_decides_between_opposite_switches() {
     let of =
         |line: &str, variables: &[(&str, &str)], text: &str| format!("{:?}", run(line, variables, text).expect("good"));
     let disable = ("HOROVOD_STALL_CHECK_DISABLE", "1");
@@ -159,7 +159,7 @@ fn of_opposite_switches_the_stronger_source_counts() {
 }
 
 #[test]
-fn horovods_words_are_understood() {
+fn horovods_values_are_understood() {
     let of = |name: &str, value: &str| run("ronde run -np 1 sh", &[(name, value)], "").map(|args| format!("{args:?}"));
     for (word, level) in [
         ("TRACE", "Trace"),

@@ -81,7 +81,7 @@ fn a_module_is_called_what_its_plugin_is_called() {
 }
 
 #[test]
-fn thousands_are_apart() {
+fn thousands_are_separated() {
     let shown = [0, 999, 1_000, 24_872, 1_234_567].map(grouped);
     assert_eq!(shown, ["0", "999", "1,000", "24,872", "1,234,567"]);
 }

@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_told_in_lines() {
+    fn a_status_page_is_rendered_as_lines_of_text() {
         let mut now = json!({
             "job": "night", "version": "0.1.0", "sidecar": 0, "coordinator": 0, "world_size": 4, "epoch": 2,
             "phase": "active", "up_ms": 125_000, "ranks_in_epoch": [0, 1], "ranks_waiting": [], "ranks_missing": [],
@@ -248,8 +248,8 @@ job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0
         fuzz("status_pages", seeds, |bytes| {
             let now = serde_json::from_slice::<Value>(bytes);
             if let Ok(now) = &now {
-                let told = [render(&page, now, 2.0), render(now, &page, 0.0)];
-                assert!(told.iter().all(|told| told.starts_with("job ")));
+                let rendered = [render(&page, now, 2.0), render(now, &page, 0.0)];
+                assert!(rendered.iter().all(|rendered| rendered.starts_with("job ")));
             }
             Outcome::of(&now)
         });

@@ -12,9 +12,9 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as Say;
+use ronde_rpc::v1::client_message;
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Process, Sidecar, Worker, ronde_binary};
-use ronde_tests::raw::{DECENT, RawSession, claim};
+use ronde_tests::raw::{RawSession, WELL_BEHAVED, claim};
 use ronde_tests::script::Answer;
 use ronde_transport::{
     DownReason, Identity, LinkOptions, LocalHello, NetworkPort, Outgoing, Port, PortEvent, Role, SocketOptions,
@@ -48,13 +48,14 @@ fn a_second_worker_for_a_rank_is_refused_and_the_first_goes_on() -> Result<()> {
 }
 
 #[test]
-fn an_older_and_a_newer_worker_are_told_to_install_one_release() -> Result<()> {
+fn workers_of_another_version_are_rejected_with_the_fix() -> Result<()> {
     let mut cluster = Plan::of(&[0, 1]).start(WORKER)?;
     let directory = cluster.sidecars[0].socket_dir()?.to_owned();
     for versions in [(0, 0), (1_000, 2_000)] {
         let good = claim(&directory, "test", 0)?;
-        let first = Say::Claim(v1::Claim { protocol_min: versions.0, protocol_max: versions.1, ..good });
-        let reason = RawSession::open(&directory, Some(first), DECENT).await_end()?;
+        let first =
+            client_message::Message::Claim(v1::Claim { protocol_min: versions.0, protocol_max: versions.1, ..good });
+        let reason = RawSession::open(&directory, Some(first), WELL_BEHAVED).await_end()?;
         println!("{reason}");
         ensure!(reason.contains("release of ronde on both sides"), "{reason}");
         ensure!(reason.contains(&versions.0.to_string()) && reason.contains(&versions.1.to_string()), "{reason}");
@@ -88,7 +89,7 @@ fn a_worker_of_another_user_is_refused() -> Result<()> {
     let program = programs.path().join("worker");
     fs::copy(WORKER, &program)?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
-    let stranger = |cluster: &Cluster| -> Result<Worker> {
+    let other_user = |cluster: &Cluster| -> Result<Worker> {
         let sidecar = &cluster.sidecars[0];
         let mut command = Command::new(&program);
         command.uid(OTHER_UID).gid(OTHER_UID).current_dir("/").env("RONDE_JOB", "test").env("RONDE_RANK", "0");
@@ -96,12 +97,12 @@ fn a_worker_of_another_user_is_refused() -> Result<()> {
         Worker::run(0, &mut command)
     };
     // The directory alone keeps it out.
-    let reason = refusal(&mut stranger(&cluster)?)?;
+    let reason = refusal(&mut other_user(&cluster)?)?;
     println!("{reason}");
     ensure!(reason.contains("ermission denied"), "{reason}");
     // With the directory, the sockets and even the token open, the kernel's word on the process does.
     open_to_all(&cluster)?;
-    let reason = refusal(&mut stranger(&cluster)?)?;
+    let reason = refusal(&mut other_user(&cluster)?)?;
     println!("{reason}");
     ensure!(reason.contains("uid 65534 may not use this sidecar; allowed are {0}"), "{reason}");
     // Both ranks are still free for whom they are for.
@@ -120,18 +121,18 @@ fn a_socket_path_that_is_too_long_is_found_before_it_is_bound() -> Result<()> {
     fs::create_dir(&long)?;
     let ronde = |words: &[&str], paths: &[&Path]| -> Result<(bool, String)> {
         let output = Command::new(ronde_binary()?).args(words).args(paths).env("XDG_RUNTIME_DIR", &long).output()?;
-        let said = [output.stdout, output.stderr].concat();
-        Ok((output.status.success(), String::from_utf8(said).context("words")?))
+        let text = [output.stdout, output.stderr].concat();
+        Ok((output.status.success(), String::from_utf8(text).context("words")?))
     };
     let secret = directory.path().join("secret");
     ensure!(ronde(&["certs", "secret"], &[&secret])?.0, "a secret can be made");
     let by_secret = ["sidecar", "--job", "night", "--index", "0", "--peers", "127.0.0.1:7399", "--job-secret-file"];
     for (words, paths) in [(&by_secret[..], &[secret.as_path()][..]), (&["run", "-np", "1", "true"], &[])] {
-        let (good, said) = ronde(words, paths)?;
-        println!("{said}");
-        ensure!(!good && said.contains("[RONDE-E405]"), "{said}");
+        let (good, output) = ronde(words, paths)?;
+        println!("{output}");
+        ensure!(!good && output.contains("[RONDE-E405]"), "{output}");
         for part in ["bytes long, but a Unix socket's may have 107", "--runtime-dir", "XDG_RUNTIME_DIR"] {
-            ensure!(said.contains(part), "{said:?} does not say {part:?}");
+            ensure!(output.contains(part), "{output:?} does not say {part:?}");
         }
     }
     let left = fs::read_dir(&long)?.count();

@@ -54,7 +54,7 @@ const OWN: [(&str, &[&str]); 27] = [
 ];
 
 /// Dependencies that only some crates may use in what is shipped: what they bring stays behind one wall.
-const FOREIGN: [(&str, &[&str]); 15] = [
+const EXTERNAL: [(&str, &[&str]); 15] = [
     ("anyhow", &["ronde-bootstrap", "ronde-launcher", "ronde-sidecar", "ronde-tests"]),
     ("axum", &["ronde-sidecar"]),
     ("clap", &["ronde-bootstrap", "ronde-launcher", "ronde-sidecar"]),
@@ -84,7 +84,7 @@ const FOREIGN: [(&str, &[&str]); 15] = [
 ];
 
 #[test]
-fn every_crate_stands_on_its_floor() {
+fn every_crate_depends_on_lower_layers_only() {
     let offences = own_edges(|package, dependency| match OWN.iter().find(|(name, _)| *name == package) {
         None => Some(format!("{package} is not in the table of floors; say there what it may use")),
         Some((_, allowed)) if allowed.contains(&dependency) => None,
@@ -98,12 +98,12 @@ fn every_crate_stands_on_its_floor() {
 }
 
 #[test]
-fn a_foreign_crate_stays_behind_its_wall() {
+fn an_external_crate_is_used_only_where_it_is_allowed() {
     let mut offences = Vec::new();
     for package in workspace().workspace_packages() {
         for dependency in shipped(package) {
-            let wall = FOREIGN.iter().find(|(name, _)| *name == dependency);
-            if let Some((_, allowed)) = wall.filter(|(_, allowed)| !allowed.contains(&package.name.as_str())) {
+            let allowed_in = EXTERNAL.iter().find(|(name, _)| *name == dependency);
+            if let Some((_, allowed)) = allowed_in.filter(|(_, allowed)| !allowed.contains(&package.name.as_str())) {
                 offences.push(format!("{} uses {dependency}, which only {} may", package.name, allowed.join(", ")));
             }
         }
@@ -120,7 +120,7 @@ fn the_tables_name_crates_that_exist() {
     let packages = workspace().workspace_packages();
     let known = |name: &&str| packages.iter().any(|package| package.name.as_str() == *name);
     let named = OWN.iter().flat_map(|(name, allowed)| [*name].into_iter().chain(allowed.iter().copied()));
-    let named = named.chain(FOREIGN.iter().flat_map(|(_, allowed)| allowed.iter().copied()));
+    let named = named.chain(EXTERNAL.iter().flat_map(|(_, allowed)| allowed.iter().copied()));
     let mut offences: Vec<_> = named.filter(|name| !known(name)).map(str::to_owned).collect();
     offences.dedup();
     hold("The tables of this file name crates of the workspace.", "A rule about nothing holds nothing.", &offences);
