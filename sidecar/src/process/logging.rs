@@ -1,13 +1,14 @@
-//! Log lines: one of text or JSON for each event, with the job and the sidecar on every line.
+//! Formats log lines: one of text or JSON for each event, with the job and the sidecar on every line.
 //!
-//! The events' own fields have fixed names: `rank`, `peer`, `epoch`, `seq`, `operation` (a tensor's name), `reason`. Lines
-//! hold names and numbers, never elements of tensors, tokens or keys.
+//! The events' own fields have fixed names: `rank`, `peer`, `epoch`, `seq`, `operation` (a tensor's name), `reason`.
+//! Lines contain names and numbers, never elements of tensors, tokens or keys.
 //!
-//! The formatters of tracing-subscriber are not used, for two reasons. They write control characters of a field's value as
-//! they are, and tensors' names, which workers choose, are such values: a name could forge a line or move a terminal's cursor.
-//! And they put the job and the sidecar on a line only from a span that every task and thread would have to enter, nested
-//! under a key of its own. Their speed is no reason: on a busy machine of 2 cores a line of text cost 4.5 us and one of
-//! JSON 7.5 us with them, 4.5 to 4.9 us and 8.5 to 9.3 us here (release build, 300,000 lines with three fields, to nowhere).
+//! The formatters of tracing-subscriber are not used, for two reasons. They do not escape control characters in the
+//! value of a field, and tensors' names, which workers choose, are such values: a name could forge a line or move a
+//! terminal's cursor. And they print the job and the sidecar only from a span that every task and thread would have to
+//! enter, nested under a key. Speed is no reason: on a busy machine of 2 cores, a line of text cost 4.5 us and one of
+//! JSON 7.5 us with them, and 4.5 to 4.9 us and 8.5 to 9.3 us here (release build, 300,000 lines with three fields,
+//! output discarded).
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
@@ -25,7 +26,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Sends the events of this process to its standard error.
+/// Writes the events of this process to standard error.
 pub(crate) fn start(options: &LogArgs) {
     let from_environment = || std::env::var(LOG_VARIABLE).ok().map(EnvFilter::try_new);
     let (filter, mistake) = match (options.log_level, from_environment()) {
@@ -44,17 +45,17 @@ pub(crate) fn start(options: &LogArgs) {
         .init();
     std::panic::set_hook(Box::new(log_panic));
     if let Some(error) = mistake {
-        tracing::warn!(%error, "{LOG_VARIABLE} is not understood, so that warnings are logged");
+        tracing::warn!(%error, "{LOG_VARIABLE} cannot be parsed, so warnings are logged");
     }
 }
 
-/// Of other crates no more than warnings, as they log by the packet.
+/// Other crates log warnings only, because they log every packet.
 fn filter(level: LogLevel) -> EnvFilter {
     let others = if level == LogLevel::Error { "error" } else { "warn" };
     EnvFilter::new(format!("{others},ronde={}", level.name()))
 }
 
-/// From here on every line says who writes it.
+/// Sets the job and the sidecar that every later line contains.
 pub(crate) fn identify(job: &JobName, sidecar: SidecarIndex) {
     // A process takes part in one job.
     let _ = WHO.set(Who { job: job.to_string(), sidecar: sidecar.0 });
@@ -67,7 +68,7 @@ struct Who {
 
 static WHO: OnceLock<Who> = OnceLock::new();
 
-/// The form of a line.
+/// The format of lines.
 struct Lines {
     format: LogFormat,
     has_time: bool,
@@ -94,7 +95,7 @@ where
     }
 }
 
-/// What an event says.
+/// The fields of an event.
 #[derive(Default)]
 struct Fields {
     message: String,
@@ -174,7 +175,7 @@ fn coloured(level: &str, colours: bool) -> String {
     format!("\x1b[{colour}m{level:>5}\x1b[0m")
 }
 
-/// Words of workers and peers are in some lines: none of them moves a terminal's cursor.
+/// Escapes control characters: some lines contain text of workers and peers, which must not move a terminal's cursor.
 fn printable(text: &str, lines: bool) -> String {
     let escaped = |c: char| c.is_control() && !(lines && c == '\n');
     if !text.contains(escaped) {

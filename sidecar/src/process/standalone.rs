@@ -1,4 +1,5 @@
-//! A sidecar without a launcher: who it is say its credentials, who the others are its command line or configuration file.
+//! A sidecar without a launcher: its credentials define its identity; command line or configuration file name its
+//! peers.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -20,10 +21,10 @@ use crate::process::logging;
 use crate::process::ports::Ports;
 use crate::process::settings::{Settings, world_of};
 
-/// Reads the credentials, looks up the peers and binds the ports.
+/// Reads the credentials, resolves the peers and binds the ports.
 ///
 /// # Errors
-/// What cannot be used, with its code.
+/// Which part cannot be used, with its code.
 pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership> {
     let mut credentials = Credentials::named(args)?;
     let identity = Arc::new(credentials.load()?);
@@ -40,7 +41,7 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
     };
     let address = addresses[0];
     let settings = settings(args, &identity, addresses, Some(own.port)).context(Code::SidecarSettings)?;
-    // Bound first: who looks this sidecar up finds it.
+    // Bind first, so that peers that resolve this sidecar can connect.
     let ports = Ports::bind(&settings)?;
     let mut peers = Vec::with_capacity(listed.len());
     for (index, peer) in (0_u32..).zip(&listed) {
@@ -53,11 +54,11 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
     Ok(Membership { settings, ports, identity, renewal: Some(credentials), peers, world })
 }
 
-/// A sidecar for so many workers of this host, without others: its authority lives until its certificate is made, and no
-/// link will ever need that.
+/// Configures a sidecar for this many workers of this host, without peers. Its authority lives only until the
+/// certificate is issued; no link ever needs it.
 ///
 /// # Errors
-/// What cannot be used, with its code.
+/// Which part cannot be used, with its code.
 pub(crate) fn local(args: &SidecarArgs, ranks: u16) -> anyhow::Result<Membership> {
     let job = args.job.clone().map_or_else(|| JobName::new(LOCAL_JOB).context(Code::SidecarSettings), Ok)?;
     let identity = Arc::new(own_identity(job.clone(), args).context(Code::CertificateNotIssued)?);
@@ -80,17 +81,17 @@ fn own_identity(job: JobName, args: &SidecarArgs) -> Result<Identity, CaError> {
     key.into_identity(&certificate, authority.ca_certificate_pem(), authority.id_of(SidecarIndex(0)))
 }
 
-/// Where the admin pages are served: where `--admin-listen` says, else at a free port of the loopback.
+/// Returns the address of the admin pages: that of `--admin-listen`, or a free port of the loopback.
 ///
 /// # Errors
-/// When the address cannot be understood, or its name not looked up.
+/// When the address cannot be parsed or its name cannot be resolved.
 pub(crate) async fn admin_address(args: &SidecarArgs) -> anyhow::Result<SocketAddr> {
     let Some(text) = &args.container.admin_listen else { return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))) };
     let peer = PeerAddress::parse(text).context("--admin-listen").context(Code::SidecarSettings)?;
     resolve(&peer, None, Instant::now() + Duration::from_secs(args.start_timeout)).await
 }
 
-/// The settings that a launcher would have said; the threads go to their cores.
+/// Builds the settings that a launcher would have sent, and pins the threads to their cores.
 fn settings(
     args: &SidecarArgs,
     identity: &Identity,
@@ -107,14 +108,14 @@ fn settings(
         ports: None,
         runtime_dir: args.runtime_dir.clone(),
         start_timeout_ms: args.start_timeout.saturating_mul(1_000),
-        // Where nobody keeps an authority, no client of gRPC-Web can have a certificate.
+        // Without a stored authority, no client of gRPC-Web can have a certificate.
         tuning: args.tuning.clone().resolve(args.local_ranks.is_none())?,
         exits_are_reported: false,
         control_fan_out: None,
     })
 }
 
-/// The addresses that `--network-interfaces` means, at least one.
+/// Returns the addresses that `--network-interfaces` selects, at least one.
 fn named_addresses(selectors: &[Selector]) -> anyhow::Result<Vec<IpAddr>> {
     let found = interfaces::of_this_host();
     let addresses: Vec<IpAddr> = interfaces::select(&found, selectors).iter().map(|own| own.address).collect();
@@ -139,7 +140,7 @@ fn own_address(listed: &[PeerAddress], me: SidecarIndex) -> anyhow::Result<&Peer
         .with_context(|| format!("this is {me}, but --peers names {count} sidecars, 0 to {}", count - 1))
 }
 
-/// Where a sidecar is said to be.
+/// An entry of `--peers`.
 #[derive(Debug, PartialEq, Eq)]
 struct PeerAddress {
     host: String,
@@ -147,7 +148,7 @@ struct PeerAddress {
 }
 
 impl PeerAddress {
-    /// Reads `HOST:PORT`; an IPv6 address stands in brackets.
+    /// Parses `HOST:PORT`; an IPv6 address is in brackets.
     fn parse(text: &str) -> anyhow::Result<Self> {
         let wrong = || anyhow!("{text:?} is not HOST:PORT, for example alpha:7400 or [fd00::1]:7400");
         let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
@@ -162,8 +163,8 @@ impl PeerAddress {
     }
 }
 
-/// Looks a name up until it stands for an address of the same family as this sidecar's: where containers are started
-/// together, names come with them.
+/// Resolves a name, and retries until it has an address of the family of this sidecar's own address: where containers
+/// start together, names become known later.
 async fn resolve(peer: &PeerAddress, like: Option<IpAddr>, deadline: Instant) -> anyhow::Result<SocketAddr> {
     let PeerAddress { host, port } = peer;
     loop {
@@ -184,14 +185,14 @@ async fn resolve(peer: &PeerAddress, like: Option<IpAddr>, deadline: Instant) ->
     }
 }
 
-/// The ports of a sidecar's lanes follow its control port.
+/// Returns the addresses of a sidecar's lanes, whose ports follow its control port.
 fn lane_addresses(control: SocketAddr) -> Vec<SocketAddr> {
     let offsets = 1..=u16::try_from(ronde_wire::limits::LANES_MAX).unwrap_or(u16::MAX);
     let ports = offsets.filter_map(|offset| control.port().checked_add(offset));
     ports.map(|port| SocketAddr::new(control.ip(), port)).collect()
 }
 
-/// The job's name where nobody gave one.
+/// The job's name if none was given.
 const LOCAL_JOB: &str = "local";
 const RESOLVE_PAUSE: Duration = Duration::from_secs(1);
 

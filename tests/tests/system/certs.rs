@@ -193,7 +193,7 @@ fn sidecars_run_from_directories_and_take_fresh_certificates_while_they_serve() 
     job.certs(&["rotate", "--authority"], &["authority", "sidecar-0", "sidecar-1"])?;
     for sidecar in &mut sidecars {
         check_sum(&mut workers, "during")?;
-        wait_for_log(sidecar, "links take the fresh certificate")?;
+        wait_for_log(sidecar, "links use the new certificate")?;
     }
     check_sum(&mut workers, "after")?;
 
@@ -221,7 +221,7 @@ fn a_sidecar_of_another_authority_is_refused_with_the_reason() -> Result<()> {
     let mut second = job.sidecar(1)?;
     let reason = second.await_fatal(PATIENCE)?;
     ensure!(reason.contains("the certificate is not signed by an authority of this job"), "{reason}");
-    ensure!(reason.contains("sidecar 0 did not come") && reason.contains("[RONDE-E406]"), "{reason}");
+    ensure!(reason.contains("sidecar 0 did not connect") && reason.contains("[RONDE-E406]"), "{reason}");
     ensure!(!second.process.await_exit(PATIENCE)?.success());
     Ok(())
 }

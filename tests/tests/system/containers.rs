@@ -147,7 +147,7 @@ fn a_sidecar_without_workers_ends_and_so_do_its_peers() -> Result<()> {
     let mut hasty = pod.sidecar(1, &["--exit-with-workers", "1"])?;
     ensure!(!hasty.process.await_exit(PATIENCE)?.success(), "nobody has come");
     let failure = pod.report(1)?["failure"].to_string();
-    ensure!(failure.contains("no worker has come within 1 seconds"), "{failure}");
+    ensure!(failure.contains("no worker connected within 1 seconds"), "{failure}");
     ensure!(!patient.process.await_exit(PATIENCE)?.success(), "without its peer there is no job");
     Ok(())
 }

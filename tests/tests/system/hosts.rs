@@ -200,7 +200,7 @@ fn a_port_in_use_is_named_to_a_sidecar_without_a_launcher() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     let words = format!(
-        "UDP port {port} at 127.0.0.1 is in use; end the process that has it (`ss -tulpn 'sport = :{port}'` shows it)"
+        "UDP port {port} at 127.0.0.1 is in use; end the process that uses it (`ss -tulpn 'sport = :{port}'` shows it)"
     );
     assert!(text.contains(&words) && text.contains("[RONDE-E404]"), "{text}");
 }

@@ -213,7 +213,7 @@ fn a_corrupt_and_an_oversized_frame_of_an_authenticated_peer_end_its_link() -> R
     })?;
     // Without its peer there is no job: it says so, ends, and leaves nothing behind.
     let reason = sidecar.await_fatal(PATIENCE)?;
-    ensure!(reason.contains("sidecar 1 did not come: protocol violation: a Control frame may have"), "{reason}");
+    ensure!(reason.contains("sidecar 1 did not connect: protocol violation: a Control frame may have"), "{reason}");
     ensure!(!sidecar.process.await_exit(PATIENCE)?.success(), "it ended well");
     ensure!(fs::read_dir(&runtime)?.count() == 0, "its directory is left behind");
     Ok(())
