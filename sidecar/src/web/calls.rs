@@ -1,4 +1,4 @@
-//! The calls of `ronde.v1.RondeWeb`.
+//! The methods of the service `ronde.v1.RondeWeb`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::admin::Pages;
 use crate::session::command::Access;
 use crate::session::service::Service;
 
-/// Answers them.
+/// The implementation of the service.
 #[derive(Clone)]
 pub(super) struct Calls {
     service: Arc<Service>,
@@ -27,7 +27,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// With the sessions of a service and what the admin pages show.
+    /// Creates the service from the sessions of a gRPC service and the admin pages.
     pub(super) fn new(service: Arc<Service>, pages: Pages) -> Self {
         Self { service, pages, sessions: Sessions::default() }
     }
@@ -74,18 +74,18 @@ impl RondeWeb for Calls {
         let session = self.sessions.of(&session_token, rank)?;
         match timeout(RECEIVE_TIMEOUT, session.receive(number, messages)).await {
             Ok(received) => received.map(|()| Response::new(v1::SayAnswer {})),
-            Err(_) => Err(Status::unavailable("the sidecar's control thread takes no messages; see its log")),
+            Err(_) => Err(Status::unavailable("the sidecar's control thread accepts no messages; see its log")),
         }
     }
 }
 
-/// Whose token the head carried.
+/// Returns the rank whose token the head carried.
 fn caller<T>(request: &Request<T>) -> Result<Rank, Status> {
     let caller = request.extensions().get::<Caller>();
     caller.map(|Caller(rank)| *rank).ok_or_else(|| Status::unauthenticated("the call has not passed the gate"))
 }
 
-/// How long the control thread and the lanes may take to say how they are.
+/// How long the control thread and the lanes may take to report their state.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the control thread may take no messages.
+/// How long the control thread may take to accept messages.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(5);

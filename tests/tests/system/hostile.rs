@@ -507,6 +507,6 @@ fn a_stream_without_a_claim_is_closed() -> Result<()> {
     let silent = SessionOptions { heartbeats: false, reads: true };
     let mut session = RawSession::open(cluster.sidecars[0].socket_dir()?, None, silent);
     let reason = session.await_end()?;
-    ensure!(reason.contains("no claim came"), "{reason}");
+    ensure!(reason.contains("no claim arrived"), "{reason}");
     cluster.check_sum("afterwards", 1_000)
 }

@@ -124,7 +124,7 @@ fn a_broken_ring_ends_its_session_by_name() -> Result<()> {
         ("its position", &[(512, &[4, 0, 0, 0, 0, 0, 0, 0])]),
         ("its position", &[(512, &[0xFF; 8])]),
         ("a message of 262144 bytes", &[(4_096, &length), (512, &limit.to_le_bytes())]),
-        ("is no message", &[(4_096, &[4, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF]), (512, &[8, 0, 0, 0, 0, 0, 0, 0])]),
+        ("an invalid message", &[(4_096, &[4, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF]), (512, &[8, 0, 0, 0, 0, 0, 0, 0])]),
     ];
     for (words, writes) in breaks {
         let mut stage = Stage::start()?;
@@ -243,7 +243,10 @@ fn a_session_has_one_ring_and_takes_it_once() -> Result<()> {
     let mut stage = stage;
     let failures = stage.failures(|stage| stage.session.send(client_message::Message::RingReady(v1::RingReady {})))?;
     for failed in failures {
-        ensure!(failed.rank == Some(1) && failed.text.contains("attached no ring, or said so twice"), "{failed:?}");
+        ensure!(
+            failed.rank == Some(1) && failed.text.contains("without a ring attached, or sent it twice"),
+            "{failed:?}"
+        );
     }
     Ok(())
 }

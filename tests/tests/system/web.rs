@@ -188,7 +188,7 @@ fn ring_and_shared_memory_are_refused_by_name() -> Result<()> {
         1,
         vec![client_message::Message::RingReady(v1::RingReady {})],
     )?;
-    ensure!(refused.starts_with("3 RingReady is not taken over gRPC-Web"), "{refused}");
+    ensure!(refused.starts_with("3 RingReady is not supported over gRPC-Web"), "{refused}");
     let arena = v1::Place { place: Some(Place::Arena(Arena { segment: 0, offset: 0, bytes: 12 })) };
     let in_memory = [
         (v1::Submit { input: Some(arena), ..broadcast(1, "broadcast.in") }, "the input is in an arena"),
@@ -333,7 +333,7 @@ fn a_client_that_stalls_is_disconnected() -> Result<()> {
     // A body that does not come.
     let slow = call(sidecar, &Call { length: Some(10), body: vec![0], ..Call::new("Say", Some(&token), Vec::new()) })?;
     ensure!(slow.status == 408, "{}", slow.head);
-    ensure!(slow.finish()?.1.starts_with("4 the body did not come within"));
+    ensure!(slow.finish()?.1.starts_with("4 the body did not arrive within"));
     let mut answer = Vec::new();
     endless.read_to_end(&mut answer).context("the connection stays open")?;
     ensure!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&answer));

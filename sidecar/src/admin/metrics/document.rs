@@ -1,4 +1,4 @@
-//! `docs/METRICS.md`, made from the table; and that the names follow Prometheus' rules.
+//! Generates `docs/METRICS.md` from the table, and checks that names follow Prometheus' rules.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
