@@ -12,7 +12,7 @@ struct Line {
     args: CertsArgs,
 }
 
-/// Runs `certs` with these words, of which `@` stands for the directory.
+/// Runs `certs` with these words, in which `@` is the directory.
 fn certs(directory: &TempDir, words: &str) -> Result<String, String> {
     let root = directory.path().display().to_string();
     let words = format!("certs {}", words.replace('@', &root));
@@ -36,7 +36,7 @@ fn contents(directory: &TempDir, name: &str) -> String {
 fn fails(result: Result<String, String>, with: &[&str]) {
     let error = result.expect_err("refused");
     for words in with {
-        assert!(error.contains(words), "{error:?} does not say {words:?}");
+        assert!(error.contains(words), "{error:?} lacks {words:?}");
     }
 }
 
@@ -110,7 +110,7 @@ fn an_authority_is_changed_in_three_steps_and_not_in_fewer() {
     assert!(text.ends_with(", accepts 2 authorities\n"), "{text}");
     fails(
         rotate("--authority @/next"),
-        &["would not be accepted any more", "keep that one with --trust", "RONDE-E511"],
+        &["would no longer be accepted", "keep accepting it with --trust", "RONDE-E511"],
     );
     rotate("--authority @/next --trust @/ca/ca.pem").expect("the second step");
     rotate("--authority @/next").expect("the third step");
@@ -243,7 +243,7 @@ fn once_keeps_valid_certificates_and_overwrites_nothing_without_force() {
     let before = contents(&directory, "sidecar-0/key.pem");
     fails(certs(&directory, words), &["exists and is not overwritten", "[RONDE-E508]"]);
     let kept = certs(&directory, "once --job night --sidecars 0-1 --days 2 --keep @").expect("they are good");
-    assert_eq!(kept, "@: what is there is good and stays\n");
+    assert_eq!(kept, "@: the existing certificates are valid and kept\n");
     assert_eq!(contents(&directory, "sidecar-0/key.pem"), before);
 }
 
@@ -252,7 +252,7 @@ fn once_issues_all_certificates_again_when_one_of_them_is_unusable() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     certs(&directory, "once --job night --sidecars 0-1 --days 2 @").expect("fresh certificates");
     let mut before = contents(&directory, "sidecar-0/key.pem");
-    // More time is asked for than is left, another job, one sidecar more, and a file that is gone.
+    // More time than is left, another job, one more sidecar, and a missing file.
     let changed = ["--job night --sidecars 0-1 --days 9", "--job day --sidecars 0-1", "--job day --sidecars 0-2", ""];
     for words in changed {
         let words = if words.is_empty() {

@@ -36,7 +36,7 @@ fn the_strongest_source_wins() {
     assert_eq!(of("ronde run -np 4 sh", &variable, FILE), 4);
     assert_eq!(of("ronde run sh", &variable, FILE), 3);
     assert_eq!(of("ronde run sh", &[], FILE), 2);
-    assert!(run("ronde run sh", &[], "").is_err_and(|error| error.contains("--num-proc")), "nobody says how many");
+    assert!(run("ronde run sh", &[], "").is_err_and(|error| error.contains("--num-proc")), "the number is missing");
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn horovods_values_are_understood() {
     }
 }
 
-/// A configuration file: whatever stands there, each option gets values that clap takes, or a mistake says why not.
+/// A configuration file: for any text, each option gets values that clap accepts, or a mistake gives the reason.
 #[test]
 fn fuzz_configuration() {
     use ronde_fuzz::{Outcome, fuzz};
@@ -203,7 +203,7 @@ fn fuzz_configuration() {
         for ((name, id), words) in &values {
             let command = cli.find_subcommand(name).expect("a command");
             let arg = command.get_arguments().find(|arg| arg.get_id().as_str() == id).expect("an option");
-            assert!(check(arg, words).is_ok(), "{name} {id} gets {words:?}, which it does not take");
+            assert!(check(arg, words).is_ok(), "{name} {id} gets {words:?}, which it does not accept");
         }
         if mistakes.0.is_empty() {
             Outcome::read(&values.keys().collect::<Vec<_>>())

@@ -1,11 +1,10 @@
-//! A status page in words.
+//! Renders a status page as text.
 
 use std::fmt::Write;
 
 use serde_json::Value;
 
-/// What people want to know of a sidecar, from two of its pages that lie `seconds` apart. Fields that another version does
-/// not have are left out.
+/// Renders two status pages of one sidecar, taken `seconds` apart. Fields that another version lacks are left out.
 pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
     let mut text = String::new();
     // A string cannot fail to be written to.
@@ -123,7 +122,7 @@ fn traffic(before: &Value, now: &Value, seconds: f64) -> String {
     )
 }
 
-/// Three digits and a unit.
+/// Formats three digits and a unit.
 fn bytes(count: f64) -> String {
     let units = ["B", "kB", "MB", "GB", "TB"];
     let mut scaled = count;
@@ -231,7 +230,7 @@ job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0
         assert_eq!(shown, ["0 B", "999 B", "1.0 kB", "99.9 kB", "999 kB", "1.5 GB", "2000 TB"]);
     }
 
-    /// What answers at the port of a sidecar is told, or refused, whatever it is.
+    /// Whatever answers at the port of a sidecar is rendered or refused.
     #[test]
     fn fuzz_status_pages() {
         use ronde_fuzz::{Outcome, fuzz};
