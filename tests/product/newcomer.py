@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 README = ROOT / "README.md"
 SECTION = "Quickstart"
 USER = "newcomer"
-# What pip and TLS libraries are told on machines behind a proxy or a mirror; whoever needs none of it has none.
+# Variables that configure pip and TLS libraries for a proxy or a mirror, if they are set.
 CARRIED = re.compile(
     r"(?i)(PIP_(INDEX_URL|EXTRA_INDEX_URL|TRUSTED_HOST|CERT|PROXY|DEFAULT_TIMEOUT)|(https?|no|all)_proxy"
     r"|SSL_CERT_FILE|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE)"
@@ -99,7 +99,7 @@ def follow(folder: pathlib.Path) -> int:
 
 
 def run_blocks(terminal: Terminal, blocks: list[Block]) -> None:
-    """Runs what is to be run, and shows what it prints."""
+    """Runs the blocks, and prints their output."""
     ran = [
         block for block in blocks if block.not_run is None and (block.language in {"sh", "python"} or block.is_output)
     ]
@@ -121,7 +121,7 @@ def listed_packages(blocks: list[Block]) -> list[str]:
     """The packages of the README's `apt-get install` line."""
     lines = [line for block in blocks for line in block.text.splitlines() if "apt-get install" in line]
     if len(lines) != 1:
-        sys.exit(f"{README.name}: one line of the section {SECTION} says `apt-get install`, not {len(lines)}")
+        sys.exit(f"{README.name}: one line of the section {SECTION} must contain `apt-get install`, not {len(lines)}")
     return lines[0].split("#")[0].split("apt-get install", 1)[1].split()
 
 
@@ -191,7 +191,7 @@ def carry_settings(root: pathlib.Path) -> dict[str, str]:
 
 
 def report(text: str) -> None:
-    """A line of progress."""
+    """Prints a line of progress."""
     print(text, flush=True)
 
 

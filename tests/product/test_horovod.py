@@ -1,4 +1,4 @@
-"""`horovod-compat`, installed beside the wheel of ronde, where there is neither a network nor a compiler."""
+"""`horovod-compat`, installed with the wheel of ronde, without a network or a compiler."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return found
 
 
-def test_horovod_compat_is_built_next_to_the_wheel(wheel: pathlib.Path, build: Callable[[pathlib.Path, str], pathlib.Path]) -> None:
+def test_horovod_compat_is_built_next_to_the_wheel(
+    wheel: pathlib.Path, build: Callable[[pathlib.Path, str], pathlib.Path]
+) -> None:
     own = build(COMPAT, "build_wheel")
     assert (wheel.parent / own.name).read_bytes() == own.read_bytes()
     # From the folder alone, as checkouts do it.
@@ -67,7 +69,7 @@ def test_frameworks_that_are_not_supported_raise_an_error_that_names_them(instal
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[pathlib.Path, str], pathlib.Path]:
-    """Calls a hook of a folder's builder, as pip does, and gives what it made."""
+    """Calls a hook of a folder's builder, as pip does, and returns what it made."""
 
     def call(folder: pathlib.Path, hook: str) -> pathlib.Path:
         out = tmp_path_factory.mktemp("built")

@@ -1,4 +1,4 @@
-"""What `ronde plugin` does: shipped plugins pass the conformance list, and so do those written from docs/PLUGINS.md.
+"""`ronde plugin`: shipped plugins pass the conformance list, and so do those written from docs/PLUGINS.md.
 
 Plugins are built here with cargo and clang; without clang the one in C is left out.
 """
@@ -65,13 +65,13 @@ def shipped() -> Callable[[str], pathlib.Path]:
 
 
 def passed(done: subprocess.CompletedProcess[str]) -> str:
-    """What a command printed that has to succeed."""
+    """The output of a command that must succeed."""
     assert done.returncode == 0, f"{done.args} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
 def refused(done: subprocess.CompletedProcess[str], code: str) -> str:
-    """What a command said that has to fail with this code."""
+    """The error of a command that must fail with this code."""
     assert done.returncode != 0, f"{done.args} succeeded:\n{done.stdout}"
     assert f"[RONDE-{code}]" in done.stderr, done.stderr
     return done.stderr

@@ -1,4 +1,4 @@
-"""The wheel, installed into fresh environments where there is nothing to compile with.
+"""The wheel, installed into new environments without a compiler.
 
 RONDE_WHEEL names the wheel; without it the artefacts of `make build` are packed in the same way. The oldest and the
 newest Python of the machine install it, with RONDE_ALL_PYTHONS=1 all of them.
@@ -70,7 +70,7 @@ def test_a_job_runs_where_nothing_can_be_compiled(python: str, wheel: pathlib.Pa
 
 
 def test_the_program_of_another_machine_runs_in_an_emulator(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """What can be known without such a machine: it starts, makes keys, and reads what it wrote."""
+    """Without such a machine, an emulator checks that it starts, makes keys, and reads them."""
     if not is_foreign(wheel):
         pytest.skip("a wheel for this machine; it is installed above")
     with zipfile.ZipFile(wheel) as archive:
@@ -86,7 +86,9 @@ def test_the_program_of_another_machine_runs_in_an_emulator(wheel: pathlib.Path,
     authority, certificates = str(tmp_path / "authority"), str(tmp_path / "certificates")
     output_of("certs", "init", "--job", "emulated", authority)
     output_of("certs", "issue", "--authority", authority, "--sidecars", "0-1", certificates)
-    found = output_of("certs", "inspect", authority, *(str(path) for path in sorted(pathlib.Path(certificates).iterdir())))
+    found = output_of(
+        "certs", "inspect", authority, *(str(path) for path in sorted(pathlib.Path(certificates).iterdir()))
+    )
     assert "spiffe://ronde.local/job/emulated/sidecar/1" in found
 
 
@@ -146,7 +148,7 @@ def test_the_artefacts_need_no_newer_glibc_than_the_tag(wheel: pathlib.Path, tmp
     for path in paths:
         assert wheel.stem.endswith(PACKING["machine"](path))
         assert PACKING["too_new"](path, (2, 99)) == []
-        # Every program needs more than the first glibc: the look into the file sees versions.
+        # Every program needs more than the first glibc, so the check must find versions.
         assert any("GLIBC_" in text for text in PACKING["too_new"](path, (2, 1)))
         if "manylinux_2_28" in wheel.name:
             assert PACKING["too_new"](path, (2, 28)) == []

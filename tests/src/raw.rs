@@ -1,4 +1,4 @@
-//! A worker that keeps to nothing but the wire: it says what it wants on `rpc.sock`, in any order, or does not read.
+//! A raw worker on `rpc.sock`: it sends any message, in any order, or does not read.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -28,20 +28,20 @@ pub struct RawSession {
     kept: Vec<server_message::Message>,
 }
 
-/// How a session behaves besides what the test says.
+/// How a session behaves besides the messages of the test.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionOptions {
     /// Whether it sends heartbeats.
     pub heartbeats: bool,
-    /// Whether it reads what it is told.
+    /// Whether it reads its messages.
     pub reads: bool,
 }
 
-/// What a decent worker does.
+/// The options of a worker that follows the protocol.
 pub const WELL_BEHAVED: SessionOptions = SessionOptions { heartbeats: true, reads: true };
 
 impl RawSession {
-    /// Opens a stream and says this first, if anything.
+    /// Opens a stream and sends this message first, if there is one.
     #[must_use]
     pub fn open(directory: &Path, first: Option<client_message::Message>, options: SessionOptions) -> Self {
         let (outgoing, messages) = mpsc::channel(MESSAGES_MAX);
@@ -113,13 +113,13 @@ impl RawSession {
                     None => self.keep(received),
                 },
                 Ok(Err(status)) => bail!("waited for {what}; the stream ended: {status}"),
-                Err(RecvTimeoutError::Timeout) => bail!("waited {PATIENCE:?} for {what}; heard {:?}", self.kept),
+                Err(RecvTimeoutError::Timeout) => bail!("waited {PATIENCE:?} for {what}; received {:?}", self.kept),
                 Err(RecvTimeoutError::Disconnected) => bail!("waited for {what}; the stream is over"),
             }
         }
     }
 
-    /// Waits for the failure of a request; gives its reason.
+    /// Waits for the failure of a request; returns its reason.
     ///
     /// # Errors
     /// When none comes in time.
@@ -130,7 +130,7 @@ impl RawSession {
         })
     }
 
-    /// Waits until the stream is over; gives its status.
+    /// Waits until the stream is over; returns its status.
     ///
     /// # Errors
     /// When it is not in time.
@@ -140,7 +140,7 @@ impl RawSession {
             match self.received.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(Ok(received)) => self.keep(received),
                 Ok(Err(status)) => return Ok(status),
-                Err(_) => bail!("waited {PATIENCE:?} for the end of the stream; heard {:?}", self.kept),
+                Err(_) => bail!("waited {PATIENCE:?} for the end of the stream; received {:?}", self.kept),
             }
         }
     }
@@ -154,7 +154,7 @@ impl RawSession {
         Ok(MemClient::connect(&paths::mem_socket(&self.directory), config)?)
     }
 
-    /// Attaches a ring and waits until the sidecar speaks there.
+    /// Attaches a ring and waits until the sidecar uses it.
     ///
     /// # Errors
     /// When it does not.
@@ -176,7 +176,7 @@ impl RawSession {
     }
 }
 
-/// A ring whose messages, and every other byte, the test writes.
+/// A ring in which the test writes every byte.
 #[derive(Debug)]
 pub struct RawRing {
     /// The memory.
@@ -229,11 +229,11 @@ impl RawRing {
                 self.end.consumer.sleep(deadline.saturating_duration_since(Instant::now()));
             }
         }
-        bail!("waited {PATIENCE:?} for {what}; heard {:?}", self.kept)
+        bail!("waited {PATIENCE:?} for {what}; received {:?}", self.kept)
     }
 }
 
-/// A good claim of a rank.
+/// Builds a valid claim of a rank.
 ///
 /// # Errors
 /// When its token cannot be read.
@@ -253,7 +253,7 @@ pub fn claim(directory: &Path, job: &str, rank: u32) -> Result<v1::Claim> {
 /// The token of a session, for `mem.sock`.
 ///
 /// # Errors
-/// When it is none.
+/// When it is malformed.
 pub fn session_token(claimed: &v1::Claimed) -> Result<SessionToken> {
     let bytes: [u8; 16] = claimed.session_token[..].try_into().context("a session token has 16 bytes")?;
     ensure!(bytes != [0; 16], "a session token is drawn at random");
@@ -284,7 +284,7 @@ async fn receive(
             Ok(Some(message)) => {
                 match sender.try_send(Ok(message.message.expect("the sidecar sends no empty messages"))) {
                     Ok(()) => {}
-                    Err(TrySendError::Full(_)) => return "the test does not look at what it hears".to_owned(),
+                    Err(TrySendError::Full(_)) => return "the test does not read its messages".to_owned(),
                     Err(TrySendError::Disconnected(_)) => return "the test has ended".to_owned(),
                 }
             }
@@ -292,19 +292,19 @@ async fn receive(
             Err(status) => return status.message().to_owned(),
         }
         if !reads {
-            // The stream stays open, and nobody looks at it.
+            // The stream stays open, but is not read.
             return std::future::pending().await;
         }
     }
 }
 
-/// Heartbeats for as long as the test holds the session.
+/// Sends heartbeats for as long as the test holds the session.
 async fn beat(outgoing: mpsc::WeakSender<v1::ClientMessage>) {
     let mut interval = tokio::time::interval(Duration::from_millis(ronde_wire::limits::SESSION_HEARTBEAT_MS));
     loop {
         interval.tick().await;
         let Some(outgoing) = outgoing.upgrade() else { return };
-        // A full queue has signs of life enough.
+        // A full queue contains enough signs of life.
         let _ = outgoing
             .try_send(v1::ClientMessage { message: Some(client_message::Message::Heartbeat(v1::Heartbeat {})) });
     }
@@ -313,10 +313,10 @@ async fn beat(outgoing: mpsc::WeakSender<v1::ClientMessage>) {
 const MESSAGES_MAX: usize = 1_024;
 const INBOX_MAX: usize = 262_144;
 
-/// What the sidecar says to a worker that asks for a timeline with this token.
+/// Requests a timeline with this token, and returns the sidecar's reply.
 ///
 /// # Errors
-/// The status of a refusal, or what else went wrong, in words.
+/// The status of a refusal, or another error.
 pub fn ask_for_timeline(directory: &Path, session_token: &[u8]) -> Result<v1::TimelineBatch> {
     let endpoint = Endpoint::try_from(format!("unix://{}", paths::rpc_socket(directory).display()))?;
     let request = v1::TimelineRequest { session_token: session_token.to_vec().into(), mark_cycles: false };
@@ -324,7 +324,7 @@ pub fn ask_for_timeline(directory: &Path, session_token: &[u8]) -> Result<v1::Ti
     runtime.block_on(async {
         let mut client = RondeClient::new(endpoint.connect().await?);
         let mut incoming = client.timeline(tokio_stream::iter([request])).await?.into_inner();
-        let first = tokio::time::timeout(PATIENCE, incoming.message()).await.context("no answer came")??;
+        let first = tokio::time::timeout(PATIENCE, incoming.message()).await.context("no answer arrived")??;
         first.context("the sidecar ended it without an answer")
     })
 }

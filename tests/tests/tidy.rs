@@ -1,5 +1,5 @@
-//! The rules of this project that a test can hold. Each failure says which rule, where, why there is such a rule, and what
-//! to do. What no test can see is in CONTRIBUTING.md.
+//! Checks the rules of this project that a test can check. Each failure names the rule, the place, the reason and the
+//! fix. CONTRIBUTING.md lists the other rules.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,8 @@ mod limits_table;
 mod packages;
 #[path = "tidy/purity.rs"]
 mod purity;
+#[path = "tidy/retired_texts.rs"]
+mod retired_texts;
 #[path = "tidy/retired_words.rs"]
 mod retired_words;
 #[path = "tidy/sidecar_modules.rs"]

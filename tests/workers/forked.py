@@ -1,4 +1,4 @@
-"""A rank that forks, as a DataLoader does. It answers in the language of tests/src/script.rs."""
+"""A rank that forks, as a DataLoader does. It uses the protocol of tests/src/script.rs."""
 
 from __future__ import annotations
 

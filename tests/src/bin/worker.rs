@@ -1,4 +1,4 @@
-//! A worker that does what a test tells it on standard input: see `ronde_tests::script`.
+//! A worker that executes a test's commands from standard input: see `ronde_tests::script`.
 
 #![forbid(unsafe_code)]
 
@@ -51,11 +51,11 @@ async fn run() -> ExitCode {
     }
     waiting.borrow_mut().drain().for_each(|(_, task)| task.abort());
     watching.abort();
-    // Both only end: what was aborted lets go of the client in its next turn.
+    // Both only end: an aborted task drops its client in its next turn.
     drop(watching.await);
     tokio::task::yield_now().await;
     if let Some(client) = Rc::into_inner(client) {
-        // Waits until the goodbye has gone out: a process that ends at once looks like one that died.
+        // Wait until the shutdown message is sent: a process that exits immediately looks like one that died.
         client.close().await;
     }
     ExitCode::SUCCESS
@@ -102,7 +102,7 @@ async fn train(client: &Client, steps: u64, identity: bool) {
     send(&Answer::Trained { weights: model.weights.to_vec() });
 }
 
-/// Reduces one tensor after the other until that fails: for tests in which the launcher owns standard input.
+/// Reduces one tensor after the other until that fails, for tests in which the launcher owns standard input.
 async fn endless(client: &Client) -> ExitCode {
     let shape = [1_u64 << 20];
     let contribution = vec![1.0_f32; 1 << 20];
@@ -119,7 +119,7 @@ async fn endless(client: &Client) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Passes on notices and the end of the session.
+/// Reports notices and the end of the session.
 async fn watch(client: Rc<Client>) {
     let mut reported = false;
     loop {

@@ -28,7 +28,7 @@ pub(super) fn perform(client: &Client, program: &Program) -> Result<()> {
     Ok(())
 }
 
-/// What is in flight, and what it must give.
+/// An operation in flight, and its expected result.
 struct Flying<'a> {
     step: &'a Step,
     handle: Handle,
@@ -38,7 +38,7 @@ struct Flying<'a> {
 enum Wanted {
     Nothing,
     One(Expected),
-    /// A message of any of the others, which are to come once each.
+    /// A message from any of the other ranks, each of which must arrive once.
     FromAny,
 }
 
@@ -79,7 +79,7 @@ impl<'a> At<'a> {
         Self { client, seed, set: *set, ranks, place }
     }
 
-    /// What this rank submits for a step: nothing for a message of others.
+    /// Returns what this rank submits for a step: nothing for a message of others.
     fn submit<'s>(&self, step: &'s Step) -> Result<Vec<Flying<'s>>> {
         match step.kind {
             Kind::AllReduce(op, Grouping::Of(count)) => self.group(step, op, count),

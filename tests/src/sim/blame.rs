@@ -1,4 +1,4 @@
-//! Whether a failure names those who are behind it.
+//! Checks that a failure names its culprit.
 
 use ronde_wire::{Cause, Failure, Rank};
 
@@ -8,7 +8,7 @@ use super::item::{ANY_SOURCE_TAGS, Excuse, InjectedError, Item, Kind};
 use super::stand_ins::FAILS;
 use super::workload::Workload;
 
-/// Whether the end of an epoch is put down to somebody who was hit, or who left or stalls by intent.
+/// Checks that the end of an epoch is blamed on a rank or sidecar that a fault hit, or that left or stalls by intent.
 pub(super) fn blame(failure: &Failure, faults: &Faults, workload: &Workload, who: &str) -> Result<(), Violated> {
     let hit = match failure.cause {
         Cause::ShutDown => {
@@ -16,16 +16,16 @@ pub(super) fn blame(failure: &Failure, faults: &Faults, workload: &Workload, who
             leaver || workload.staller.is_some_and(|(rank, item)| names_stall(failure, rank, &workload.items[item]))
         }
         Cause::RankLost => failure.rank.is_some_and(|rank| faults.ranks.contains(&rank)),
-        // Who loses the coordinator ends the epoch on its own; the coordinator itself hears of that only.
+        // A sidecar that loses the coordinator ends the epoch on its own; the coordinator only receives that.
         Cause::SidecarLost => failure.sidecar.is_some_and(|s| {
             faults.hosts.contains(&s) || (!faults.hosts.is_empty() && failure.reason.contains("on its own"))
         }),
         _ => false,
     };
-    if hit { Ok(()) } else { violated(Property::Culprit, format!("nothing happened to the one named to {who}")) }
+    if hit { Ok(()) } else { violated(Property::Culprit, format!("the failure of {who} names an innocent culprit")) }
 }
 
-/// Whether a failure of a single operation says what is behind it.
+/// Returns whether a failure of a single operation names its cause.
 pub(super) fn is_named(failure: &Failure, item: &Item) -> bool {
     let refused = |culprit| failure.cause == Cause::Refused && failure.rank == Some(culprit);
     let excused = match item.excuse {
@@ -53,7 +53,7 @@ pub(super) fn is_named(failure: &Failure, item: &Item) -> bool {
         }
 }
 
-/// The words of what cannot be done while somebody has joined.
+/// The error text of operations that are not supported while a rank has joined.
 const NOT_WITH_JOIN: &str = "is not supported with Join";
 
 fn names_stall(failure: &Failure, rank: Rank, item: &Item) -> bool {
@@ -61,7 +61,7 @@ fn names_stall(failure: &Failure, rank: Rank, item: &Item) -> bool {
     if let Kind::Message(pair, tag @ ANY_SOURCE_TAGS..) = item.kind
         && pair.from == rank
     {
-        // Nobody knows who should have sent.
+        // The sender is unknown.
         let words = format!("{} has waited for a message from any source", pair.to);
         return reason.contains(&words) && reason.contains(&format!("a message with tag {tag}"));
     }

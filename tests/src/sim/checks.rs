@@ -1,4 +1,4 @@
-//! The oracle: knows what was asked for, and judges every answer, every admission and every end of an epoch.
+//! The oracle: records all requests, and checks every answer, every admission and every end of an epoch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,7 +13,7 @@ use super::item::{InjectedError, Item, Kind, SetOf};
 use super::stand_ins::FAILS;
 use super::workload::Workload;
 
-/// What a correct cluster keeps to.
+/// The properties of a correct cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Property {
     /// Every rank gets the bytes and the shape that the reference computes, or all get the same.
@@ -28,29 +28,29 @@ pub enum Property {
     OnePlan,
     /// Ranks agree on whether a request fails, and it fails only for a reason.
     Agreement,
-    /// A failure that ends an epoch names one who was hit.
+    /// A failure that ends an epoch names a rank or sidecar that a fault hit.
     Culprit,
-    /// An operation with a plugin stands on all of its members or on none: where a plugin has failed nobody has a result, and
-    /// what codecs keep is the same number of rounds everywhere.
+    /// An operation with a plugin is committed by all of its members or by none: where a plugin has failed no rank has
+    /// a result, and codecs keep state of the same number of rounds everywhere.
     Committed,
-    /// What is kept for others stays within what was granted to them.
+    /// Buffers for other sidecars stay within what was granted to them.
     Bounds,
-    /// No correct sidecar takes another for one that breaks the protocol.
+    /// No correct sidecar reports a protocol violation of another one.
     Protocol,
     /// No epoch ends because of a bug, and no operation fails at an executor.
     NoBug,
-    /// Whoever takes part in an epoch hears in time that a sidecar of it has ended.
+    /// Every member of an epoch is notified in time that a sidecar of it has ended.
     InTime,
-    /// When nothing breaks any more, epochs begin again and all work gets done.
+    /// When nothing breaks any more, epochs begin again and all work completes.
     Liveness,
 }
 
-/// A property that does not hold.
+/// A violated property.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violated {
-    /// Which one.
+    /// The property.
     pub property: Property,
-    /// What was seen.
+    /// What was observed.
     pub text: String,
 }
 
@@ -64,31 +64,31 @@ pub(super) fn violated<T>(property: Property, text: impl Into<String>) -> Result
     Err(Violated { property, text: text.into() })
 }
 
-/// A request on its way.
+/// A request without an answer yet.
 #[derive(Debug)]
 struct OpenRequest {
     rank: Rank,
     workload: Arc<Workload>,
     item: usize,
-    /// While the first request by this name is pending.
+    /// Whether the first request by this name is still pending.
     twice: bool,
 }
 
-/// How an item went for those who have their answer.
+/// The outcomes of an item on the ranks that have their answer.
 #[derive(Debug, Default)]
 struct Outcomes {
     succeeded: Vec<Rank>,
     failed: Vec<Rank>,
-    /// The result that all share: what the reference computes; the first one, when there is none.
+    /// The result that all share: what the reference computes; without one, the first result.
     expected: Option<Vec<u8>>,
-    /// What the first of them learned besides.
+    /// What the first of them received besides.
     detail: Option<Detail>,
 }
 
 /// Results by epoch, the index of the item, and the rank.
 pub type Results = BTreeMap<(Epoch, usize, Rank), Vec<u8>>;
 
-/// How often a run met what it is made for, by name.
+/// How often a run met each situation, by name.
 pub type Counts = BTreeMap<&'static str, u64>;
 
 #[derive(Debug, Default)]
@@ -96,10 +96,10 @@ pub(super) struct Oracle {
     open: BTreeMap<RequestId, OpenRequest>,
     answered: BTreeSet<RequestId>,
     went: BTreeMap<(Epoch, usize), Outcomes>,
-    /// What is performed under each number, in words that contain everything that has to be equal.
+    /// The operation under each number, as a text that contains everything that has to be equal.
     orders: BTreeMap<(Epoch, Seq), (String, String)>,
     last_admitted: BTreeMap<(SidecarIndex, u32), (Epoch, Seq)>,
-    /// Operations in which a plugin has failed somewhere, and those that stand.
+    /// Operations in which a plugin has failed somewhere, and those that are committed.
     broken: BTreeSet<(Epoch, Seq)>,
     committed: BTreeSet<(Epoch, Seq)>,
     /// Sets that were added and not removed, by epoch and the item that added them.
@@ -118,12 +118,12 @@ impl Oracle {
         self.open.insert(request, OpenRequest { rank, workload: Arc::clone(workload), item, twice: false });
     }
 
-    /// A rank asks by a name that it has a request by without an answer.
+    /// A rank submits a name that it has a pending request for.
     pub(super) fn asked_twice(&mut self, rank: Rank, request: RequestId, workload: &Arc<Workload>, item: usize) {
         self.open.insert(request, OpenRequest { rank, workload: Arc::clone(workload), item, twice: true });
     }
 
-    /// The coordinator begins an epoch. Where all sidecars were started again, it may have the number of an earlier one.
+    /// The coordinator begins an epoch. After a restart of all sidecars it may have the number of an earlier one.
     pub(super) fn epoch_begins(&mut self, epoch: Epoch) {
         self.orders.retain(|(e, _), _| *e != epoch);
         self.went.retain(|(e, _), _| *e != epoch);
@@ -133,7 +133,7 @@ impl Oracle {
         self.added.retain(|(e, _), _| *e != epoch);
     }
 
-    /// A sidecar is gone with the requests of its ranks: the workers know.
+    /// A sidecar is gone with the requests of its ranks; the workers know.
     pub(super) fn forget(&mut self, ranks: &[Rank]) {
         self.open.retain(|_, asked| !ranks.contains(&asked.rank));
     }
@@ -143,7 +143,7 @@ impl Oracle {
         self.open.values().any(|asked| asked.rank == rank)
     }
 
-    /// What a rank's requests without answers are called.
+    /// Describes a rank's pending requests.
     pub(super) fn waiting(&self) -> String {
         let one = |asked: &OpenRequest| {
             let item = &asked.workload.items[asked.item];
@@ -152,7 +152,7 @@ impl Oracle {
         self.open.values().map(one).collect::<Vec<_>>().join(", ")
     }
 
-    /// An answer; gives the item that is over.
+    /// Checks an answer; returns the item that is over.
     pub(super) fn completed(
         &mut self,
         (rank, request): (Rank, RequestId),
@@ -175,7 +175,7 @@ impl Oracle {
         Ok((!asked.twice).then_some((asked.workload.epoch, asked.item)))
     }
 
-    /// An operation is admitted somewhere.
+    /// Checks an admission.
     pub(super) fn admitted(&mut self, host: SidecarIndex, life: u32, admission: &Admission) -> Result<(), Violated> {
         let now = (admission.epoch, admission.seq);
         let last = self.last_admitted.insert((host, life), now).unwrap_or_default();
@@ -205,7 +205,7 @@ impl Oracle {
         self.check_committed(operation)
     }
 
-    /// A member keeps what an operation with a plugin has left.
+    /// A member commits the codec state of an operation.
     pub(super) fn committed(&mut self, host: SidecarIndex, operation: (Epoch, Seq)) -> Result<(), Violated> {
         if self.committed.insert(operation) {
             *self.met.entry("committed").or_default() += 1;
@@ -216,7 +216,7 @@ impl Oracle {
 
     fn check_committed(&self, operation @ (epoch, seq): (Epoch, Seq)) -> Result<(), Violated> {
         if self.broken.contains(&operation) && self.committed.contains(&operation) {
-            return violated(Property::Committed, format!("a plugin has failed in {seq} of {epoch}, which stands"));
+            return violated(Property::Committed, format!("a plugin has failed in {seq} of {epoch}, which is committed"));
         }
         Ok(())
     }
@@ -227,7 +227,7 @@ impl Oracle {
         match self.open.values().find(left) {
             Some(asked) => {
                 let name = &asked.workload.items[asked.item].name;
-                violated(Property::Answered, format!("{epoch} ended, but {} never heard of {name}", asked.rank))
+                violated(Property::Answered, format!("{epoch} ended, but {} never got an answer for {name}", asked.rank))
             }
             None => Ok(()),
         }
@@ -245,7 +245,7 @@ impl Oracle {
         if item.plugin.is_some() && !self.committed.contains(&(epoch, completion.seq)) {
             return violated(
                 Property::Committed,
-                format!("{who} got a result of {}, which nobody has settled", completion.seq),
+                format!("{who} got a result of {}, which no member has committed", completion.seq),
             );
         }
         if item.must_fail() {
@@ -310,7 +310,7 @@ impl Oracle {
         }
     }
 
-    /// What the first rank learns is plausible; all others learn the same.
+    /// Checks that the first rank's extra result is plausible, and that all others receive the same.
     fn first_success(&mut self, asked: &OpenRequest, who: &str, detail: &Detail) -> Result<(), Violated> {
         let (epoch, item) = (asked.workload.epoch, &asked.workload.items[asked.item]);
         let plausible = match (&item.kind, detail) {
@@ -356,7 +356,7 @@ impl Oracle {
             return violated(Property::Agreement, format!("without any reason {who}"));
         }
         if !is_named(failure, item) {
-            let text = format!("{:?}, {:?} is behind it, which is not said to {who}", item.injected, item.excuse);
+            let text = format!("{:?}, {:?} is the cause, which the failure of {who} does not name", item.injected, item.excuse);
             return violated(Property::Culprit, text);
         }
         self.count(item, &failure.reason);

@@ -1,4 +1,4 @@
-//! The simulated cluster: everything that exists, and the loop that lets one thing happen after another.
+//! The simulated cluster: its state, and the event loop.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use super::schedule::{Schedule, SimEvent};
 use super::worker::Worker;
 use super::workload::{Loops, Recipe, Workload};
 
-/// What a run is like, besides its seed.
+/// The options of a run, besides its seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Prints what happens.
+    /// Prints events.
     pub trace: bool,
     /// Plants a bug.
     pub saboteur: Option<Saboteur>,
@@ -29,7 +29,7 @@ pub struct Options {
     pub floats_variant: Option<u64>,
 }
 
-/// What a run without violation amounts to.
+/// The figures of a run without a violation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Epochs that began.
@@ -38,13 +38,13 @@ pub struct Report {
     pub successes: u64,
     /// Requests that failed as they had to.
     pub failures: u64,
-    /// Things that happened.
+    /// Events.
     pub events: u64,
     /// Simulated time, in microseconds.
     pub virtual_us: u64,
     /// Chunks sent, and those of them that were sent before the receiver was known to be ready.
     pub chunks: u64,
-    /// See above.
+    /// Those of them that were sent before the receiver was known to be ready.
     pub early_chunks: u64,
     /// Tensors of operations with several of them.
     pub fused: u64,
@@ -52,13 +52,13 @@ pub struct Report {
     pub piped: u64,
     /// Whether the planted bug had an opportunity.
     pub sabotaged: bool,
-    /// What was met how often.
+    /// How often each situation was met.
     pub met: Counts,
     /// Results, when they are to be compared between runs.
     pub results: Results,
 }
 
-/// What all sidecars are started with.
+/// The configuration of all sidecars.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) world: World,
@@ -94,7 +94,7 @@ pub(super) struct Cluster {
     workloads: BTreeMap<Epoch, Arc<Workload>>,
 }
 
-/// Simulated time after the last repair within which everything has to be done.
+/// Simulated time after the last repair within which everything has to complete.
 const PATIENCE_US: u64 = 90_000_000;
 /// Simulated time for which a finished cluster is watched.
 const WATCH_US: u64 = 300_000;
@@ -166,7 +166,7 @@ impl Cluster {
                 if self.is_done() {
                     return self.finish();
                 }
-                // The end of a process was heard late, and the work has begun anew.
+                // The end of a process was noticed late, and the work has started again.
                 self.finished_us = None;
             }
             let patience_us = self.progress_us.max(self.faults.mended_us) + PATIENCE_US;
@@ -179,7 +179,7 @@ impl Cluster {
         let attached = self.workers.iter().filter(|worker| worker.is_content()).count();
         let workers = self.workers.len();
         let text = format!(
-            "at {} s {attached} of {workers} ranks have asked for everything; {}",
+            "at {} s {attached} of {workers} ranks have submitted everything; {}",
             self.schedule.now_us() / 1_000_000,
             self.oracle.waiting()
         );
@@ -231,7 +231,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Until when the process that something happens to is stopped; also void happenings of earlier lives end here.
+    /// Until when the process of an event is stopped; events of earlier lives end here, too.
     fn paused_until(&mut self, event: SimEvent) -> Option<u64> {
         let host = match event {
             SimEvent::Drain { host, life }
@@ -259,7 +259,7 @@ impl Cluster {
         (self.schedule.now_us() < until_us).then_some(until_us)
     }
 
-    /// Notes when all ranks have asked for everything, got their answers, and nothing will break any more.
+    /// Notes when all ranks have submitted everything and got their answers, and nothing will break any more.
     fn note_end(&mut self) {
         let done = self.finished_us.is_none() && self.is_done();
         if done && self.faults.are_over(self.schedule.now_us()) {
@@ -274,7 +274,7 @@ impl Cluster {
         self.workers.iter().all(Worker::is_content) && !self.workers.iter().any(waits)
     }
 
-    /// Nothing is left over where all work is done.
+    /// Checks that nothing is left when all work is done.
     fn finish(mut self) -> Result<Report, Violated> {
         for host in &self.hosts {
             let stats = host.engine.stats();
@@ -307,19 +307,19 @@ impl Cluster {
     }
 }
 
-/// What is met when a schedule is withdrawn.
+/// The situation of an invalidated schedule.
 fn withdrawal(cause: Invalidation) -> &'static str {
     match cause {
-        Invalidation::Order => "withdrawn for the order",
-        Invalidation::Request => "withdrawn for another request",
-        Invalidation::Refusal => "withdrawn for a refusal",
-        Invalidation::Delay => "withdrawn for a delay",
-        Invalidation::WorkerExit => "withdrawn for a worker exit",
+        Invalidation::Order => "invalidated for the order",
+        Invalidation::Request => "invalidated for another request",
+        Invalidation::Refusal => "invalidated for a refusal",
+        Invalidation::Delay => "invalidated for a delay",
+        Invalidation::WorkerExit => "invalidated for a worker exit",
     }
 }
 
 impl Setup {
-    /// `fixed` decides what results depend on, `rng` what they must not depend on.
+    /// `fixed` determines what results depend on, `rng` what they must not depend on.
     fn new(seed: u64, fixed: &mut Rng, rng: &mut Rng, options: &Options) -> Self {
         let world = world(fixed);
         let floats = options.floats_variant.is_some() || options.saboteur == Some(Saboteur::UnroundedOwner);
@@ -357,7 +357,7 @@ impl Setup {
             eager_bytes,
             run_ahead,
             control_fan_out: match saboteur {
-                // The others look for messages as the children of the coordinator get them.
+                // The others find messages as the children of the coordinator receive them.
                 Some(saboteur) if !saboteur.relays() => 8,
                 _ => [1, 2, 2, 3, 8][rng.usize(..if saboteur.is_some() { 3 } else { 5 })],
             },

@@ -1,5 +1,5 @@
-//! What the driver and the data threads of a sidecar do: carry news to the engine and the executors, and perform what they
-//! want.
+//! The simulated driver and data threads of a sidecar: they pass events to the engine and the executors, and perform
+//! their actions.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::stand_ins::{FAILS, HostPlugins};
 
 /// The control thread.
 impl Cluster {
-    /// Something happens to a sidecar's engine.
+    /// Passes an event to a sidecar's engine.
     pub(super) fn handle_event(&mut self, host: usize, event: Event) {
         let now = self.schedule.now();
         let process = &mut self.hosts[host];
@@ -30,7 +30,7 @@ impl Cluster {
         }
     }
 
-    /// Performs what the engine wants, then sets its timer.
+    /// Performs the engine's actions, then sets its timer.
     pub(super) fn drain(&mut self, host: usize) -> Result<(), Violated> {
         let me = self.hosts[host].index;
         self.hosts[host].draining = false;
@@ -41,7 +41,7 @@ impl Cluster {
             }
             self.perform(host, action)?;
         }
-        // What was asked for behind the end is answered behind it.
+        // Requests after the end are answered after it.
         if let Some(epoch) = ended {
             self.oracle.epoch_ended(epoch, &self.setup.world.ranks_of(me))?;
         }
@@ -55,7 +55,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The engine's timer; the sessions of living workers give their signs of life at the same time.
+    /// Handles the engine's timer; the sessions of living workers send heartbeats at the same time.
     pub(super) fn timeout(&mut self, host: usize) {
         let now = self.schedule.now();
         self.hosts[host].timer_us = u64::MAX;
@@ -73,7 +73,7 @@ impl Cluster {
         }
     }
 
-    /// A lane's report arrives at the control thread.
+    /// Handles a lane's report on the control thread.
     pub(super) fn handle_report(&mut self, host: usize, lane: usize) {
         let process = &mut self.hosts[host];
         match process.lanes[lane].reports.pop_front() {
@@ -89,7 +89,7 @@ impl Cluster {
                 *left = left.saturating_sub(1);
                 if *left == 0 {
                     process.dropping.remove(&(epoch, last));
-                    // An operation with a plugin is dropped by itself.
+                    // An operation with a plugin is dropped separately.
                     if self.sabotage.as_mut().is_some_and(super::saboteur::Sabotage::keeps_what_failed) {
                         process.kept.commit((epoch, last));
                     } else {
@@ -187,13 +187,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// What codecs keep of an operation stands: its lanes are done, and no member has failed.
+    /// Commits the codec state of an operation: its lanes are done, and no member has failed.
     fn commit(&mut self, host: usize, operation: (Epoch, Seq)) -> Result<(), Violated> {
         let (process, (epoch, seq)) = (&mut self.hosts[host], operation);
         let me = process.index;
         let performed = process.operations.get(&operation).is_some_and(|operation| operation.lanes_left == 0);
         if !process.kept.commit(operation) || !performed {
-            return violated(Property::NoBug, format!("{me} settles {seq} of {epoch}, which it has not performed"));
+            return violated(Property::NoBug, format!("{me} commits {seq} of {epoch}, which it has not performed"));
         }
         self.note(|| format!("{me} keeps what {seq} has left"));
         self.oracle.committed(me, operation)
@@ -222,7 +222,7 @@ impl Cluster {
                 let place = (completion.tensor, completion.own.then_some(source));
                 match operation.and_then(|operation| operation.outputs.get(&place)) {
                     Some(bytes) => Ok((completion, bytes.as_slice())),
-                    // What is agreed by messages alone is the result of no operation.
+                    // An agreement by messages alone has no operation.
                     None if completion.shape.dimensions() == [0] => Ok((completion, &[][..])),
                     None => {
                         let text = format!("{rank} got a result of nothing: {completion:?}");
@@ -264,7 +264,7 @@ impl Cluster {
 
 /// The data threads.
 impl Cluster {
-    /// A lane hears a command.
+    /// Handles a command on a lane.
     pub(super) fn command(&mut self, host: usize, lane: usize) {
         let thread = &mut self.hosts[host].lanes[lane];
         match thread.commands.pop_front() {
@@ -288,7 +288,7 @@ impl Cluster {
         self.wake(host, lane);
     }
 
-    /// Something arrives at a sidecar.
+    /// Handles a message that arrives at a sidecar.
     pub(super) fn deliver(&mut self, direction: Direction, generation: u64) -> Result<(), Violated> {
         let Some(message) = self.network.deliver(&mut self.schedule, direction, generation) else { return Ok(()) };
         if !self.hosts[direction.to].alive {
@@ -312,7 +312,7 @@ impl Cluster {
         }
     }
 
-    /// A lane's executor goes on for a few steps.
+    /// Runs a lane's executor for a few steps.
     pub(super) fn work(&mut self, host: usize, lane: usize) -> Result<(), Violated> {
         for _ in 0..self.rng.u8(1..=6) {
             let process = &mut self.hosts[host];
@@ -444,7 +444,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// On a link that this thread knows to be up and that still is; otherwise the news that it is not are on their way.
+    /// Sends on a link that this thread knows to be up and that still is; otherwise its end is about to be reported.
     fn send_on_lane(&mut self, host: usize, lane: usize, to: SidecarIndex, message: Message) {
         let direction = Direction { plane: Plane::Lane(lane), from: host, to: self.position(to) };
         let generation = self.network.generation(direction);

@@ -1,4 +1,4 @@
-//! The mixture of what ranks ask for, by chance.
+//! Draws the mix of requests of an epoch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use super::stand_ins::StandIn;
 use super::workload::{Loops, Recipe};
 use crate::PAIRWISE;
 
-/// An epoch's items while they are made.
+/// An epoch's items while they are drawn.
 pub(super) struct Mix<'a> {
     rng: &'a mut Rng,
     recipe: &'a Recipe,
@@ -21,9 +21,9 @@ pub(super) struct Mix<'a> {
     names: BTreeMap<SetOf, usize>,
     /// Ranks of all sets that exist at some time, so that none is added twice.
     sets: BTreeSet<Vec<Rank>>,
-    /// Items that already have one by the same name behind them.
+    /// Items that are followed by another one of the same name.
     followed: BTreeSet<usize>,
-    /// What the world's ranks wait for at this point: that all have joined.
+    /// Items that all ranks of the world wait for at this point: that all have joined.
     base: Vec<usize>,
     groups: u32,
 }
@@ -70,7 +70,7 @@ impl<'a> Mix<'a> {
         }
     }
 
-    /// The same again and again, as a job that trains; sometimes a step differs.
+    /// The same step repeatedly, as in training; sometimes a step differs.
     fn repeat(&mut self) {
         let sabotaged = self.recipe.saboteur.is_some();
         let (tensors, steps) = (self.rng.usize(1..=5), self.rng.usize(4..=20) + if sabotaged { 20 } else { 0 });
@@ -145,7 +145,8 @@ impl<'a> Mix<'a> {
         self.push(item)
     }
 
-    /// An item by the name of an earlier one, as soon as a rank has its answer to that; often exactly the same request.
+    /// An item with the name of an earlier one, as soon as a rank has its answer to that; often exactly the same
+    /// request.
     fn follow(&mut self) {
         let (place, ranks) = self.any_set();
         let free = |index: &usize| {
@@ -174,7 +175,7 @@ impl<'a> Mix<'a> {
         self.push(item);
     }
 
-    /// Tensors that are ordered together; one or the other is rejected.
+    /// Tensors that are ordered together; some are rejected.
     fn group(&mut self) {
         let (place, ranks) = self.any_set();
         let kind = match self.kind(&ranks) {
@@ -217,8 +218,8 @@ impl<'a> Mix<'a> {
         }
     }
 
-    /// A message that is received from any source. Nobody else uses its tag, so it is known which message that is. Of a
-    /// refused or withdrawn receive no sender hears, so neither comes to grief.
+    /// A message that is received from any source. No other message uses its tag, so it is known which message that is.
+    /// Senders are not notified of a refused or withdrawn receive, so neither has an injected error.
     fn message_from_any(&mut self, (place, ranks): (SetOf, Vec<Rank>), pair: Pair) {
         let tag = ANY_SOURCE_TAGS + u32::try_from(self.items.len()).expect("few items");
         let mut item = self.draw(place, ranks, Kind::Message(pair, tag));
@@ -281,7 +282,7 @@ impl<'a> Mix<'a> {
         self.push(removal);
     }
 
-    /// What makes no sense for one rank or for all.
+    /// Invalid requests of one rank or of all.
     fn nonsense(&mut self) {
         let (place, ranks) = self.any_set();
         let world = self.world.sets()[0].ranks.clone();
@@ -308,7 +309,8 @@ impl<'a> Mix<'a> {
         self.push(item);
     }
 
-    /// Ranks run out of work at different times; what they no longer ask for is done without them, or fails.
+    /// Ranks run out of work at different times; operations that they no longer submit are performed without them, or
+    /// fail.
     fn join(&mut self) {
         let world = self.world.sets()[0].ranks.clone();
         let place = SetOf::Fixed(SetId::WORLD);
@@ -345,7 +347,7 @@ impl<'a> Mix<'a> {
         self.base = vec![joined];
     }
 
-    /// All ranks join, each of them when it has asked for everything else. When that may fail they try again.
+    /// All ranks join, each of them when it has submitted everything else. When that may fail they try again.
     fn joining(&mut self, world: &[Rank], failed: Option<usize>) -> usize {
         let place = SetOf::Fixed(SetId::WORLD);
         let mut joining = self.draw(place, world.to_vec(), Kind::Join);
@@ -415,12 +417,12 @@ impl<'a> Mix<'a> {
             9 => Kind::AllReduce(ReduceOp::ClippedMean),
             10 => Kind::AllReduce(ReduceOp::Adasum),
             11..15 => Kind::AllReduce(op),
-            // Most traffic is alike, so that there is something to fuse.
+            // Most tensors are alike, so that some can be fused.
             _ => Kind::AllReduce(ReduceOp::Sum),
         }
     }
 
-    /// Now and then a plugin encodes or reduces. Planted bugs of other things are looked for without.
+    /// Now and then a plugin encodes or reduces. Other planted bugs are searched for without plugins.
     fn stand_in(&mut self, kind: Kind) -> (Kind, Option<StandIn>) {
         let Kind::AllReduce(op) = kind else { return (kind, None) };
         let one_in = match self.recipe.saboteur {
@@ -511,7 +513,7 @@ fn is_between(item: &Item, pair: Pair) -> bool {
     matches!(item.kind, Kind::Message(other, _) if other == pair)
 }
 
-/// In what a rank's request may differ so that the ranks do not agree.
+/// How a rank's request may differ so that the ranks do not agree.
 fn differences(item: &Item) -> Vec<Difference> {
     let mut possible = Vec::new();
     let tensor = item.is_performed() && !matches!(item.kind, Kind::Barrier | Kind::Message(..) | Kind::Scatter(_));

@@ -1,4 +1,4 @@
-//! What workers do, and what breaks.
+//! The scripts of workers, and the faults.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::workload::Workload;
 
 /// Workers.
 impl Cluster {
-    /// A worker goes on: claims its rank, asks for some more, or says goodbye.
+    /// Continues a worker's script: it claims its rank, submits more requests, or shuts down.
     pub(super) fn step(&mut self, rank: Rank, session: u32) {
         let worker = &mut self.workers[rank.index()];
         if worker.session != session || !worker.alive {
@@ -30,8 +30,8 @@ impl Cluster {
             return;
         }
         match &mut worker.state {
-            // A driver performs what its engine wants before it lets in who waits at the door: who comes behind a begin has
-            // no part in it.
+            // A driver performs the engine's actions before it handles new sessions: a session after the begin of an
+            // epoch does not take part in it.
             State::Detached if self.hosts[host].draining => {
                 self.schedule.after(50, SimEvent::Step { rank, session });
             }
@@ -59,7 +59,7 @@ impl Cluster {
         }
     }
 
-    /// An epoch begins for the waiting ranks of a sidecar.
+    /// Begins an epoch for the waiting ranks of a sidecar.
     pub(super) fn epoch_began(&mut self, host: usize, epoch: Epoch) -> Result<(), Violated> {
         let me = self.hosts[host].index;
         self.note(|| format!("{me}: {epoch} begins"));
@@ -72,7 +72,7 @@ impl Cluster {
             self.progress_us = self.schedule.now_us();
             self.schedule_faults();
         }
-        // What is kept is kept within an epoch.
+        // Codec state lasts for one epoch.
         self.hosts[host].kept = Kept::default();
         self.send_to_lanes(host, &Command::Epoch(epoch));
         let workload = self.workload(epoch);
@@ -94,7 +94,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// An epoch is over: the ranks of a sidecar that took part attach again after a while.
+    /// Ends an epoch: the ranks of a sidecar that took part attach again after a while.
     pub(super) fn detach_all(&mut self, host: usize) {
         for index in 0..self.workers.len() {
             if self.workers[index].host == host && matches!(self.workers[index].state, State::Active(_)) {
@@ -104,7 +104,7 @@ impl Cluster {
         }
     }
 
-    /// A worker has an answer.
+    /// Delivers an answer to a worker.
     pub(super) fn item_is_over(&mut self, rank: Rank, (epoch, item): (Epoch, usize), set: Option<SetId>) {
         let worker = &mut self.workers[rank.index()];
         let session = worker.session;
@@ -116,7 +116,7 @@ impl Cluster {
         }
     }
 
-    /// The engine ends the session of a worker that it has not heard.
+    /// Ends the session of a worker whose heartbeats stopped, as the engine requests.
     pub(super) fn end_session(&mut self, rank: Rank, failure: &Failure) -> Result<(), Violated> {
         let worker = &mut self.workers[rank.index()];
         let until_us = worker.hung_until_us;
@@ -200,8 +200,8 @@ impl Cluster {
         if part.workload.leaver != Some(rank) || !part.has_asked_all() || self.oracle.is_waiting(rank) {
             return;
         }
-        self.note(|| format!("{rank} says goodbye"));
-        let failure = Failure::new(Cause::ShutDown, "the worker said goodbye");
+        self.note(|| format!("{rank} shuts down"));
+        let failure = Failure::new(Cause::ShutDown, "the worker has shut down");
         let host = self.workers[rank.index()].host;
         let delay_us = self.rng.u64(..5_000);
         self.restart_session(rank.index(), delay_us);
@@ -219,14 +219,14 @@ impl Cluster {
 
 /// Faults.
 impl Cluster {
-    /// The next faults come soon.
+    /// Schedules the next faults.
     pub(super) fn schedule_faults(&mut self) {
         for (after_us, fault) in self.faults.next(&mut self.rng) {
             self.schedule.after(after_us, SimEvent::Break(fault));
         }
     }
 
-    /// Something breaks, unless it is broken already.
+    /// Applies a fault, unless its target is broken already.
     pub(super) fn break_something(&mut self, fault: Fault) {
         self.faults.happens();
         let now_us = self.schedule.now_us();
@@ -252,7 +252,7 @@ impl Cluster {
         }
     }
 
-    /// A sidecar is started again, as a new process that knows nothing.
+    /// Restarts a sidecar as a new process without state.
     pub(super) fn start_host(&mut self, host: usize) {
         let (me, life) = (self.hosts[host].index, self.hosts[host].life);
         self.note(|| format!("{me} starts again"));
@@ -260,7 +260,7 @@ impl Cluster {
         self.hosts[host] = self.setup.host(me, life, self.schedule.now());
     }
 
-    /// A worker is started again.
+    /// Restarts a worker.
     pub(super) fn start_worker(&mut self, rank: Rank) {
         let worker = &mut self.workers[rank.index()];
         if !worker.alive {
@@ -273,7 +273,7 @@ impl Cluster {
         self.hosts[host].alive && self.schedule.now_us() >= self.hosts[host].paused_until_us
     }
 
-    /// The process ends: its workers lose their sessions and know that nothing will be answered.
+    /// Ends a sidecar's process: its workers lose their sessions and expect no answers.
     fn crash_host(&mut self, host: usize, seen: bool, for_us: u64) {
         self.hosts[host].alive = false;
         self.hosts[host].life += 1;
@@ -292,7 +292,7 @@ impl Cluster {
         self.schedule.after(for_us, SimEvent::StartHost { host });
     }
 
-    /// Everybody who takes part in an epoch has to hear of the end of a process within a time.
+    /// Expects that every member of an epoch is notified of the end of a process within a time.
     fn expect_notification(&mut self) {
         let (now, since_us) = (self.schedule.now(), self.schedule.now_us());
         for (host, process) in self.hosts.iter().enumerate().filter(|(_, process)| process.alive) {
@@ -304,7 +304,7 @@ impl Cluster {
         }
     }
 
-    /// Whether a process has heard; nothing is said of it while others were deaf or stopped.
+    /// Checks that a process was notified; skipped while others could not receive or were stopped.
     pub(super) fn check_notified(&self, host: usize, life: u32, epoch: Epoch, since_us: u64) -> Result<(), Violated> {
         let (process, status) = (&self.hosts[host], self.hosts[host].engine.status(self.schedule.now()));
         let same = process.alive && process.life == life && status.epoch == epoch;
@@ -327,7 +327,7 @@ impl Cluster {
     }
 }
 
-/// What is a part of a loop comes in the loop's order, but for a swap now and then where the rank is not orderly.
+/// Orders items: those of a loop come in the loop's order, but for a swap now and then if the rank is not orderly.
 fn put_in_turn(rng: &mut Rng, workload: &Workload, todo: &mut [usize], orderly: bool) {
     let turn = |item: usize| workload.items[item].turn;
     let mut items: Vec<usize> = todo.iter().copied().filter(|item| turn(*item).is_some()).collect();
@@ -344,5 +344,5 @@ fn put_in_turn(rng: &mut Rng, workload: &Workload, todo: &mut [usize], orderly: 
     }
 }
 
-/// The time after which silence is taken for death, and the ways there and back with all delays.
+/// The peer timeout, and the round trip with all delays.
 const NOTIFICATION_US: u64 = 7_000_000;

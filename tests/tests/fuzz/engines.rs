@@ -1,4 +1,4 @@
-//! Frames of an authenticated peer that says anything, taken in by a whole engine and the executor of a lane.
+//! Arbitrary frames of an authenticated peer, received by a whole engine and the executor of a lane.
 
 use bytes::Bytes;
 use ronde_engine::{
@@ -17,8 +17,8 @@ const NOW: Time = Time(1_000_000);
 /// Actions that one engine may want after so few messages.
 const ACTIONS_MAX: usize = 10_000;
 
-/// Control messages behind the beginning of an epoch: those of a member to the coordinator, or the other way round. The first
-/// byte of an input says which; the rest is frames.
+/// Control messages after the beginning of an epoch: those of a member to the coordinator, or the other direction. The
+/// first byte of an input selects the direction; the rest is frames.
 #[test]
 fn fuzz_engines_control() {
     let seeds: Vec<Vec<u8>> = (0..2).map(|to| [&[to], &Pair::honest().sent_to(usize::from(to))[..]].concat()).collect();
@@ -38,12 +38,12 @@ fn fuzz_engines_control() {
                 Err(error) => outcome = Outcome::refused(&error),
             }
         }
-        // An engine that has heard nonsense ends the link or the epoch; whatever it says is part of the outcome.
+        // An engine that receives a malformed message ends the link or the epoch; its actions are part of the outcome.
         if outcome.is_read() { Outcome::read(&pair.seen(to)) } else { outcome }
     });
 }
 
-/// Chunks that nobody has asked for, whole frames one after the other: what is held is within what was granted.
+/// Unexpected chunks, as whole frames: the executor buffers no more than was granted.
 #[test]
 fn fuzz_engines_chunks() {
     const GRANT: u64 = 9_000;
@@ -101,7 +101,7 @@ impl Pair {
         pair
     }
 
-    /// An epoch in which both ranks ask for the same and get it; with all that was said.
+    /// Runs an epoch in which both ranks submit the same and complete it; with all messages.
     fn honest() -> Self {
         let mut pair = Self::started();
         pair.sent.clear();
@@ -131,7 +131,7 @@ impl Pair {
         self.event(to, Event::Control { from, epoch, seq, message });
     }
 
-    /// Delivers all that is said until nobody says anything more; gives it.
+    /// Delivers messages until none is left; returns all of them.
     fn deliver_all(&mut self) -> Vec<(usize, Epoch, Seq, Control)> {
         let mut all = Vec::new();
         for _ in 0..100 {
@@ -144,10 +144,10 @@ impl Pair {
                 self.deliver(to, epoch, seq, message);
             }
         }
-        panic!("the engines do not come to rest");
+        panic!("the engines do not stop sending");
     }
 
-    /// As frames, what was said to one of them.
+    /// Returns the messages to one of them, as frames.
     fn sent_to(&self, to: usize) -> Vec<u8> {
         let of = |(_, epoch, seq, message): &(usize, Epoch, Seq, Control)| {
             let frame = Frame::new(FrameKind::Control, *epoch, *seq, encode(message));
@@ -195,7 +195,7 @@ impl Pair {
         }
     }
 
-    /// What an input has led to.
+    /// The outcome of an input.
     fn seen(&self, at: usize) -> impl std::fmt::Debug + use<> {
         let good = self.answered.iter().filter(|(_, _, good)| *good).count();
         let status = self.engines[at].status(NOW);
@@ -204,7 +204,7 @@ impl Pair {
     }
 }
 
-/// Performs an operation that came with all that it needs: every byte that is asked for is one that came.
+/// Performs an operation that arrived with all its inputs: it may read these bytes only.
 fn performed(me: usize, admission: &std::sync::Arc<Admission>) {
     let me = SidecarIndex(u32::try_from(me).expect("two"));
     let mut executor = Executor::new(ExecutorConfig { me, lane: Lane(0), early_grant_bytes: 0 });
@@ -251,7 +251,7 @@ impl Memory for EagerInputs<'_> {
     }
 }
 
-/// What follows each magic number, up to the next one, as a frame of that length: a change of one payload leaves the others.
+/// Splits at each magic number, and makes each part a frame of its length: a mutated payload leaves the others intact.
 fn controls(bytes: &[u8]) -> impl Iterator<Item = Frame> {
     let starts: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(&MAGIC)).collect();
     let ends = starts.clone().into_iter().skip(1).chain([bytes.len()]);

@@ -1,4 +1,4 @@
-//! Whole frames as bytes, with what they say.
+//! Whole frames as bytes, with their contents.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -187,7 +187,7 @@ fn bytes(frame: &Frame) -> Vec<u8> {
     [&frame.header.encode()[..], &frame.payload].concat()
 }
 
-/// `Debug` says what the types say, but for newtypes, which are written as what is in them.
+/// Formats a message as `Debug` does, but shows newtypes as their content.
 fn text(message: &impl std::fmt::Debug) -> String {
     let mut text = format!("{message:?}");
     for newtype in NEWTYPES {

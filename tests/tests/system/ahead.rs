@@ -1,4 +1,4 @@
-//! Steps that come again and again are performed without being negotiated, and nobody can tell by the results.
+//! Repeated steps run ahead without negotiation, and results do not change.
 
 #![forbid(unsafe_code)]
 
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 /// Three sidecars, and two ranks on the first of them.
 const PLACEMENT: [u32; 4] = [0, 0, 1, 2];
-/// The rank that does otherwise.
+/// The rank that differs.
 const ODD: u32 = 2;
 
 #[test]
@@ -53,7 +53,7 @@ fn a_rank_may_ask_for_more_and_in_another_order() -> Result<()> {
                     ensure!(got.to_vec::<i64>()? == [7, 8], "{got:?}");
                     in_order(client, step)?;
                 }
-                // It waits for the second before it asks for the first, which the others have asked for.
+                // It waits for the second before it submits the first, which the others have submitted.
                 40 if client.rank() == ODD => other_way_round(client, step)?,
                 _ => in_order(client, step)?,
             }
@@ -90,7 +90,7 @@ fn a_rank_that_stops_is_named_while_steps_run_ahead() -> Result<()> {
     Ok(())
 }
 
-/// A step: a small tensor and a larger one, both under way at once.
+/// A step: a small tensor and a larger one, both in flight at once.
 fn in_order(client: &Client, step: i64) -> Result<()> {
     let (small, large) = (part(client, step, SMALL)?, part(client, step, LARGE)?);
     let first = client.allreduce_async("small", &small, ReduceOp::Sum)?;

@@ -1,5 +1,5 @@
-//! Averages of f16 and bf16: no overflow on the way, on any number of sidecars, by any algorithm, and no error that a sum in
-//! the type does not have.
+//! Averages of f16 and bf16: no intermediate overflow, on any number of sidecars, by any algorithm, and no error that a
+//! sum in the type does not have.
 
 use anyhow::{Result, ensure};
 use ronde::blocking::Client;
@@ -9,7 +9,7 @@ use ronde_tests::crew::{Crew, DATA_PATHS};
 
 /// On one, two and four sidecars; alike and not.
 const PLACEMENTS: [&[u32]; 5] = [&[0, 0, 0], &[0, 1], &[0, 0, 0, 1], &[0, 1, 2, 3], &[0, 0, 1, 1, 2, 3]];
-/// What travels with its announcement, by recursive doubling or halving, and by a ring.
+/// Sizes that travel eagerly, by recursive doubling or halving, and by a ring.
 const ELEMENTS: [usize; 3] = [40, 3_000, 400_000];
 
 #[test]

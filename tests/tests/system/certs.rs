@@ -1,5 +1,5 @@
-//! Jobs without the launcher: directories of keys and certificates, sidecars that run from them, and fresh ones that are
-//! taken while collectives run.
+//! Jobs without the launcher: directories of keys and certificates, sidecars that run from them, and certificates that
+//! are replaced while collectives run.
 
 use std::ffi::OsString;
 use std::fs;
@@ -46,7 +46,7 @@ impl Job {
         Ok([serial(0)?, serial(1)?])
     }
 
-    /// Runs `ronde certs` with these words and these paths of the job behind them.
+    /// Runs `ronde certs` with these words, followed by these paths of the job.
     fn certs(&self, words: &[&str], paths: &[&str]) -> Result<Output> {
         let mut command = Command::new(ronde_binary()?);
         command.arg("certs").args(words).args(paths.iter().map(|name| self.path(name)));
@@ -55,14 +55,14 @@ impl Job {
         Ok(output)
     }
 
-    /// A directory with a secret in place of certificates.
+    /// A directory with a secret instead of certificates.
     fn with_secret(number: u8) -> Result<Self> {
         let job = Self { directory: tempfile::Builder::new().prefix("ronde-test-").tempdir()?, number };
         job.certs(&["secret"], &["secret"])?;
         Ok(job)
     }
 
-    /// Addresses of the loopback that no other test has, so that ports need not be searched for.
+    /// Addresses of the loopback that no other test uses, so that ports need not be searched for.
     fn peers(&self) -> String {
         let process = std::process::id().to_be_bytes();
         let address =
@@ -77,7 +77,7 @@ impl Job {
     fn sidecar_by_secret(&self, index: u32, job: &str, words: &[&str]) -> Result<Sidecar> {
         let secret = self.path(&format!("secret-{index}"));
         if !secret.exists() {
-            // As on a host of its own.
+            // As on its own host.
             fs::copy(self.path("secret"), &secret)?;
         }
         let index_text = index.to_string();
@@ -105,7 +105,7 @@ fn check_sum(workers: &mut [Worker], name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sums go on until something is seen in the sidecars; not one may fail or be wrong.
+/// Sums until a condition holds; none may fail or be wrong.
 fn sum_until(job: &mut Running, what: &str, seen: impl Fn(&Running) -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -142,7 +142,7 @@ impl Running {
         Ok(page["paths"][0].clone())
     }
 
-    /// Whether both sidecars say of their link that it has been made with these two certificates.
+    /// Returns whether both sidecars report that their link uses these two certificates.
     fn shows(&self, serials: &[String; 2]) -> Result<bool> {
         for of in 0..2 {
             let link = self.link(of)?;
@@ -154,7 +154,7 @@ impl Running {
         Ok(true)
     }
 
-    /// How often connections of a port of both sidecars were replaced, the lesser number.
+    /// Returns how often connections of a port of both sidecars were replaced, the lesser number.
     fn replaced(&self, port: &str) -> Result<u64> {
         let name = format!("ronde_links_replaced_total{{port=\"{port}\"}} ");
         let mut least = u64::MAX;
@@ -349,7 +349,7 @@ fn an_authority_is_changed_while_collectives_run() -> Result<()> {
     }
     sum_until(&mut running, "lanes", |running| Ok(running.replaced("lane0")? >= 3))?;
     println!("{} sums, none failed", running.sums);
-    // Certificates of the old authority are strangers' now.
+    // Certificates of the old authority are rejected now.
     job.certs(&["rotate", "--at-once", "--authority"], &["authority", "sidecar-1"])?;
     wait_for_log(&mut running.sidecars[0], "link refused")?;
     Ok(())
@@ -360,7 +360,7 @@ fn a_half_replaced_directory_is_retried_and_logged_once() -> Result<()> {
     let job = Job::new(10)?;
     let mut running = Running::of(vec![job.sidecar(0)?, job.sidecar(1)?])?;
     let before = job.serials()?;
-    // As somebody would copy them by hand, one after another.
+    // As in a copy by hand, one file after another.
     fs::create_dir(job.path("copy"))?;
     for name in ["cert.pem", "key.pem", "ca.pem"] {
         fs::copy(job.path("sidecar-0").join(name), job.path("copy").join(name))?;
@@ -369,7 +369,7 @@ fn a_half_replaced_directory_is_retried_and_logged_once() -> Result<()> {
     fs::rename(job.path("copy/key.pem"), job.path("sidecar-0/key.pem"))?;
     let words = "the changed credentials cannot be used, the old ones stay";
     wait_for_log(&mut running.sidecars[0], words)?;
-    // Long enough for more looks at the same half.
+    // Long enough for more polls of the same half.
     let until = Instant::now() + Duration::from_secs(4);
     sum_until(&mut running, "with half", |running| Ok(running.shows(&before)? && Instant::now() > until))?;
     ensure!(!running.sidecars[0].process.log().contains(words), "said twice");

@@ -1,5 +1,5 @@
-//! Every collective through the Rust client over three real sidecars, with tensors in shared memory and inside messages,
-//! with messages over a ring and over gRPC.
+//! Every collective through the Rust client over three real sidecars, with tensors in shared memory and inside
+//! messages, with messages over a ring and over gRPC.
 
 use anyhow::{Context, Result, ensure};
 use ronde::blocking::{Client, Handle};
@@ -22,7 +22,7 @@ fn me(client: &Client) -> i64 {
     i64::from(client.rank())
 }
 
-/// What a rank contributes: from 1 to 11.
+/// A rank's contribution: from 1 to 11.
 fn drawn(rank: i64, i: i64) -> i64 {
     (rank * 7 + i * 3) % 11 + 1
 }
@@ -213,7 +213,7 @@ fn messages_from_any_source() -> Result<()> {
                 client.barrier("received")?;
                 return Ok(());
             }
-            // The last rank's second message is for a receive that names it, whatever else comes.
+            // The last rank's second message is for a receive that names it, whichever other messages arrive.
             let mut rounds = vec![0; size as usize];
             let first = client.recv_from_async(size - 1, 7)?;
             let others = (0..i64::from(size - 1) * ROUNDS - 2).map(|_| Ok(client.recv_from_async(None, 7)?));

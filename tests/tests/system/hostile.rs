@@ -1,4 +1,4 @@
-//! Local peers that do not keep to the contract: each is refused with its reason, and the job of the others goes on.
+//! Local peers that break the protocol: each is refused with its reason, and the job of the others continues.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -26,7 +26,7 @@ fn garbage_on_the_sockets_disturbs_nobody() -> Result<()> {
     for (socket, connections) in [(paths::rpc_socket(&directory), 300), (paths::mem_socket(&directory), 100)] {
         for number in 0..connections {
             let mut stream = UnixStream::connect(&socket)?;
-            // The sidecar may close at any time; that is what a refusal looks like here.
+            // The sidecar may close at any time; that is how it refuses here.
             let _ = stream.write_all(&garbage(number));
             // Half of them stay, unfinished.
             held.extend((number % 2 == 0).then_some(stream));
@@ -37,7 +37,7 @@ fn garbage_on_the_sockets_disturbs_nobody() -> Result<()> {
     cluster.check_sum("afterwards", 10_000)
 }
 
-/// Random bytes, bytes that begin like the protocol, lengths that nobody can hold, and requests that never end.
+/// Random bytes, bytes that begin like the protocol, impossible lengths, and requests that never end.
 fn garbage(number: u64) -> Vec<u8> {
     let random = (0..scatter(number) % 4_096).map(|index| scatter(number << 20 | index).to_le_bytes()[0]).collect();
     match number % 5 {
@@ -81,7 +81,7 @@ fn claims_are_refused_each_with_its_reason() -> Result<()> {
     Ok(())
 }
 
-/// Ranks 0, 1 and 3 by the book, rank 2 in the test's hands.
+/// Ranks 0, 1 and 3 are ordinary workers; the test controls rank 2.
 fn with_raw_rank(options: SessionOptions) -> Result<(Cluster, RawSession, v1::Claimed)> {
     let mut cluster = Plan::of(&[0, 0, 1, 1]).sidecars(WORKER)?;
     for rank in [0, 1, 3] {
@@ -125,7 +125,7 @@ fn inline(fill: Fill, rank: u32, elements: u64) -> v1::place::Place {
     v1::place::Place::Inline(fill.bytes(rank, bytes).into())
 }
 
-/// Everybody, rank 2 among them, gets the right sum.
+/// Checks that all ranks, rank 2 among them, get the right sum.
 fn check_sum_of_all(cluster: &mut Cluster, session: &mut RawSession, request: u64, name: &str) -> Result<()> {
     let (elements, fill) = (1_000, Fill::Whole { seed: request });
     session.send(client_message::Message::Submit(submission(request, name, elements, inline(fill, 2, elements))))?;
@@ -164,8 +164,8 @@ fn submissions_are_refused_each_with_its_reason() -> Result<()> {
     };
     let cases = [
         ("segment 9 is not attached", of(arena(9, 0, 400))),
-        ("outside segment 3 of 1048576 bytes", of(arena(3, (1 << 20) - 399, 400))),
-        ("outside segment 3", of(arena(3, 1 << 40, 400))),
+        ("outside of segment 3 of 1048576 bytes", of(arena(3, (1 << 20) - 399, 400))),
+        ("outside of segment 3", of(arena(3, 1 << 40, 400))),
         ("beyond", of(arena(3, u64::MAX, 400))),
         ("bytes", of(arena(3, 0, 401))),
         ("cuda", of(v1::place::Place::Device(device))),
@@ -187,7 +187,7 @@ fn submissions_are_refused_each_with_its_reason() -> Result<()> {
         ensure!(refused.reason.contains(words), "{:?} does not say {words:?}", refused.reason);
         ensure!(refused.cause() == v1::Cause::Refused, "{refused:?}");
         if words != "set" {
-            // Whoever waits for the same tensor is told, too.
+            // Ranks that wait for the same tensor receive the failure, too.
             let (_, failed) = cluster.workers[0].failure(pending, PATIENCE)?;
             ensure!(failed.cause == Some(Cause::Refused) && failed.rank == Some(2), "{failed:?}");
         }
@@ -242,7 +242,7 @@ fn impossible_requests_of_every_kind_are_rejected() -> Result<()> {
         ensure!(refused.reason.contains(words), "{:?} does not say {words:?}", refused.reason);
         ensure!(refused.cause() == v1::Cause::Refused, "{refused:?}");
     }
-    // Who takes no part says so, and whoever waits is told; what nobody can wait for is passed over.
+    // An abstention fails the waiting ranks; one for an invalid name is ignored.
     let abstain = |name: &str, process_set| {
         client_message::Message::Abstain(v1::Abstain {
             name: name.to_owned(),
@@ -287,13 +287,13 @@ fn requests_over_the_limit_are_refused_at_once() -> Result<()> {
             1,
             inline(fill, 2, 1),
         )))?;
-        // Answers are looked at as they come, so that this session is not taken for one that does not read.
+        // Answers are read as they arrive, so that this session is not closed for not reading.
         if request > limit && (request % 1_000 == 0 || request == REQUESTS) {
             let refused = session.await_failed(request)?;
             ensure!(refused.reason.contains("PENDING_PER_SESSION_MAX"), "{}", refused.reason);
         }
     }
-    // The others never noticed: with some of its requests withdrawn, the job goes on.
+    // The others are unaffected: with some of its requests withdrawn, the job continues.
     for request in 1..=100 {
         session.send(client_message::Message::Withdraw(v1::Withdraw { request, reason: "enough".to_owned() }))?;
         session.await_failed(request)?;
@@ -315,7 +315,7 @@ fn a_worker_that_does_not_read_is_given_up_and_named() -> Result<()> {
     let session = RawSession::open(&directory, Some(first), SessionOptions { heartbeats: true, reads: false });
     cluster.workers.iter_mut().try_for_each(ronde_tests::cluster::Worker::await_connected)?;
     let pending = cluster.workers[0].submit(sum("pending", 100, Fill::Whole { seed: 1 }))?;
-    // Answers pile up until there is no room for another. The thread may be left waiting for a stream that nobody reads.
+    // Answers pile up until there is no room for another. The thread may block on a stream that is not read.
     std::thread::spawn(move || while session.send(client_message::Message::Heartbeat(v1::Heartbeat {})).is_ok() {});
     let (_, failed) = cluster.workers[0].failure(pending, PATIENCE)?;
     ensure!(failed.cause == Some(Cause::RankLost) && failed.rank == Some(2), "{failed:?}");

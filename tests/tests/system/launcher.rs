@@ -20,7 +20,7 @@ fn environment_of(ended: &Ended, rank: u32) -> BTreeMap<String, String> {
     pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// A sidecar that follows a script instead of its duty.
+/// A sidecar that follows a script instead of the protocol.
 fn sidecar_script(directory: &Path, body: &str) -> String {
     let path = directory.join("sidecar");
     fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("a temporary directory is writable");
@@ -317,7 +317,7 @@ fn a_killed_sidecar_ends_the_job_and_its_directory_goes() {
 #[test]
 fn output_that_nobody_reads_does_not_keep_ctrl_c_from_working() {
     let mut job = Run::new(2).stdout_unread().start(sh("echo ready >&2; yes"));
-    // The other rank's line may wait behind what nobody reads.
+    // The other rank's line may wait after output that is not read.
     job.wait_for_line("<stderr>:ready", DEADLINE);
     job.signal(Signal::SIGINT);
     assert_nothing_left(job);

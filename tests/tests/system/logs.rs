@@ -1,4 +1,4 @@
-//! What sidecars and the launcher log.
+//! The logs of sidecars and the launcher.
 
 use nix::sys::signal::Signal;
 use ronde_tests::harness::{DEADLINE, Run};
@@ -18,7 +18,7 @@ fn json_logs_carry_job_sidecar_and_message_on_every_line() {
         let tokens: Vec<Vec<u8>> = tokens.filter_map(|file| std::fs::read(file.path()).ok()).collect();
         (tokens.len() == 4).then_some(tokens)
     });
-    job.wait_for_line("a lane has done its part of an operation", DEADLINE);
+    job.wait_for_line("a lane completed its part of an operation", DEADLINE);
     job.wait_for("lines of both sidecars", DEADLINE, |job| {
         job.has_line(|line| line.contains("\"sidecar\":1,") && line.contains("an operation begins")).then_some(())
     });

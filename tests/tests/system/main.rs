@@ -1,6 +1,6 @@
 //! Real sidecars, workers and launchers, on this host or in network namespaces.
 //!
-//! One program for all of them: what they link is linked once, and the waits of one overlap those of the others.
+//! They form one program: its libraries are linked once, and the waits of one test overlap those of the others.
 
 mod ahead;
 mod averages;
@@ -29,5 +29,5 @@ mod settings;
 mod timeline;
 mod web;
 
-/// A worker that does what a script on its standard input says.
+/// A worker that executes a script from its standard input.
 const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");

@@ -1,4 +1,4 @@
-//! Results that a worker wants in memory of its own: written there and nowhere else, refused by name where that cannot be.
+//! Results in the worker's own memory: written there and nowhere else, refused with a reason where that is impossible.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use ronde_wire::{Cause, Collective};
 
 use crate::WORKER;
 
-/// Ranks 0, 1 and 3 by the book, rank 2 in the test's hands with a segment of its own.
+/// Ranks 0, 1 and 3 are ordinary workers; the test controls rank 2, which has its own segment.
 struct World {
     cluster: Cluster,
     session: RawSession,
@@ -38,7 +38,7 @@ impl World {
         Ok(Self { cluster, session, segment, token })
     }
 
-    /// Everybody sums; rank 2's contribution is at the start of its segment.
+    /// Sums on all ranks; rank 2's contribution is at the start of its segment.
     fn sum_into(&mut self, request: u64, elements: u64, output: Option<v1::Place>) -> Result<(v1::Completed, u64)> {
         let (name, fill) = (format!("sum {request}"), Fill::Whole { seed: request });
         let bytes = elements * 4;
@@ -104,13 +104,13 @@ fn a_result_is_written_where_it_is_wanted_and_nowhere_else() -> Result<()> {
     }
     let (completed, expected) = world.sum_into(10, 1_000, None)?;
     let Some(v1::place::Place::Arena(at)) = completed.result.and_then(|place| place.place) else {
-        anyhow::bail!("a result without an output lies in a segment of the sidecar's")
+        anyhow::bail!("a result without an output is in a segment of the sidecar")
     };
     let mut bytes = vec![0; 4_000];
     let results = world.session.memory()?.result(&world.token, SegmentId(at.segment))?;
     results.copy_to(at.offset, &mut bytes)?;
     ensure!(!completed.in_output && digest(&bytes) == expected, "it is wrong");
-    // Until it is released, it is where it was; that of a result in its output is nothing to the sidecar.
+    // Until it is released, it stays where it was; a result in the worker's output takes nothing of the sidecar.
     world.session.send(client_message::Message::Release(v1::Release { request: 1 }))?;
     world.sum_into(11, 1_000, Some(arena(MINE, 1 << 20, 4_000)))?;
     results.copy_to(at.offset, &mut bytes)?;
@@ -126,10 +126,10 @@ fn outputs_are_refused_each_with_its_reason() -> Result<()> {
     let device = v1::place::Device { kind: "cuda".to_owned(), ..v1::place::Device::default() };
     let cases = [
         ("segment 9 is not attached", whole(arena(9, 0, 400))),
-        // The other ranks' segments have numbers of their own.
+        // The other ranks' segments have their own numbers.
         ("segment 0 is not attached", whole(arena(0, 0, 400))),
-        ("outside segment 3 of 16777216 bytes", whole(arena(MINE, (16 << 20) - 399, 400))),
-        ("outside segment 3", whole(arena(MINE, 1 << 40, 400))),
+        ("outside of segment 3 of 16777216 bytes", whole(arena(MINE, (16 << 20) - 399, 400))),
+        ("outside of segment 3", whole(arena(MINE, 1 << 40, 400))),
         ("beyond what can be addressed", whole(arena(MINE, u64::MAX, 400))),
         ("some of the input's", whole(arena(MINE, 399, 400))),
         ("some of the input's", whole(arena(MINE, 0, 400))),
@@ -179,7 +179,7 @@ fn a_worker_that_dies_while_its_result_is_written_harms_nobody_else() -> Result<
     drop((session, segment));
     let expected = fill.digest_of_sum(&[0, 1, 2, 3], usize::try_from(bytes)?);
     for (worker, id) in cluster.workers.iter_mut().zip(pending) {
-        // Whichever came first: the result, which is right, or the end of rank 2, which is named.
+        // One of two happened first: the result, which is right, or the end of rank 2, which is named.
         match worker.digest(id, PATIENCE) {
             Ok(found) => ensure!(found == expected, "rank {} has a wrong sum", worker.rank),
             Err(failed) => ensure!(format!("{failed:#}").contains("rank 2"), "{failed:#}"),

@@ -1,4 +1,4 @@
-//! What a sidecar shows to people and monitoring, and how it leaves.
+//! The pages of a sidecar for people and monitoring, and its shutdown.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -35,7 +35,7 @@ fn the_status_page_shows_who_is_missing_for_which_tensor() -> Result<()> {
     Ok(())
 }
 
-/// Asks until the page says it.
+/// Polls the page until it matches.
 fn await_status(sidecar: &Sidecar, is: impl Fn(&Value) -> bool) -> Result<Value> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -123,8 +123,8 @@ fn an_idle_sidecar_shuts_down_at_sigterm_and_notifies_its_workers() -> Result<()
     for worker in &mut cluster.workers {
         let over = |answer| if let Answer::Over { text } = answer { Some(text) } else { None };
         let text = worker.await_answer("the end of its session", PATIENCE, over)?;
-        println!("rank {} is told: {text}", worker.rank);
-        ensure!(text.contains("sidecar 1"), "rank {} is told {text:?}", worker.rank);
+        println!("rank {} receives: {text}", worker.rank);
+        ensure!(text.contains("sidecar 1"), "rank {} receives {text:?}", worker.rank);
     }
     Ok(())
 }
@@ -193,5 +193,5 @@ fn marked(mark: &str) -> Vec<String> {
 const MARK: &str = "RONDE_TEST_MARK";
 /// The longest drain, and what a busy machine adds.
 const LEAVES_WITHIN: Duration = Duration::from_secs(20);
-/// How long a sidecar lets sessions go on (`DRAIN_TIMEOUT` of the sidecar).
+/// How long a sidecar lets sessions continue (`DRAIN_TIMEOUT` of the sidecar).
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);

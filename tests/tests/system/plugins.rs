@@ -1,4 +1,4 @@
-//! Plugins through the Rust client over real sidecars: what a hostile one does fails its operation on all ranks, with the plugin
+//! Plugins through the Rust client over real sidecars: a hostile one fails its operation on all ranks, with the plugin
 //! and the reason named, and the same sidecars complete the next ordinary all-reduce.
 
 #![forbid(unsafe_code)]
@@ -69,7 +69,7 @@ fn reduced(client: &Client, call: PluginCall) -> Result<Tensor, Error> {
     client.allreduce("reduced", &mine, ReduceOptions::reduced_by(call))
 }
 
-/// The good ones give what they promise: all ranks' sum, and the last rank's values.
+/// Checks the good ones: the sum of all ranks, and the last rank's values.
 fn check_good_ones(crew: &Crew) -> Result<()> {
     crew.all(|client| {
         let (sum, last) = (encoded(client, PluginCall::new("good-codec"))?, reduced(client, PluginCall::new("last"))?);
@@ -81,7 +81,7 @@ fn check_good_ones(crew: &Crew) -> Result<()> {
     Ok(())
 }
 
-/// Every rank's request fails with these words, and the sidecars go on.
+/// Checks that every rank's request fails with these words, and that the sidecars continue.
 fn fails(module: &[u8], words: &str) -> Result<()> {
     let plugins = Plugins::with_good_ones()?;
     plugins.add("hostile", module)?;
@@ -156,7 +156,7 @@ fn a_buffer_outside_of_its_memory() -> Result<()> {
     fails(&wild.placed(6, 0xffff_ffc0).wasm(), "not within the memory of 131072 bytes")
 }
 
-/// A ring begins with another rank for each piece, but the last rank's values are what comes out.
+/// A ring begins with another rank for each chunk, but the result must be the last rank's values.
 #[test]
 fn pairs_in_the_order_of_ranks_where_that_counts() -> Result<()> {
     const ELEMENTS: usize = 300_000;
@@ -175,7 +175,7 @@ fn pairs_in_the_order_of_ranks_where_that_counts() -> Result<()> {
     Ok(())
 }
 
-/// Each call keeps its deadline, and all of them together take for ever: an output of one line, and sleepless milliseconds
+/// Each call meets its deadline, but all of them together take forever: an output of one line, and milliseconds of work
 /// for each.
 #[test]
 fn calls_that_are_slow_together() -> Result<()> {
@@ -197,7 +197,7 @@ fn a_plugin_that_fails_again_and_again_is_disabled_and_no_other() -> Result<()> 
     let plugins = Plugins::with_good_ones()?;
     plugins.add("hostile", &hostile().with("ronde_encode", "(unreachable)").wasm())?;
     let crew = crew_of(&plugins)?;
-    // Both sidecars count their own faults, and which of them fails first hangs on their pace.
+    // Both sidecars count their own faults; which of them fails first depends on their speed.
     for _ in 0..12 {
         crew.check_fails("plugin hostile@0.1.0", |client| encoded(client, PluginCall::new("hostile")))?;
     }
@@ -268,7 +268,7 @@ fn only_plugins_signed_with_a_trusted_key_are_loaded() -> Result<()> {
     check_good_ones(&crew)
 }
 
-/// How many ranks a reducer takes is known before anything moves: it is not called at all.
+/// The rank limit of a reducer is checked before data moves: it is never called.
 #[test]
 fn more_ranks_than_a_reducer_takes() -> Result<()> {
     let plugins = Plugins::with_good_ones()?;
@@ -311,7 +311,7 @@ fn calls_and_failures_of_plugins_are_counted() -> Result<()> {
     Ok(())
 }
 
-/// A plugin may log 64 KiB in a call. A line of the sidecar's log has as much of that as a failure may say.
+/// A plugin may log 64 KiB in a call. A line of the sidecar's log has at most as much of that as a failure text.
 #[test]
 fn log_lines_of_a_plugin_do_not_flood_the_log_of_its_sidecar() -> Result<()> {
     let flood = "(local $i i32) (memory.fill (i32.const 256) (i32.const 120) (i32.const 1024))
@@ -326,7 +326,7 @@ fn log_lines_of_a_plugin_do_not_flood_the_log_of_its_sidecar() -> Result<()> {
         let failed = encoded(client, PluginCall::new("hostile")).err();
         Ok(failed.context("the plugin refuses everything")?.to_string())
     })?;
-    // The others may have been told before they called it.
+    // The others may have received the failure before they called it.
     let culprit = usize::from(failure[0].contains("on sidecar 1"));
     let failed = |line: &Line| line.text.contains("a lane cannot perform an operation").then_some(line.text.len());
     let process = &mut crew.cluster.sidecars[culprit].process;
@@ -335,7 +335,7 @@ fn log_lines_of_a_plugin_do_not_flood_the_log_of_its_sidecar() -> Result<()> {
     Ok(())
 }
 
-/// A codec that says in the first value of each span how often it has encoded that: what it keeps is seen.
+/// A codec that sends in the first value of each span how often it has encoded that: its state is visible.
 #[test]
 fn a_process_set_that_is_added_again_starts_without_residuals() -> Result<()> {
     let counting = "(i32.store (i32.const 0x6000) (i32.add (i32.load (i32.const 0x6000)) (i32.const 1)))
@@ -375,7 +375,7 @@ fn metric(page: &str, name: &str) -> Result<f64> {
     Ok(line.with_context(|| format!("{name} is missing in:\n{page}"))?.parse()?)
 }
 
-/// Residuals need room; who has none is told which setting it is.
+/// Residuals need room; without room the failure names the setting.
 #[test]
 fn state_beyond_its_limit() -> Result<()> {
     let plugins = Plugins::with_good_ones()?;

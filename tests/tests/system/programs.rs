@@ -1,6 +1,6 @@
 //! Random programs of collectives on random sets, each on a real job and by a sequential interpreter.
 //!
-//! A few of them here; `make differential-rust SECONDS=n` runs them for as long as it is told.
+//! These are a few of them; `make differential-rust SECONDS=n` runs more for that time.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ fn random_programs_match_the_sequential_interpreter() -> Result<()> {
     }
 }
 
-/// All placements by all ways by turns, under seeds that nobody has used in a short run.
+/// All placements with all data paths in turn, under seeds that no short run uses.
 fn for_a_while(time: Duration) -> Result<()> {
     let (began, mut seed) = (Instant::now(), FIRST_LONG);
     while began.elapsed() < time {
@@ -54,7 +54,7 @@ fn run(placement: &[u32], path: DataPath, seeds: std::ops::Range<u64>) -> Result
     seeds.into_iter().try_for_each(|seed| job.check(&Drawing::program(seed, ranks)))
 }
 
-/// The comparison notices one wrong element, and what is left of the program is the step that has it.
+/// The comparison detects one wrong element, and the shortened program is the step that has it.
 #[test]
 fn a_wrong_result_is_found_and_the_program_made_short() -> Result<()> {
     let mut program = Drawing::program(3, 3);
@@ -68,7 +68,7 @@ fn a_wrong_result_is_found_and_the_program_made_short() -> Result<()> {
     let number = |program: &Program| program.phases.iter().map(Vec::len).sum::<usize>();
     ensure!(number(&program) > 4, "a program of several steps: {program:?}");
     let step = program.phases[0].first_mut().context("a step")?;
-    // Two ranks ask for other reductions of one tensor than the third.
+    // Two ranks submit other reductions of one tensor than the third.
     step.kind = Kind::AllReduce(ReduceOp::Adasum, Grouping::Alone);
     step.dtype = ronde::DType::I32;
     let error = Job::new(&[0, 0, 0], DataPath(Transfer::Arena, Ring::Auto)).check(&program).expect_err("it is refused");

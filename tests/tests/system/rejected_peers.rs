@@ -1,5 +1,5 @@
-//! Workers and starts that cannot be: each is told why in words, nothing hangs, nothing is left behind, and the job of the
-//! others goes on.
+//! Workers and sidecars that must be rejected: each gets the reason, nothing hangs, nothing is left, and the job of the
+//! others continues.
 
 use std::collections::HashMap;
 use std::fs;
@@ -26,7 +26,7 @@ use ronde_wire::{Epoch, Frame, FrameHeader, FrameKind, Incarnation, JobName, Seq
 
 use crate::WORKER;
 
-/// `nobody`, wherever there is such a user.
+/// The user `nobody` of common systems.
 const OTHER_UID: u32 = 65_534;
 
 /// Why a worker's process could not connect.
@@ -64,7 +64,7 @@ fn workers_of_another_version_are_rejected_with_the_fix() -> Result<()> {
     Ok(())
 }
 
-/// As a user who opened the directory by mistake would have it.
+/// Opens the directory to all users, as by mistake.
 fn open_to_all(cluster: &Cluster) -> Result<()> {
     let directory = cluster.sidecars[0].socket_dir()?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
@@ -96,16 +96,16 @@ fn a_worker_of_another_user_is_refused() -> Result<()> {
         command.env("RONDE_SOCKET", sidecar.socket_dir()?).env("RONDE_TOKEN_FILE", sidecar.token_file(0)?);
         Worker::run(0, &mut command)
     };
-    // The directory alone keeps it out.
+    // The directory alone rejects it.
     let reason = refusal(&mut other_user(&cluster)?)?;
     println!("{reason}");
     ensure!(reason.contains("ermission denied"), "{reason}");
-    // With the directory, the sockets and even the token open, the kernel's word on the process does.
+    // With the directory, the sockets and even the token open, the uid that the kernel reports rejects it.
     open_to_all(&cluster)?;
     let reason = refusal(&mut other_user(&cluster)?)?;
     println!("{reason}");
     ensure!(reason.contains("uid 65534 may not use this sidecar; allowed are {0}"), "{reason}");
-    // Both ranks are still free for whom they are for.
+    // Both ranks are still free for their workers.
     for rank in 0..2 {
         let worker = cluster.new_worker(rank)?;
         cluster.workers.push(worker);
@@ -140,7 +140,7 @@ fn a_socket_path_that_is_too_long_is_found_before_it_is_bound() -> Result<()> {
     Ok(())
 }
 
-/// A link to a real sidecar, by one that has all the certificates and none of the manners.
+/// A link to a real sidecar by a peer with valid certificates that breaks the protocol.
 async fn link(port: &mut NetworkPort) -> Result<()> {
     port.open(SidecarIndex(0), Role::Dial);
     match tokio::time::timeout(PATIENCE, next_event(port)).await? {
@@ -211,7 +211,7 @@ fn a_corrupt_and_an_oversized_frame_of_an_authenticated_peer_end_its_link() -> R
         ensure!(reason.contains("a Control frame may have"), "{reason}");
         Ok(())
     })?;
-    // Without its peer there is no job: it says so, ends, and leaves nothing behind.
+    // Without its peer there is no job: it reports the reason, ends, and leaves nothing.
     let reason = sidecar.await_fatal(PATIENCE)?;
     ensure!(reason.contains("sidecar 1 did not connect: protocol violation: a Control frame may have"), "{reason}");
     ensure!(!sidecar.process.await_exit(PATIENCE)?.success(), "it ended well");

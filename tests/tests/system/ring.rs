@@ -1,5 +1,5 @@
-//! Sessions over a ring in shared memory: they say and hear what others do, and a worker that breaks its ring ends nobody's
-//! session but its own.
+//! Sessions over a ring in shared memory: they carry all messages, and a worker that breaks its ring ends its own
+//! session only.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +18,7 @@ use ronde_wire::{Cause, limits};
 
 use crate::WORKER;
 
-/// Ranks 0 and 2 by the book, rank 1 in the test's hands, with a ring. It shares its sidecar with rank 2.
+/// Ranks 0 and 2 are ordinary workers; the test controls rank 1, which has a ring. It shares its sidecar with rank 2.
 struct Stage {
     cluster: Cluster,
     session: RawSession,
@@ -39,7 +39,7 @@ impl Stage {
         Ok(Self { cluster, session, claimed, ring })
     }
 
-    /// Everybody, rank 1 among them, gets the right sum.
+    /// Checks that all ranks, rank 1 among them, get the right sum.
     fn check_sum(&mut self, request: u64) -> Result<()> {
         let (elements, fill, name) = (1_000, Fill::Whole { seed: request }, format!("sum {request}"));
         self.ring.send(submission(request, &name, elements, fill))?;
@@ -62,7 +62,7 @@ impl Stage {
         })
     }
 
-    /// Ranks 0 and 2 submit; gives why that fails.
+    /// Submits on ranks 0 and 2; returns why that fails.
     fn failures(&mut self, provoke: impl FnOnce(&mut Self) -> Result<()>) -> Result<Vec<Failed>> {
         let mut pending = Vec::new();
         for worker in &mut self.cluster.workers {
@@ -73,7 +73,7 @@ impl Stage {
         workers.map(|(worker, id)| Ok(worker.failure(id, PATIENCE)?.1)).collect()
     }
 
-    /// The sidecar serves on: the rank can be claimed again.
+    /// Checks that the sidecar still serves: the rank can be claimed again.
     fn check_alive(&self) -> Result<()> {
         RawSession::claim(self.cluster.sidecars[1].socket_dir()?, "test", 1, WELL_BEHAVED).map(drop)
     }
@@ -101,7 +101,7 @@ fn submission(request: u64, name: &str, elements: u64, fill: Fill) -> client_mes
 fn a_ring_carries_every_message_and_malformed_ones_disturb_nobody() -> Result<()> {
     let mut stage = Stage::start()?;
     stage.check_sum(1)?;
-    // How it sleeps and whether it waits for room is the worker's to say, truly or not; so is how often it rings.
+    // The worker writes whether it sleeps and whether it waits for room, truly or not, and rings as often as it likes.
     for (round, offset) in (2..).zip([512 + 256, 512 + 384, 1_024 + 256, 1_024 + 384]) {
         for word in [1_u32, 2, 3, u32::MAX] {
             stage.ring.memory.write_all_at(&word.to_le_bytes(), offset)?;
@@ -118,8 +118,8 @@ fn a_ring_carries_every_message_and_malformed_ones_disturb_nobody() -> Result<()
 fn a_broken_ring_ends_its_session_by_name() -> Result<()> {
     let limit = limits::RING_BYTES as u64;
     let length = u32::try_from(limit)?.to_le_bytes();
-    // Of the direction to the sidecar: the producer's position; a length behind a position that is published; bytes that are no
-    // message. Of the other: the consumer's position, which the sidecar sees when its own side is full.
+    // Of the direction to the sidecar: the producer's position; a length after a position that is published; an invalid
+    // message. Of the other: the consumer's position, which the sidecar reads when its own side is full.
     let breaks: [(&str, Writes<'_>); 4] = [
         ("its position", &[(512, &[4, 0, 0, 0, 0, 0, 0, 0])]),
         ("its position", &[(512, &[0xFF; 8])]),
@@ -145,7 +145,7 @@ fn a_broken_ring_ends_its_session_by_name() -> Result<()> {
     Ok(())
 }
 
-/// Bytes for places in a ring's memory.
+/// Bytes for positions in a ring's memory.
 type Writes<'a> = &'a [(u64, &'a [u8])];
 
 #[test]
@@ -186,7 +186,7 @@ fn a_worker_that_does_not_read_its_ring_is_given_up_and_named() -> Result<()> {
     stage.check_alive()
 }
 
-/// More than wait for a worker, in its ring and behind it.
+/// More messages than are queued for a worker, in its ring and after it.
 const REFUSED: u64 = 200_000;
 
 #[test]
@@ -210,10 +210,10 @@ fn messages_written_before_the_end_of_the_stream_count_and_half_a_message_does_n
         let mut stage = Stage::start()?;
         let pending = stage.cluster.workers[0].submit(sum("pending", 100, Fill::Ones))?;
         if announces_end {
-            // Nobody is woken: only the end of the stream makes the sidecar look.
+            // Nothing wakes the sidecar: only the end of the stream makes it read the ring.
             stage.ring.write(client_message::Message::Goodbye(v1::Goodbye { reason: "written last".to_owned() }))?;
         }
-        // The beginning of a message that is not published, as a process leaves it that is killed while it writes.
+        // The beginning of a message that is not published, as left by a process that is killed while it writes.
         stage.ring.memory.write_all_at(&[200, 0, 0, 0, 1, 2, 3], 4_096 + 512)?;
         drop(stage.session);
         let (_, failed) = stage.cluster.workers[0].failure(pending, PATIENCE)?;
@@ -267,7 +267,7 @@ fn threads_of_one_worker_share_its_session() -> Result<()> {
                             let expected = numbers(&[1], |_| 3 * (thread + round)).expect("a tensor");
                             let operation = Operation::allreduce(name.as_str(), &mine, ReduceOp::Sum);
                             let mut handle = client.submit_from(&operation).expect("submitted");
-                            // Some look again and again, some wait for a moment, some as long as it takes.
+                            // Some poll continuously, some wait for a moment, some as long as it takes.
                             while thread % 3 == 0 && !handle.poll() {
                                 std::thread::yield_now();
                             }

@@ -1,4 +1,4 @@
-//! Settings that change how a job is performed, by their effect.
+//! Settings that change how a job is performed, tested by their effect.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,7 @@ use ronde_tests::cluster::{Plan, Sidecar};
 use ronde_tests::crew::{Crew, numbers};
 use ronde_tests::script::Fill;
 
-/// Elements of a tensor that is exchanged, and cut into several pieces.
+/// Elements of a tensor that is exchanged, and cut into several chunks.
 const ELEMENTS: u64 = 300_001;
 
 /// All ranks' tensors summed and averaged, in two types whose sums depend on the order.
@@ -20,7 +20,7 @@ fn reduced(client: &Client) -> Result<Vec<Vec<u8>>> {
     for (dtype, op, name) in
         [(DType::F32, ReduceOp::Sum, "a"), (DType::F32, ReduceOp::Average, "b"), (DType::F16, ReduceOp::Sum, "c")]
     {
-        // Of the second type: any bits but those of infinities and of what is no number.
+        // Of the second type: any bits but those of infinities and NaN.
         let bytes: Vec<u8> = match dtype {
             DType::F16 => rough.chunks_exact(4).flat_map(|float| [float[0], float[3] & 0xBB]).collect(),
             _ => rough.clone(),
@@ -31,7 +31,7 @@ fn reduced(client: &Client) -> Result<Vec<Vec<u8>>> {
     Ok(results)
 }
 
-/// The results of all ranks, which are the same, and the bytes that went between the sidecars.
+/// Returns the results of all ranks, which are equal, and the bytes sent between the sidecars.
 fn results_on(plan: Plan<'_>) -> Result<(Vec<Vec<u8>>, u64)> {
     let crew = Crew::start(plan, Transfer::Arena)?;
     let mut all = crew.all(reduced)?;

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 /// Two sidecars, with two ranks on the second.
 const PLACEMENT: [u32; 3] = [0, 1, 1];
-/// More than travels with the messages that agree about it.
+/// More than travels eagerly.
 const ELEMENTS: u64 = 100_000;
 
 fn options(path: &Path) -> TimelineOptions {
@@ -110,7 +110,7 @@ fn only_the_session_of_rank_0_may_record() -> Result<()> {
     let ((_first, of_first), (_second, of_second)) = (claim(0)?, claim(1)?);
     ask_for_timeline(directory, &of_first.session_token)?;
     for (token, words) in [
-        (&of_second.session_token[..], "rank 0 does, for all"),
+        (&of_second.session_token[..], "rank 0 records for all ranks"),
         (&[7; 16], "no open session"),
         (&[7; 3], "session_token has 3 bytes, not 16"),
     ] {

@@ -1,5 +1,5 @@
-//! The listener for gRPC-Web: who gets in and who does not, what is refused before it is read, and a session that is one
-//! like any other.
+//! The gRPC-Web listener: which calls are accepted, what is refused before it is read, and that its sessions work like
+//! any other.
 
 #![forbid(unsafe_code)]
 
@@ -22,8 +22,8 @@ use ronde_tests::web::{Answer, Call, WebSession, address, connect, framed, messa
 use ronde_wire::{Collective, limits};
 use serde_json::{Value, json};
 
-/// Two sidecars with a rank each, both of which answer on the loopback. Sessions here say nothing but what a test has them say,
-/// which a busy machine may hold up for longer than silence lasts by default.
+/// Two sidecars with a rank each, both of which serve the loopback. The test writes all messages of sessions, and a
+/// busy machine may delay them for longer than the default peer timeout.
 fn plan<'a>() -> Plan<'a> {
     Plan::of(&[0, 1]).web(json!({ "listen": "127.0.0.1:0" })).peer_timeout_ms(SILENCE_MS)
 }
@@ -128,7 +128,7 @@ fn a_web_session_works_like_any_other() -> Result<()> {
     let described = call(sidecar, &Call::new("Describe", Some(&token), framed(&[])))?.finish()?.0;
     let described: v1::Description = ring::decode(described.first().context("a description")?)?;
     ensure!(described.ranks == [1] && described.job == "test");
-    // Its end is the end of its call, and heard by the others.
+    // Its end is the end of its call, and the others receive it.
     drop(session);
     let error = client.barrier(None).err().context("rank 1 is gone")?;
     ensure!(error.to_string().contains("rank 1"), "{error}");
@@ -167,7 +167,7 @@ fn a_web_session_needs_the_token_of_its_rank() -> Result<()> {
     let (session, _) = session(&cluster)?;
     let refused = call(sidecar, &Call::new("Open", Some(&own), encoded(&good)))?.finish()?.1;
     ensure!(refused.contains("claimed by a live session"), "{refused}");
-    // Nobody else speaks in it, not even with its token.
+    // No other rank can use it, not even with its token.
     let foreign =
         send_messages(first, &other, &session.claimed, 1, vec![client_message::Message::Heartbeat(v1::Heartbeat {})])?;
     ensure!(foreign.starts_with("5 no session of this token"), "{foreign}");
@@ -213,10 +213,10 @@ fn ring_and_shared_memory_are_refused_by_name() -> Result<()> {
         })?;
         ensure!(failure.reason.contains(words) && failure.reason.contains("gRPC-Web"), "{name}: {}", failure.reason);
     }
-    // The others are told why, instead of waiting.
+    // The others receive the reason, instead of waiting.
     let error = client.broadcast("in", TensorRef::of(&[3], &[0.0_f32; 3])?, 0).err().context("refused")?;
     ensure!(error.to_string().contains("the input is in an arena"), "{error}");
-    // Nor does the session's token open anything on mem.sock or for timelines.
+    // The session's token grants nothing on mem.sock or for timelines either.
     let memory = ronde_shm::MemClient::connect(
         &ronde_rpc::paths::mem_socket(sidecar.socket_dir()?),
         ronde_shm::MemClientConfig { timeout: PATIENCE, result_bytes_max: 1 << 20 },
@@ -255,7 +255,7 @@ fn invalid_requests_are_rejected_by_their_head_without_disturbing_the_job() -> R
         ensure!(answer.status == status, "{}: {} instead of {status}", request.line, answer.head);
         ensure!(!answer.head.contains("access-control-allow-origin"), "{}", answer.head);
     }
-    // A page is told in words that a browser's console shows.
+    // A page receives a text that a browser's console shows.
     let text = call(sidecar, &Call { headers: vec!["Host: sidecar".into()], ..good("Open") })?.text()?;
     ensure!(text.contains("application/grpc-web+proto"), "{text}");
     for garbage in [&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &[0; 64]]
@@ -283,7 +283,7 @@ fn connections_are_bounded() -> Result<()> {
     let ended = one_more.read_to_end(&mut answer);
     ensure!(ended.is_err() || answer.is_empty(), "it is answered: {answer:?}");
     drop(all);
-    // As soon as the others have gone there is room again.
+    // As soon as the others are gone there is room again.
     let token = token_of(sidecar, 0)?;
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {
@@ -330,7 +330,7 @@ fn a_client_that_stalls_is_disconnected() -> Result<()> {
     // A head that has no end.
     let mut endless = connect(address(sidecar)?)?;
     endless.write_all(b"POST /ronde.v1.RondeWeb/Say HTTP/1.1\r\nHost: ")?;
-    // A body that does not come.
+    // A body that never arrives.
     let slow = call(sidecar, &Call { length: Some(10), body: vec![0], ..Call::new("Say", Some(&token), Vec::new()) })?;
     ensure!(slow.status == 408, "{}", slow.head);
     ensure!(slow.finish()?.1.starts_with("4 the body did not arrive within"));
@@ -340,7 +340,7 @@ fn a_client_that_stalls_is_disconnected() -> Result<()> {
     Ok(())
 }
 
-/// It submits and says that it lives, and reads none of its results: its own session ends, and nothing else waits for it.
+/// It submits and sends heartbeats, and reads none of its results: its own session ends, and nothing else waits for it.
 #[test]
 fn a_client_that_stops_reading_is_disconnected_and_delays_nobody() -> Result<()> {
     let cluster = Plan::of(&[0, 1, 1]).web(json!({ "listen": "127.0.0.1:0" })).sidecars("")?;
@@ -358,7 +358,7 @@ fn a_client_that_stops_reading_is_disconnected_and_delays_nobody() -> Result<()>
         number += 1;
         send_messages(sidecar, &token, &unread.claimed, number, vec![message])
     };
-    // More than sockets hold.
+    // More than socket buffers hold.
     for tensor in 0..RESULTS {
         let name = format!("large.{tensor}");
         let elements = limits::INLINE_BYTES_MAX / 4;
@@ -374,13 +374,13 @@ fn a_client_that_stops_reading_is_disconnected_and_delays_nobody() -> Result<()>
         sent.wait()?;
         got.wait()?;
     }
-    // The others go on, on the same sidecar, too.
+    // The others continue, on the same sidecar, too.
     for turn in 0..100_u8 {
         let sent = root.send_async(TensorRef::of(&[1], &[turn])?, 2, 0)?;
         ensure!(other.recv(0, 0)?.to_vec::<u8>()? == [turn]);
         sent.wait()?;
     }
-    // Until its session is gone it says that it lives.
+    // It sends heartbeats until its session is gone.
     let deadline = std::time::Instant::now() + PATIENCE;
     let ended = loop {
         let answer = speak(client_message::Message::Heartbeat(v1::Heartbeat {}))?;
@@ -399,7 +399,7 @@ fn a_client_that_stops_reading_is_disconnected_and_delays_nobody() -> Result<()>
 
 /// Results of a megabyte each.
 const RESULTS: u64 = 24;
-/// How often a worker says that it lives.
+/// The heartbeat interval of a worker.
 const HEARTBEAT: std::time::Duration = std::time::Duration::from_millis(250);
-/// Within which each step of a test is done.
+/// The timeout of each step of a test.
 const SILENCE_MS: u64 = 60_000;

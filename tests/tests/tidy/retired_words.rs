@@ -7,7 +7,8 @@ use proc_macro2::{TokenStream, TokenTree};
 use crate::hold;
 use crate::source::{Source, files};
 
-/// Retired words, and what to write instead. A word counts as a part of a name, too: `said` in `said_bytes` or `SaidBytes`.
+/// Retired words, and what to write instead. A word counts as a part of a name, too: `said` in `said_bytes` or
+/// `SaidBytes`.
 const RETIRED: &[(&[&str], &str)] = &[
     (&["say", "says", "said", "saying", "tell", "tells", "told", "telling"], "send, notify, report; reply, message"),
     (&["hear", "hears", "heard", "hearing"], "receive, received"),
@@ -66,7 +67,8 @@ fn folders_that_are_not_converted_exist() {
     hold("The list of folders names folders.", "An exception for nothing hides a mistake.", &missing);
 }
 
-fn is_converted(path: &str) -> bool {
+/// Whether a file is outside of the folders that are not converted yet.
+pub(crate) fn is_converted(path: &str) -> bool {
     !NOT_YET_CONVERTED.iter().any(|folder| path.starts_with(folder))
 }
 
@@ -152,7 +154,7 @@ fn python_names(text: &str) -> Vec<Name> {
 }
 
 /// The length of a comment or string at the start of Python code, and of any other character.
-fn skipped(code: &str) -> usize {
+pub(crate) fn skipped(code: &str) -> usize {
     let length = |end: Option<usize>| end.unwrap_or(code.len());
     for quote in ["\"\"\"", "'''", "\"", "'"] {
         if let Some(content) = code.strip_prefix(quote) {

@@ -1,4 +1,4 @@
-//! Where unsafe code is allowed, and how it has to look.
+//! Checks where unsafe code is, and that it is explained.
 
 use cargo_metadata::TargetKind;
 use syn::visit::Visit;
@@ -19,7 +19,7 @@ fn unsafe_code_is_confined_to_the_listed_packages() {
     let sources = files("rs");
     let found = sources.iter().filter(|source| outside(source)).flat_map(unsafe_places).map(|place| place.at);
     hold(
-        "Unsafe code lies in ronde-shm, sdk-python/src/address.rs and plugins/sdk/src/support.rs only.",
+        "Unsafe code is in ronde-shm, sdk-python/src/address.rs and plugins/sdk/src/support.rs only.",
         "What can corrupt memory is read by one person in one sitting. Use a safe function of ronde-shm, or add one there.",
         &found.collect::<Vec<_>>(),
     );
@@ -75,8 +75,8 @@ fn unsafe_places(source: &Source) -> Vec<Place> {
         .collect()
 }
 
-/// Whether the comments above the last line, or the rest of its statement above it, hold the word; a function's
-/// documentation may hold it as a section.
+/// Whether the comments above the last line, or above the rest of its statement, contain the word; a function's
+/// documentation may contain it as a section.
 fn is_explained(text: &[&str]) -> bool {
     let above = text.iter().rev().skip(1).map(|line| line.trim());
     let is_comment = |line: &str| line.starts_with("//") || line.starts_with("#[");

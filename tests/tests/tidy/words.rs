@@ -1,4 +1,4 @@
-//! Words that say that something is not finished.
+//! Checks that no marks of unfinished work are left.
 
 use crate::hold;
 use crate::source::files;
