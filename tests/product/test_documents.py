@@ -1,9 +1,9 @@
 """The commands and programs of the documentation work.
 
 Every block in a language that can be run is run, page by page in order, in a folder of the page's own, with the wheel
-installed; or a comment above gives the reason: `<!-- not run: REASON -->`. The first line of a block that is a file names
-it and the command that runs it: `# mean.py: ronde run -np 4 python mean.py`. Text under `<!-- output -->` is what the one
-before it prints. Programs in Rust are compiled as documentation tests of sdk-rust/src/lib.rs.
+installed; or a comment above gives the reason: `<!-- not run: REASON -->`. The first line of a block that is a file
+names it and the command that runs it: `# mean.py: ronde run -np 4 python mean.py`. Text under `<!-- output -->` is what
+the one before it prints. Programs in Rust are compiled as documentation tests of sdk-rust/src/lib.rs.
 """
 
 from __future__ import annotations

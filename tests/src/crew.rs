@@ -99,7 +99,7 @@ impl Crew {
         let outcomes = self.each(work);
         for (rank, (outcome, words)) in outcomes.into_iter().zip(words).enumerate() {
             let error = outcome.err().with_context(|| format!("rank {rank} did not fail with {words:?}"))?;
-            ensure!(error.to_string().contains(words), "rank {rank} does not say {words:?}, but: {error}");
+            ensure!(error.to_string().contains(words), "rank {rank} lacks {words:?}, but: {error}");
             ensure!(error.is_local_to_call(), "rank {rank}: the session should go on after: {error}");
         }
         self.check_next()

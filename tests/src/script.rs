@@ -159,7 +159,7 @@ pub fn digest(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// A number that looks random, for each input.
+/// A pseudorandom number, for each input.
 #[must_use]
 pub fn scatter(input: u64) -> u64 {
     // SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.

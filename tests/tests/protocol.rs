@@ -41,7 +41,7 @@ fn hold(section: &str, expected: &str) {
 }
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate ronde-tests lies in the workspace").to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate ronde-tests is in the workspace").to_path_buf()
 }
 
 const DOCUMENT: &str = "docs/PROTOCOL.md";

@@ -108,7 +108,7 @@ fn the_same_bits_whatever_the_timing_and_the_buckets() {
         }
         compared += first.len();
     }
-    assert!(compared > 100, "{compared} results are too few to say anything");
+    assert!(compared > 100, "{compared} results are too few for a comparison");
 }
 
 #[test]

@@ -86,7 +86,7 @@ impl Driver {
         self.finish_close(id, None);
     }
 
-    /// Removes a session and tells the engine that its rank has left.
+    /// Removes a session and notifies the engine that its rank has left.
     fn finish_close(&mut self, id: SessionId, exited: Option<WorkerExited>) {
         let Some(session) = self.clients.sessions.close(id) else { return };
         self.clients.segments.close_session(&session.token);

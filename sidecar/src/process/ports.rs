@@ -109,7 +109,7 @@ impl NoPort {
             {
                 anyhow!(
                     "{protocol} port {} at {} is in use; end the process that uses it (`ss -tulpn 'sport = :{}'` shows \
-                     it), or give this sidecar another port in --peers (lanes take the {} behind it)",
+                     it), or give this sidecar another port in --peers (lanes use the {} after it)",
                     addr.port(),
                     addr.ip(),
                     addr.port(),

@@ -74,7 +74,7 @@ fn kept(folder: &Path) -> Vec<(String, Vec<u8>)> {
 }
 
 fn corpus(name: &str) -> PathBuf {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in tests");
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate is in tests");
     tests.join("corpus").join(name)
 }
 

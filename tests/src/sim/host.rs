@@ -169,7 +169,7 @@ pub(super) struct LaneOperations<'a> {
 
 impl Contributions for LaneOperations<'_> {
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
-        let gone = || MemoryError(format!("nothing lies at {place:?}"));
+        let gone = || MemoryError(format!("nothing is at {place:?}"));
         let operation = self.all.get(&(self.epoch, place.seq)).ok_or_else(gone)?;
         let Some(input) = operation.inputs.get(&(place.tensor, place.rank)) else {
             into.fill(0x41);
@@ -187,7 +187,7 @@ impl Memory for LaneMemory<'_> {
     }
 
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
-        let gone = || MemoryError(format!("nothing lies at {place:?}"));
+        let gone = || MemoryError(format!("nothing is at {place:?}"));
         let operation = self.operations.all.get_mut(&(self.operations.epoch, place.seq)).ok_or_else(gone)?;
         let output = operation.outputs.get_mut(&(place.tensor, place.rank)).ok_or_else(gone)?;
         let start = usize::try_from(place.offset).map_err(|_| gone())?;

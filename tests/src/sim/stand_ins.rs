@@ -26,7 +26,7 @@ pub(super) enum StandIn {
 impl StandIn {
     pub(super) const REDUCERS: [Self; 4] = [Self::Pairwise, Self::NAry, Self::TwoPass, Self::Adaptive];
 
-    /// The plugin. Its only parameter says whether it fails now and then.
+    /// The plugin. Its only parameter is whether it fails now and then.
     pub(super) fn uses(self, fails: bool) -> Arc<PluginUse> {
         let work = match self {
             Self::Codec => PluginWork::Codec { block_elements: BLOCK_ELEMENTS, encoded_bytes: 8 + 8 * BLOCK_ELEMENTS },

@@ -22,7 +22,7 @@ const ACTIONS_MAX: usize = 10_000;
 #[test]
 fn fuzz_engines_control() {
     let seeds: Vec<Vec<u8>> = (0..2).map(|to| [&[to], &Pair::honest().sent_to(usize::from(to))[..]].concat()).collect();
-    assert!(seeds.iter().all(|seed| seed.len() > 100), "the engines have little to say");
+    assert!(seeds.iter().all(|seed| seed.len() > 100), "the engines send little");
     fuzz("engines_control", seeds, |bytes| {
         let Some((to, frames)) = bytes.split_first() else { return Outcome::refused(&"nothing") };
         let mut pair = Pair::started();

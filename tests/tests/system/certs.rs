@@ -239,7 +239,7 @@ fn without_credentials_one_line_names_the_alternatives() -> Result<()> {
         "ronde certs secret",
         "[RONDE-E502]",
     ] {
-        ensure!(text.contains(words), "{text:?} does not say {words:?}");
+        ensure!(text.contains(words), "{text:?} lacks {words:?}");
     }
     Ok(())
 }
@@ -296,7 +296,7 @@ fn a_secret_that_cannot_be_used_is_refused_with_the_fix() -> Result<()> {
     let job = Job::with_secret(8)?;
     let refused = |words: &[&str], expected: &[&str]| -> Result<()> {
         let reason = job.sidecar_by_secret(0, "night", words)?.await_fatal(PATIENCE)?;
-        ensure!(expected.iter().all(|words| reason.contains(words)), "{reason:?} does not say {expected:?}");
+        ensure!(expected.iter().all(|words| reason.contains(words)), "{reason:?} lacks {expected:?}");
         Ok(())
     };
     refused(&["--certs", "somewhere"], &["--certs and --job-secret-file exclude each other", "[RONDE-E403]"])?;
@@ -323,7 +323,7 @@ fn a_secret_that_cannot_be_used_is_refused_with_the_fix() -> Result<()> {
     ] {
         let output = Command::new(ronde_binary()?).arg("sidecar").args(words).output()?;
         let text = String::from_utf8(output.stderr).context("words")?;
-        ensure!(!output.status.success() && text.contains(expected), "{text:?} does not say {expected:?}");
+        ensure!(!output.status.success() && text.contains(expected), "{text:?} lacks {expected:?}");
     }
     Ok(())
 }
@@ -372,7 +372,7 @@ fn a_half_replaced_directory_is_retried_and_logged_once() -> Result<()> {
     // Long enough for more polls of the same half.
     let until = Instant::now() + Duration::from_secs(4);
     sum_until(&mut running, "with half", |running| Ok(running.shows(&before)? && Instant::now() > until))?;
-    ensure!(!running.sidecars[0].process.log().contains(words), "said twice");
+    ensure!(!running.sidecars[0].process.log().contains(words), "logged twice");
     fs::rename(job.path("copy/cert.pem"), job.path("sidecar-0/cert.pem"))?;
     let after = job.serials()?;
     ensure!(after != before, "a fresh certificate has a fresh number");

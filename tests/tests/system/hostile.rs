@@ -75,7 +75,7 @@ fn claims_are_refused_each_with_its_reason() -> Result<()> {
     for (words, first) in cases {
         let reason = RawSession::open(&directory, Some(first), WELL_BEHAVED).await_end()?;
         println!("{reason}");
-        ensure!(reason.contains(words), "{reason:?} does not say {words:?}");
+        ensure!(reason.contains(words), "{reason:?} lacks {words:?}");
         cluster.check_sum(words, 1_000)?;
     }
     Ok(())
@@ -184,7 +184,7 @@ fn submissions_are_refused_each_with_its_reason() -> Result<()> {
         session.send(client_message::Message::Submit(v1::Submit { request, ..submit }))?;
         let refused = session.await_failed(request)?;
         println!("{}", refused.reason);
-        ensure!(refused.reason.contains(words), "{:?} does not say {words:?}", refused.reason);
+        ensure!(refused.reason.contains(words), "{:?} lacks {words:?}", refused.reason);
         ensure!(refused.cause() == v1::Cause::Refused, "{refused:?}");
         if words != "set" {
             // Ranks that wait for the same tensor receive the failure, too.
@@ -239,7 +239,7 @@ fn impossible_requests_of_every_kind_are_rejected() -> Result<()> {
         session.send(client_message::Message::Submit(v1::Submit { request, ..submit }))?;
         let refused = session.await_failed(request)?;
         println!("{}", refused.reason);
-        ensure!(refused.reason.contains(words), "{:?} does not say {words:?}", refused.reason);
+        ensure!(refused.reason.contains(words), "{:?} lacks {words:?}", refused.reason);
         ensure!(refused.cause() == v1::Cause::Refused, "{refused:?}");
     }
     // An abstention fails the waiting ranks; one for an invalid name is ignored.
@@ -359,9 +359,9 @@ fn shared_memory_needs_a_token_and_has_a_limit() -> Result<()> {
     refused.push(("attached already", session.memory()?.attach(&token, SegmentId(1), &segment(4_096)?)));
     refused.push(("no result segment 5", session.memory()?.result(&token, SegmentId(5)).map(drop)));
     for (words, outcome) in refused {
-        let reason = outcome.err().with_context(|| format!("what should say {words:?} was granted"))?.to_string();
+        let reason = outcome.err().with_context(|| format!("what should fail with {words:?} was granted"))?.to_string();
         println!("{reason}");
-        ensure!(reason.contains(words), "{reason:?} does not say {words:?}");
+        ensure!(reason.contains(words), "{reason:?} lacks {words:?}");
     }
     Ok(())
 }
@@ -466,7 +466,7 @@ fn result(
         server_message::Message::Completed(completed) if completed.request == request => completed.result.clone(),
         _ => None,
     })?;
-    let Some(v1::place::Place::Arena(at)) = place.place else { anyhow::bail!("the result lies nowhere") };
+    let Some(v1::place::Place::Arena(at)) = place.place else { anyhow::bail!("the result has no location") };
     let mut bytes = vec![0; usize::try_from(at.bytes)?];
     memory.result(token, SegmentId(at.segment))?.copy_to(at.offset, &mut bytes)?;
     session.send(client_message::Message::Release(v1::Release { request }))?;

@@ -248,7 +248,7 @@ const FAMILY: &str = "sleep 1000 & setsid sleep 1000 & setsid sh -c 'sleep 1000 
 fn ctrl_c_leaves_no_processes_or_files() {
     let mut job = Run::new(4).sidecars(2).start(sh(FAMILY));
     (0..4).for_each(|rank| drop(job.wait_for_line(&format!("[{rank}]<stdout>:ready"), DEADLINE)));
-    assert!(!job.runtime_files().is_empty(), "session directories are where the test looks");
+    assert!(!job.runtime_files().is_empty(), "session directories are in the runtime directory");
     job.signal(Signal::SIGINT);
     job.wait_for_line("ronde: ended by SIGINT", DEADLINE);
     assert_nothing_left(job);
@@ -481,13 +481,13 @@ fn the_report_describes_the_outcome_of_the_job() {
     };
     let run = |name: &str, script: &str| {
         let path = directory.path().join(name);
-        Run::new(3).sidecars(2).options(["--job", "told", "--report"]).options([&path]).start(sh(script)).wait(DEADLINE)
+        Run::new(3).sidecars(2).options(["--job", "reported", "--report"]).options([&path]).start(sh(script)).wait(DEADLINE)
     };
     assert_eq!(run("good", "true").code, Some(0));
     let good = read("good");
     assert_eq!(
         (&good["job"], &good["ranks"], &good["exit"], &good["failure"]),
-        (&"told".into(), &3.into(), &0.into(), &Value::Null)
+        (&"reported".into(), &3.into(), &0.into(), &Value::Null)
     );
     assert_eq!(good["hosts"][0]["ranks"], serde_json::json!([0, 1, 2]));
     assert_eq!(good["sidecars"][1]["ranks"], serde_json::json!([2]));

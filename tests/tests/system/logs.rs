@@ -45,7 +45,7 @@ fn json_logs_carry_job_sidecar_and_message_on_every_line() {
         }
     }
     assert!(operations.iter().all(|lines| *lines > 0), "{operations:?} lines about operations");
-    assert!(notices > 0, "the launcher says that it was ended");
+    assert!(notices > 0, "the launcher reports that it was ended");
     for token in tokens {
         let hex: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
         let list = format!("{token:?}");

@@ -145,7 +145,7 @@ fn outputs_are_refused_each_with_its_reason() -> Result<()> {
         world.session.send(client_message::Message::Submit(v1::Submit { request, ..submit }))?;
         let refused = world.session.await_failed(request)?;
         println!("{}", refused.reason);
-        ensure!(refused.reason.contains(words), "{:?} does not say {words:?}", refused.reason);
+        ensure!(refused.reason.contains(words), "{:?} lacks {words:?}", refused.reason);
         ensure!(refused.cause() == v1::Cause::Refused, "{refused:?}");
         let (_, failed) = world.cluster.workers[0].failure(pending, PATIENCE)?;
         ensure!(failed.cause == Some(Cause::Refused) && failed.rank == Some(2), "{failed:?}");

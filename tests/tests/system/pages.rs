@@ -119,7 +119,7 @@ fn an_idle_sidecar_shuts_down_at_sigterm_and_notifies_its_workers() -> Result<()
     println!("left {:?} after SIGTERM, with sessions open: {summary}", asked.elapsed());
     ensure!(status.success(), "{status}");
     ensure!(summary["tensors"] == 1 && summary["sealed_bytes"].as_u64() > Some(0), "{summary}");
-    ensure!(!cluster.sidecars[1].socket_dir()?.exists(), "its session directory is left behind");
+    ensure!(!cluster.sidecars[1].socket_dir()?.exists(), "its session directory is left");
     for worker in &mut cluster.workers {
         let over = |answer| if let Answer::Over { text } = answer { Some(text) } else { None };
         let text = worker.await_answer("the end of its session", PATIENCE, over)?;
@@ -144,7 +144,7 @@ fn a_sidecar_whose_workers_have_left_leaves_at_once() -> Result<()> {
     for sidecar in &mut cluster.sidecars {
         sidecar.await_ended(PATIENCE)?;
         ensure!(sidecar.process.await_exit(PATIENCE)?.success(), "sidecar {} failed", sidecar.index);
-        ensure!(!sidecar.socket_dir()?.exists(), "sidecar {} leaves its directory behind", sidecar.index);
+        ensure!(!sidecar.socket_dir()?.exists(), "sidecar {} leaves its directory", sidecar.index);
     }
     println!("both sidecars left {:?} after their launcher hung up", asked.elapsed());
     ensure!(asked.elapsed() < DRAIN_TIMEOUT, "nothing was left to wait for");
@@ -169,7 +169,7 @@ fn ctrl_c_during_an_all_reduce_leaves_no_processes_or_files() -> Result<()> {
     let status = launcher.await_exit(LEAVES_WITHIN)?;
     println!("the launcher left {:?} after SIGINT", asked.elapsed());
     ensure!(status.code() == Some(130), "{status}");
-    ensure!(marked(&mark).is_empty(), "left behind: {:?}", marked(&mark));
+    ensure!(marked(&mark).is_empty(), "left: {:?}", marked(&mark));
     Ok(())
 }
 

@@ -72,7 +72,7 @@ fn open_to_all(cluster: &Cluster) -> Result<()> {
         fs::set_permissions(entry?.path(), fs::Permissions::from_mode(0o666))?;
     }
     // The test's own directory around it.
-    fs::set_permissions(directory.parent().context("it lies in one")?, fs::Permissions::from_mode(0o755))?;
+    fs::set_permissions(directory.parent().context("it has a parent")?, fs::Permissions::from_mode(0o755))?;
     Ok(())
 }
 
@@ -132,11 +132,11 @@ fn a_socket_path_that_is_too_long_is_found_before_it_is_bound() -> Result<()> {
         println!("{output}");
         ensure!(!good && output.contains("[RONDE-E405]"), "{output}");
         for part in ["bytes long, but a Unix socket's may have 107", "--runtime-dir", "XDG_RUNTIME_DIR"] {
-            ensure!(output.contains(part), "{output:?} does not say {part:?}");
+            ensure!(output.contains(part), "{output:?} lacks {part:?}");
         }
     }
     let left = fs::read_dir(&long)?.count();
-    ensure!(left == 0, "{left} directories are left behind");
+    ensure!(left == 0, "{left} directories are left");
     Ok(())
 }
 
@@ -215,6 +215,6 @@ fn a_corrupt_and_an_oversized_frame_of_an_authenticated_peer_end_its_link() -> R
     let reason = sidecar.await_fatal(PATIENCE)?;
     ensure!(reason.contains("sidecar 1 did not connect: protocol violation: a Control frame may have"), "{reason}");
     ensure!(!sidecar.process.await_exit(PATIENCE)?.success(), "it ended well");
-    ensure!(fs::read_dir(&runtime)?.count() == 0, "its directory is left behind");
+    ensure!(fs::read_dir(&runtime)?.count() == 0, "its directory is left");
     Ok(())
 }

@@ -169,10 +169,10 @@ impl Pair {
     /// Checks that both end, and that the good one's reason has these words.
     fn refused(mut self, words: &[&str]) -> Result<()> {
         let reason = self.good.await_fatal(WITHIN)?;
-        println!("the good one says: {reason}");
-        ensure!(words.iter().all(|word| reason.contains(word)), "{reason:?} does not say {words:?}");
+        println!("the good one reports: {reason}");
+        ensure!(words.iter().all(|word| reason.contains(word)), "{reason:?} lacks {words:?}");
         let reason = self.bad.await_fatal(WITHIN)?;
-        println!("the bad one says:  {reason}");
+        println!("the bad one reports:  {reason}");
         ensure!(!self.good.process.await_exit(WITHIN)?.success(), "a sidecar without its peers ends well");
         Ok(())
     }

@@ -48,7 +48,7 @@ fn a_flat_all_reduce_has_the_same_bits_on_every_placement_and_sends_more() -> Re
     let (apart, _) = results_on(Plan::of(&[1, 0, 1, 2]).flat())?;
     ensure!(flat == alone && apart == alone, "bits depend on the placement");
     let (hierarchical, hierarchical_bytes) = results_on(Plan::of(&[0, 0, 1, 1]))?;
-    ensure!(hierarchical != alone, "these tensors do not tell orders of reduction apart");
+    ensure!(hierarchical != alone, "these tensors do not distinguish orders of reduction");
     ensure!(flat_bytes > hierarchical_bytes * 5 / 4, "{flat_bytes} bytes, {hierarchical_bytes} if hosts come first");
     Ok(())
 }

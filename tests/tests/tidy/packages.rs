@@ -44,7 +44,7 @@ fn packages_hold_licence_readme_and_sources() {
     let mut offences = Vec::new();
     for member in members().iter().filter(|member| is_published(member)) {
         let packaged = packaged(&member.name);
-        let folder = member.manifest_path.parent().expect("a manifest lies in a folder");
+        let folder = member.manifest_path.parent().expect("a manifest is in a folder");
         let relative = folder.strip_prefix(root()).expect("members lie in the workspace").to_string();
         let sources = crate::source::files("rs").into_iter().filter_map(|source| {
             let own = source.path.strip_prefix(&format!("{relative}/src/"))?;

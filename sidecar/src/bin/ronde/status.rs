@@ -170,7 +170,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         drop(listener);
-        let error = page(address).expect_err("nobody listens");
+        let error = page(address).expect_err("no listener");
         assert!(coded(&error, Code::StatusUnreachable).contains("no sidecar answers at 127.0.0.1:"), "{error:#}");
     }
 }

@@ -52,8 +52,8 @@ fn value(arg: &Arg) -> String {
 
 const HEAD: &str = "# Configuration
 
-Every option of `ronde run` and `ronde sidecar` can be given on the command line, in the environment, or in a file. Of
-several values, the first in this order counts:
+Every option of `ronde run` and `ronde sidecar` can be given on the command line, in the environment, or in a file. If
+there are several values, the first in this order counts:
 
 1. the command line;
 2. the variable `RONDE_<SUBCOMMAND>_<OPTION>`, then Horovod's variable, if the table names one;
@@ -77,7 +77,7 @@ placement = [0, 0, 0, 0, 1, 1, 1, 1]
 
 Mistakes in the file and in variables are reported all at once, each with its line or variable; nothing is started then.
 A variable for a switch is true, yes, on or 1, or the opposite; one for a list has commas between its items, but that of
-`--export` has one item. Made from the options; do not edit.
+`--export` has one item. Generated from the options; do not edit.
 ";
 
 #[test]
