@@ -13,7 +13,7 @@ use crate::operation::table::Operations;
 use crate::session::request::{Input, Output, ResultId};
 use crate::session::segments::Segments;
 use crate::session::service::PART_BYTES;
-use crate::session::table::{Held, Pending, Session};
+use crate::session::table::{HeldResult, Pending, Session};
 
 /// The limits of a session's results.
 #[derive(Clone, Copy, Debug)]
@@ -202,7 +202,7 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
             place = Place::Arena { segment, offset, bytes };
             // Count the actual bytes: a gathered result is larger than the contribution.
             session.result_bytes = session.result_bytes - pending.result_bytes + bytes;
-            session.held.insert(request, Held { result, result_bytes: bytes });
+            session.held.insert(request, HeldResult { result, result_bytes: bytes });
         }
     }
     let Completion { epoch, seq, dtype, shape, detail, .. } = completion;
@@ -279,13 +279,13 @@ mod tests {
     const ME: Rank = Rank(0);
 
     /// A session of rank 0 that submits one request after another.
-    struct Asking {
+    struct TestSession {
         sessions: Sessions,
         bounds: ResultBounds,
         requests: u64,
     }
 
-    impl Asking {
+    impl TestSession {
         fn new(bytes_max: u64, set_ranks: u64) -> Self {
             let token = RankToken::new(&[1; TOKEN_BYTES]).expect("a token");
             let mut sessions = Sessions::new(HashMap::from([(ME, token)]));
@@ -330,7 +330,7 @@ mod tests {
                 Collective::AllToAll { splits: vec![0, 0] },
             ]
         };
-        let mut asking = Asking::new(100, 2);
+        let mut asking = TestSession::new(100, 2);
         assert_eq!(asking.refusal(Collective::AllReduce { op: ReduceOp::Sum }, 99), None);
         for collective in unknown() {
             assert_eq!(asking.refusal(collective, 0), None);
@@ -357,8 +357,8 @@ mod tests {
     #[test]
     fn inline_gathers_count_only_the_ranks_of_their_set() {
         let half = limits::INLINE_BYTES_MAX / 2;
-        assert_eq!(Asking::new(u64::MAX, 2).refusal(Collective::AllGather, half), None);
-        let reason = Asking::new(u64::MAX, 3).refusal(Collective::AllGather, half).expect("three halves");
+        assert_eq!(TestSession::new(u64::MAX, 2).refusal(Collective::AllGather, half), None);
+        let reason = TestSession::new(u64::MAX, 3).refusal(Collective::AllGather, half).expect("three halves");
         assert!(reason.contains("does not fit into messages"), "{reason}");
     }
 }

@@ -17,11 +17,11 @@ use super::residuals::Tensor;
 pub(crate) struct LanePlugins {
     shared: Arc<Plugins>,
     instances: Instances,
-    known: Option<Known>,
+    known: Option<LastTensor>,
 }
 
 /// The tensor of the last call; consecutive calls are often about the same one.
-struct Known {
+struct LastTensor {
     operation: (Epoch, Seq),
     tensor: Tensor,
     round: u64,
@@ -75,13 +75,13 @@ impl LanePlugins {
     /// Returns how often the tensor was reduced before, and its number. Neither changes during an operation.
     fn round(&mut self, at: &PluginSpan<'_>) -> (u64, u64) {
         let operation = (at.epoch, at.seq);
-        let is_known = |known: &Known| known.operation == operation && known.tensor == (at.set, at.name.clone());
+        let is_known = |known: &LastTensor| known.operation == operation && known.tensor == (at.set, at.name.clone());
         match &self.known {
             Some(known) if is_known(known) => (known.round, known.number),
             _ => {
                 let tensor = tensor(at);
                 let (round, number) = self.shared.residuals().round(&tensor);
-                self.known = Some(Known { operation, tensor, round, number });
+                self.known = Some(LastTensor { operation, tensor, round, number });
                 (round, number)
             }
         }

@@ -14,14 +14,14 @@ use ronde_wire::{DType, Failure, PluginCall, PluginUse, PluginValue, PluginWork}
 /// A job for the thread.
 pub(super) enum Job {
     /// Resolve a request's plugin; the answer goes to all.
-    Resolve(Question),
+    Resolve(PluginQuery),
     /// Load the module of a plugin, for one caller that waits.
     Module(String, SyncSender<Result<Arc<Plugin>, String>>),
 }
 
 /// A request's plugin and its parameters.
 #[derive(Clone, Debug)]
-pub(super) struct Question {
+pub(super) struct PluginQuery {
     pub(super) call: PluginCall,
     pub(super) dtype: DType,
     pub(super) reduces: bool,
@@ -73,8 +73,8 @@ pub(super) fn start(
 }
 
 impl Loader {
-    fn resolve(&mut self, question: &Question) -> Result<Resolved, String> {
-        let Question { call, dtype, reduces } = question;
+    fn resolve(&mut self, question: &PluginQuery) -> Result<Resolved, String> {
+        let PluginQuery { call, dtype, reduces } = question;
         let plugin = self.called(&call.name)?;
         let given: Vec<(String, Given)> =
             call.parameters.iter().map(|(name, value)| (name.clone(), given(value))).collect();

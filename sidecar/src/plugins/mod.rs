@@ -20,7 +20,7 @@ use ronde_wire::{Epoch, PluginCall, PluginUse, Request, Seq, SetId, limits};
 
 pub(crate) use calls::LanePlugins;
 pub(crate) use registry::Answer;
-use registry::{Ordered, Registry};
+use registry::{LanePlugin, Registry};
 use residuals::Residuals;
 
 /// How long a lane waits for a module: less than the silence after which peers declare a sidecar dead.
@@ -87,8 +87,8 @@ impl Plugins {
         // Wait without the registry's lock, which others need.
         let ordered = self.registry().ordered(uses)?;
         match ordered {
-            Ordered::Here(plugin) => Ok(plugin),
-            Ordered::Coming(coming) => coming
+            LanePlugin::Here(plugin) => Ok(plugin),
+            LanePlugin::Coming(coming) => coming
                 .recv_timeout(LOAD_TIMEOUT)
                 .map_err(|_| format!("plugin {uses} was not loaded within {} ms", LOAD_TIMEOUT.as_millis()))?,
         }

@@ -12,7 +12,7 @@ use anyhow::{Context, bail, ensure};
 use ronde_plugin_host::{HostConfig, Parameters, Plugin, Shape, inspect, trust};
 use ronde_wire::{DType, PluginCall, PluginUse, ReduceOp, Request, SetId, limits};
 
-use super::loader::{self, Answers, Job, Question, Resolved};
+use super::loader::{self, Answers, Job, PluginQuery, Resolved};
 use crate::plugins::shipped;
 
 /// The registry of plugins.
@@ -20,9 +20,9 @@ pub(super) struct Registry {
     jobs: Sender<Job>,
     answers: Answers,
     /// Questions without an answer yet, in order.
-    asked: VecDeque<Asked>,
+    asked: VecDeque<RequestKey>,
     /// The answer to each question, or `None` while it is open.
-    known: HashMap<Asked, Option<Answered>>,
+    known: HashMap<RequestKey, Option<Answered>>,
     /// Modules that requests have named, for lanes.
     modules: HashMap<String, Arc<Plugin>>,
 }
@@ -43,7 +43,7 @@ pub(crate) enum Answer {
 
 /// A request's plugin in a form that can be compared.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Asked {
+struct RequestKey {
     name: String,
     parameters: Vec<(String, String)>,
     dtype: DType,
@@ -51,7 +51,7 @@ struct Asked {
 }
 
 /// A plugin that a lane must run.
-pub(super) enum Ordered {
+pub(super) enum LanePlugin {
     Here(Arc<Plugin>),
     /// No rank of this sidecar has named it; the loader delivers it.
     Coming(Receiver<Result<Arc<Plugin>, String>>),
@@ -80,7 +80,7 @@ impl Registry {
         self.take_answers();
         let parameters = call.parameters.iter().map(|(name, value)| (name.clone(), format!("{value:?}"))).collect();
         let (dtype, reduces) = (what.dtype, what.collective.reduce_op() == Some(ReduceOp::Plugin));
-        let asked = Asked { name: call.name.clone(), parameters, dtype, reduces };
+        let asked = RequestKey { name: call.name.clone(), parameters, dtype, reduces };
         match self.known.get(&asked) {
             Some(None) => Answer::Later,
             Some(Some((Err(reason), since))) if since.elapsed() < REFUSED_FOR => Answer::Refused(reason.clone()),
@@ -88,11 +88,11 @@ impl Registry {
                 Some(reason) => Answer::Refused(format!("plugin {uses}: {reason}")),
                 None => Answer::Known(Arc::clone(uses)),
             },
-            None | Some(Some((Err(_), _))) => self.ask(asked, Question { call: call.clone(), dtype, reduces }),
+            None | Some(Some((Err(_), _))) => self.ask(asked, PluginQuery { call: call.clone(), dtype, reduces }),
         }
     }
 
-    fn ask(&mut self, asked: Asked, question: Question) -> Answer {
+    fn ask(&mut self, asked: RequestKey, question: PluginQuery) -> Answer {
         if self.known.len() >= KNOWN_MAX {
             self.known.retain(|_, answer| answer.is_none());
         }
@@ -119,15 +119,15 @@ impl Registry {
     }
 
     /// Returns the module of an ordered plugin.
-    pub(super) fn ordered(&mut self, uses: &PluginUse) -> Result<Ordered, String> {
+    pub(super) fn ordered(&mut self, uses: &PluginUse) -> Result<LanePlugin, String> {
         self.take_answers();
         if let Some(plugin) = self.modules.get(&uses.name) {
-            return Ok(Ordered::Here(Arc::clone(plugin)));
+            return Ok(LanePlugin::Here(Arc::clone(plugin)));
         }
         let (reply, coming) = mpsc::sync_channel(1);
         let sent = self.jobs.send(Job::Module(uses.name.clone(), reply));
         sent.map_err(|_| "the thread that loads plugins has ended; see the sidecar's log".to_owned())?;
-        Ok(Ordered::Coming(coming))
+        Ok(LanePlugin::Coming(coming))
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Residuals {
 /// The tensors of a set.
 #[derive(Debug, Default)]
 pub(super) struct Tensors {
-    kept: HashMap<TensorName, Kept>,
+    kept: HashMap<TensorName, TensorState>,
     /// Their names by last use.
     order: BTreeMap<u64, TensorName>,
     /// How many tensors have been used.
@@ -41,15 +41,15 @@ pub(super) struct Tensors {
 
 /// The properties that a tensor must keep for its state to be kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Kind {
+struct TensorKind {
     plugin: Arc<PluginUse>,
     dtype: DType,
     elements: u64,
 }
 
 #[derive(Debug)]
-struct Kept {
-    kind: Kind,
+struct TensorState {
+    kind: TensorKind,
     /// Its last use.
     came: u64,
     /// Its committed operations.
@@ -65,12 +65,12 @@ struct Kept {
 #[derive(Debug, Default)]
 struct Pending {
     tensors: Vec<Tensor>,
-    blocks: Vec<Put>,
+    blocks: Vec<NewState>,
 }
 
 /// The new state of a block.
 #[derive(Debug)]
-struct Put {
+struct NewState {
     tensor: Tensor,
     block: Block,
     state: Arc<Vec<u8>>,
@@ -95,7 +95,7 @@ impl Residuals {
         let mut pending = Pending::default();
         for (name, elements) in tensors {
             pending.tensors.push((set, name.clone()));
-            let kind = Kind { plugin: Arc::clone(plugin), dtype, elements };
+            let kind = TensorKind { plugin: Arc::clone(plugin), dtype, elements };
             self.bytes -= self.sets.entry(set).or_default().come(set, name, kind);
         }
         self.pending.insert(operation, pending);
@@ -139,7 +139,7 @@ impl Residuals {
         }
         if let Some(pending) = self.pending.get_mut(&operation) {
             self.bytes += more;
-            pending.blocks.push(Put { tensor: tensor.clone(), block, state: Arc::new(state) });
+            pending.blocks.push(NewState { tensor: tensor.clone(), block, state: Arc::new(state) });
         }
         Ok(())
     }
@@ -152,7 +152,7 @@ impl Residuals {
                 kept.round += 1;
             }
         }
-        for Put { tensor: (set, name), block, state } in pending.blocks {
+        for NewState { tensor: (set, name), block, state } in pending.blocks {
             let bytes = state.len() as u64;
             let gone = match self.kept_mut(set, &name) {
                 Some(kept) => kept.blocks.insert(block, state).map_or(0, |old| old.len() as u64),
@@ -172,7 +172,7 @@ impl Residuals {
     /// may discard failed operations later.
     pub(super) fn remove_set(&mut self, set: SetId) -> Option<Tensors> {
         let tensors = self.sets.remove(&set)?;
-        self.bytes -= tensors.kept.values().map(Kept::bytes).sum::<u64>();
+        self.bytes -= tensors.kept.values().map(TensorState::bytes).sum::<u64>();
         Some(tensors)
     }
 
@@ -190,7 +190,7 @@ impl Residuals {
     fn make_room(&mut self, more: u64) {
         while self.bytes + more > self.bytes_max {
             let busy: HashSet<&Tensor> = self.pending.values().flat_map(|pending| &pending.tensors).collect();
-            let once = |set: SetId, name: &TensorName, kept: &Kept| {
+            let once = |set: SetId, name: &TensorName, kept: &TensorState| {
                 kept.round == 1 && !kept.blocks.is_empty() && !busy.contains(&(set, name.clone()))
             };
             let oldest = |set: SetId, tensors: &Tensors| {
@@ -204,18 +204,18 @@ impl Residuals {
         }
     }
 
-    fn kept(&self, set: SetId, name: &TensorName) -> Option<&Kept> {
+    fn kept(&self, set: SetId, name: &TensorName) -> Option<&TensorState> {
         self.sets.get(&set)?.kept.get(name)
     }
 
-    fn kept_mut(&mut self, set: SetId, name: &TensorName) -> Option<&mut Kept> {
+    fn kept_mut(&mut self, set: SetId, name: &TensorName) -> Option<&mut TensorState> {
         self.sets.get_mut(&set)?.kept.get_mut(name)
     }
 }
 
 impl Tensors {
     /// Registers the use of a tensor; returns the bytes of blocks that are evicted for it.
-    fn come(&mut self, set: SetId, name: &TensorName, kind: Kind) -> u64 {
+    fn come(&mut self, set: SetId, name: &TensorName, kind: TensorKind) -> u64 {
         self.came += 1;
         let mut dropped = 0;
         match self.kept.get_mut(name) {
@@ -230,7 +230,8 @@ impl Tensors {
                     dropped += kept.bytes();
                 }
                 let number = Span::tensor_number(set.0, name.as_str());
-                let kept = Kept { kind, came: self.came, round: 0, number, blocks: HashMap::new(), has_lost: false };
+                let kept =
+                    TensorState { kind, came: self.came, round: 0, number, blocks: HashMap::new(), has_lost: false };
                 self.kept.insert(name.clone(), kept);
             }
         }
@@ -243,7 +244,7 @@ impl Tensors {
     }
 }
 
-impl Kept {
+impl TensorState {
     fn bytes(&self) -> u64 {
         self.blocks.values().map(|block| block.len() as u64).sum()
     }

@@ -58,15 +58,15 @@ fn filter(level: LogLevel) -> EnvFilter {
 /// Sets the job and the sidecar that every later line contains.
 pub(crate) fn identify(job: &JobName, sidecar: SidecarIndex) {
     // A process takes part in one job.
-    let _ = WHO.set(Who { job: job.to_string(), sidecar: sidecar.0 });
+    let _ = IDENTITY.set(LogIdentity { job: job.to_string(), sidecar: sidecar.0 });
 }
 
-struct Who {
+struct LogIdentity {
     job: String,
     sidecar: u32,
 }
 
-static WHO: OnceLock<Who> = OnceLock::new();
+static IDENTITY: OnceLock<LogIdentity> = OnceLock::new();
 
 /// The format of lines.
 struct Lines {
@@ -83,7 +83,7 @@ where
         let mut fields = Fields::default();
         event.record(&mut fields);
         let metadata = event.metadata();
-        let (level, target, who) = (metadata.level().as_str(), metadata.target(), WHO.get());
+        let (level, target, who) = (metadata.level().as_str(), metadata.target(), IDENTITY.get());
         let line = match self.format {
             LogFormat::Json => json(level, target, who, &fields),
             LogFormat::Text => {
@@ -140,17 +140,17 @@ impl Visit for Fields {
     }
 }
 
-fn json(level: &str, target: &str, who: Option<&Who>, fields: &Fields) -> String {
+fn json(level: &str, target: &str, who: Option<&LogIdentity>, fields: &Fields) -> String {
     let who = who.map(|who| (who.job.as_str(), who.sidecar));
     let (job, sidecar) = who.unzip();
     let head = Head { level, job, sidecar, target, message: &fields.message };
     logs::json_line(&head, &fields.others)
 }
 
-fn text(time: Option<String>, level: &str, target: &str, who: Option<&Who>, fields: &Fields) -> String {
+fn text(time: Option<String>, level: &str, target: &str, who: Option<&LogIdentity>, fields: &Fields) -> String {
     let time = time.map(|time| time + " ").unwrap_or_default();
     let mut line = format!("{time}{level} {target}: {}", printable(&fields.message, true));
-    if let Some(Who { job, sidecar }) = who {
+    if let Some(LogIdentity { job, sidecar }) = who {
         line.push_str(&format!(" job={job} sidecar={sidecar}"));
     }
     for (name, value) in &fields.others {
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_line_of_json_has_who_and_what_and_no_key_twice() {
-        let who = Who { job: "run-1".to_owned(), sidecar: 3 };
+        let who = LogIdentity { job: "run-1".to_owned(), sidecar: 3 };
         let fields =
             fields("gone:\n\"x\"", vec![("rank", 2.into()), ("job", "other".into()), ("reason", "\x1b".into())]);
         let line = json("WARN", "ronde::driver", Some(&who), &fields);
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_line_of_text_moves_no_cursor() {
-        let who = Who { job: "run-1".to_owned(), sidecar: 3 };
+        let who = LogIdentity { job: "run-1".to_owned(), sidecar: 3 };
         let others = vec![("rank", 2.into()), ("reason", "two words".into()), ("name", "a\x1b[2J\nb".into())];
         let of = |time| text(time, " WARN", "ronde", Some(&who), &fields("first\nsecond \x1b[2J", others.clone()));
         let line = of(None);

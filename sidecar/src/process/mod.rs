@@ -46,7 +46,7 @@ use crate::process::container::ContainerArgs;
 use crate::process::credentials::Credentials;
 use crate::process::ports::Ports;
 use crate::process::settings::{Settings, world_of};
-use crate::session::directory::{Place, RuntimeDir, random_bytes};
+use crate::session::directory::{DirectoryOptions, RuntimeDir, random_bytes};
 use crate::session::segments;
 use crate::session::service::Service;
 use crate::session::table::Sessions;
@@ -156,11 +156,11 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
 }
 
 /// The sockets for local workers, and who may connect.
-fn socket_setup<'a>(settings: &'a Settings, container: &'a ContainerArgs) -> (Place<'a>, BTreeSet<u32>) {
+fn socket_setup<'a>(settings: &'a Settings, container: &'a ContainerArgs) -> (DirectoryOptions<'a>, BTreeSet<u32>) {
     let (base, exact) = (settings.runtime_dir.as_deref(), container.socket_dir.as_deref());
     let own = nix::unistd::geteuid().as_raw();
     let allowed: BTreeSet<u32> = container.worker_uids.iter().copied().chain([own]).collect();
-    (Place { base, exact, for_group: allowed.len() > 1 }, allowed)
+    (DirectoryOptions { base, exact, for_group: allowed.len() > 1 }, allowed)
 }
 
 /// Draws a token for each rank and writes its file.

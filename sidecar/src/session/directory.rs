@@ -19,7 +19,7 @@ use ronde_bootstrap::messages::TokenFile;
 
 /// Where the directory is, and who may use it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct DirectoryOptions<'a> {
     /// Where a new directory is made; `None` for the default.
     pub(crate) base: Option<&'a Path>,
     /// The directory itself, instead of a new one: a volume shared with a worker's container.
@@ -41,12 +41,12 @@ impl RuntimeDir {
     ///
     /// # Errors
     /// When it cannot be created, another sidecar serves there, or its path is too long for a Unix socket (107 bytes).
-    pub(crate) fn create(place: Place<'_>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
-        Self::make(place, job, sidecar).context(Code::SocketDirectory)
+    pub(crate) fn create(options: DirectoryOptions<'_>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
+        Self::make(options, job, sidecar).context(Code::SocketDirectory)
     }
 
-    fn make(place: Place<'_>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
-        let Place { base, exact, for_group } = place;
+    fn make(options: DirectoryOptions<'_>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
+        let DirectoryOptions { base, exact, for_group } = options;
         let dir = match exact {
             Some(path) => Owned::take(path)?,
             None => {
@@ -203,7 +203,7 @@ mod tests {
 
     fn taken(path: &Path, for_group: bool) -> anyhow::Result<RuntimeDir> {
         let job = JobName::new("night").expect("a good name");
-        RuntimeDir::create(Place { base: None, exact: Some(path), for_group }, &job, SidecarIndex(0))
+        RuntimeDir::create(DirectoryOptions { base: None, exact: Some(path), for_group }, &job, SidecarIndex(0))
     }
 
     fn mode(path: &Path) -> u32 {

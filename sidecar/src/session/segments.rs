@@ -38,11 +38,11 @@ struct SessionSegments {
     limit_bytes: u64,
     mapped_bytes: u64,
     inputs: HashMap<SegmentId, Arc<WorkerSegment>>,
-    ring: RingPlace,
+    ring: RingState,
 }
 
 /// The one ring that a session may have.
-enum RingPlace {
+enum RingState {
     Free,
     Attached(AttachedRing),
     Taken,
@@ -51,7 +51,7 @@ enum RingPlace {
 impl Segments {
     /// Allows a session to attach segments, up to its limit.
     pub(crate) fn open_session(&self, token: SessionToken, uid: u32, limit_bytes: u64) {
-        let (inputs, ring) = (HashMap::new(), RingPlace::Free);
+        let (inputs, ring) = (HashMap::new(), RingState::Free);
         let session = SessionSegments { token, uid, limit_bytes, mapped_bytes: 0, inputs, ring };
         self.lock().sessions.push(session);
     }
@@ -75,9 +75,9 @@ impl Segments {
     pub(crate) fn take_ring(&self, token: &SessionToken) -> Option<AttachedRing> {
         let mut tables = self.lock();
         let session = tables.sessions.iter_mut().find(|s| s.token == *token)?;
-        match std::mem::replace(&mut session.ring, RingPlace::Taken) {
-            RingPlace::Attached(ring) => Some(ring),
-            RingPlace::Free | RingPlace::Taken => None,
+        match std::mem::replace(&mut session.ring, RingState::Taken) {
+            RingState::Attached(ring) => Some(ring),
+            RingState::Free | RingState::Taken => None,
         }
     }
 
@@ -215,7 +215,7 @@ impl MemHost for ConnectionHost {
     fn ring(&mut self, token: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String> {
         self.with_session(token, |session| {
             session.check_ring(ring.capacity())?;
-            session.ring = RingPlace::Attached(AttachedRing { ring, bell });
+            session.ring = RingState::Attached(AttachedRing { ring, bell });
             Ok(())
         })
     }
@@ -227,8 +227,8 @@ impl SessionSegments {
             return Err(format!("a ring has {} bytes in each direction, as in Claimed", limits::RING_BYTES));
         }
         match self.ring {
-            RingPlace::Free => Ok(()),
-            RingPlace::Attached(_) | RingPlace::Taken => Err("the session has a ring already".to_owned()),
+            RingState::Free => Ok(()),
+            RingState::Attached(_) | RingState::Taken => Err("the session has a ring already".to_owned()),
         }
     }
 }

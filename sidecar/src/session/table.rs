@@ -39,7 +39,7 @@ pub(crate) struct Session {
     /// Requests that are not over.
     pub(crate) pending: HashMap<RequestId, Pending>,
     /// Completed requests whose result is not released.
-    pub(crate) held: HashMap<RequestId, Held>,
+    pub(crate) held: HashMap<RequestId, HeldResult>,
     /// Bytes of results that pending and held requests may take.
     pub(crate) result_bytes: u64,
     /// Why the worker shuts the session down; `None` if no shutdown was announced.
@@ -77,7 +77,7 @@ pub(crate) struct Pending {
 }
 
 /// A result that a session holds.
-pub(crate) struct Held {
+pub(crate) struct HeldResult {
     /// The result.
     pub(crate) result: ResultId,
     /// The bytes that it counts against the session's limit.

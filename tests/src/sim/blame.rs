@@ -3,9 +3,9 @@
 use ronde_wire::{Cause, Failure, Rank};
 
 use super::checks::{Property, Violated, violated};
+use super::fake_plugins::FAILS;
 use super::faults::Faults;
 use super::item::{ANY_SOURCE_TAGS, Excuse, InjectedError, Item, Kind};
-use super::stand_ins::FAILS;
 use super::workload::Workload;
 
 /// Checks that the end of an epoch is blamed on a rank or sidecar that a fault hit, or that left or stalls by intent.

@@ -8,9 +8,9 @@ use ronde_engine::{Admission, Completion};
 use ronde_wire::{Cause, Detail, Epoch, Failure, Rank, RequestId, Seq, SetId, SidecarIndex};
 
 use super::blame::{blame, is_named};
+use super::fake_plugins::FAILS;
 use super::faults::Faults;
 use super::item::{InjectedError, Item, Kind, SetOf};
-use super::stand_ins::FAILS;
 use super::workload::Workload;
 
 /// The properties of a correct cluster.
@@ -216,7 +216,10 @@ impl Oracle {
 
     fn check_committed(&self, operation @ (epoch, seq): (Epoch, Seq)) -> Result<(), Violated> {
         if self.broken.contains(&operation) && self.committed.contains(&operation) {
-            return violated(Property::Committed, format!("a plugin has failed in {seq} of {epoch}, which is committed"));
+            return violated(
+                Property::Committed,
+                format!("a plugin has failed in {seq} of {epoch}, which is committed"),
+            );
         }
         Ok(())
     }
@@ -227,7 +230,10 @@ impl Oracle {
         match self.open.values().find(left) {
             Some(asked) => {
                 let name = &asked.workload.items[asked.item].name;
-                violated(Property::Answered, format!("{epoch} ended, but {} never got an answer for {name}", asked.rank))
+                violated(
+                    Property::Answered,
+                    format!("{epoch} ended, but {} never got an answer for {name}", asked.rank),
+                )
             }
             None => Ok(()),
         }
@@ -356,7 +362,10 @@ impl Oracle {
             return violated(Property::Agreement, format!("without any reason {who}"));
         }
         if !is_named(failure, item) {
-            let text = format!("{:?}, {:?} is the cause, which the failure of {who} does not name", item.injected, item.excuse);
+            let text = format!(
+                "{:?}, {:?} is the cause, which the failure of {who} does not name",
+                item.injected, item.excuse
+            );
             return violated(Property::Culprit, text);
         }
         self.count(item, &failure.reason);

@@ -10,11 +10,11 @@ use ronde_wire::{Ascent, Control, Detail, Epoch, Failure, Rank, RequestId, Seq, 
 use super::blame::blame;
 use super::checks::{Property, Violated, violated};
 use super::cluster::Cluster;
+use super::fake_plugins::{FAILS, HostPlugins};
 use super::host::{Command, LaneMemory, LaneOperations, Report};
 use super::link::{ConnectionId, Direction, Message, Plane};
 use super::saboteur::Saboteur;
 use super::schedule::SimEvent;
-use super::stand_ins::{FAILS, HostPlugins};
 
 /// The control thread.
 impl Cluster {

@@ -11,7 +11,7 @@ use ronde_engine::{
 };
 use ronde_wire::{Epoch, Lane, Rank, Request, RequestId, Seq, SidecarIndex};
 
-use super::stand_ins::{HostPlugins, Kept};
+use super::fake_plugins::{HostPlugins, Kept};
 
 /// A sidecar's process; a new one after a crash.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use ronde_wire::{
     AnySource, Codec, Collective, DType, Detail, Group, Pair, Rank, ReduceOp, Request, SetId, Shape, TensorName,
 };
 
-use super::stand_ins::StandIn;
+use super::fake_plugins::FakePlugin;
 
 /// One named request of all ranks of a set that take part.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ pub(super) struct Item {
     pub(super) dtype: DType,
     pub(super) codec: Codec,
     /// The plugin that encodes or reduces, if there is one.
-    pub(super) plugin: Option<StandIn>,
+    pub(super) plugin: Option<FakePlugin>,
     /// Whether the plugin fails now and then, with all operations performed together.
     pub(super) may_fail: bool,
     pub(super) group: Option<Group>,
@@ -192,7 +192,7 @@ impl Item {
     /// The name of the operation.
     pub(super) fn what(&self) -> &'static str {
         match self.kind {
-            _ if self.plugin == Some(StandIn::Codec) => "codec by a plugin",
+            _ if self.plugin == Some(FakePlugin::Codec) => "codec by a plugin",
             _ if self.plugin.is_some() => "reduction by a plugin",
             Kind::AllReduce(ReduceOp::Median) => "median",
             Kind::AllReduce(ReduceOp::ClippedMean) => "clipped mean",

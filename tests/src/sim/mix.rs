@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use fastrand::Rng;
 use ronde_wire::{Codec, DType, Group, Pair, Rank, ReduceOp, SetId, TensorName, World};
 
+use super::fake_plugins::FakePlugin;
 use super::item::{ANY_SOURCE_TAGS, Difference, Excuse, InjectedError, Item, Kind, NO_SET, SetOf};
 use super::saboteur::Saboteur;
-use super::stand_ins::StandIn;
 use super::workload::{Loops, Recipe};
 use crate::PAIRWISE;
 
@@ -423,7 +423,7 @@ impl<'a> Mix<'a> {
     }
 
     /// Now and then a plugin encodes or reduces. Other planted bugs are searched for without plugins.
-    fn stand_in(&mut self, kind: Kind) -> (Kind, Option<StandIn>) {
+    fn fake_plugin(&mut self, kind: Kind) -> (Kind, Option<FakePlugin>) {
         let Kind::AllReduce(op) = kind else { return (kind, None) };
         let one_in = match self.recipe.saboteur {
             None => 8,
@@ -434,14 +434,14 @@ impl<'a> Mix<'a> {
             return (kind, None);
         }
         if matches!(op, ReduceOp::Sum | ReduceOp::Average) && self.rng.bool() {
-            return (kind, Some(StandIn::Codec));
+            return (kind, Some(FakePlugin::Codec));
         }
-        let reducer = StandIn::REDUCERS[self.rng.usize(..StandIn::REDUCERS.len())];
+        let reducer = FakePlugin::REDUCERS[self.rng.usize(..FakePlugin::REDUCERS.len())];
         (Kind::AllReduce(ReduceOp::Plugin), Some(reducer))
     }
 
     fn draw(&mut self, place: SetOf, ranks: Vec<Rank>, kind: Kind) -> Item {
-        let (kind, plugin) = self.stand_in(kind);
+        let (kind, plugin) = self.fake_plugin(kind);
         let reduction = match kind {
             Kind::AllReduce(op) | Kind::ReduceScatter(op) | Kind::Reduce(op, _) => Some(op),
             _ => None,
@@ -451,14 +451,16 @@ impl<'a> Mix<'a> {
         let floats = [DType::F32, DType::F16, DType::Bf16, DType::F64][self.rng.usize(..4)];
         let dtype = match DType::ALL[self.rng.usize(..DType::ALL.len())] {
             _ if bitwise => [DType::U8, DType::I16, DType::I64, DType::Bool][self.rng.usize(..4)],
-            _ if nary || self.recipe.any_floats || plugin.is_some_and(StandIn::wants_floats) => floats,
+            _ if nary || self.recipe.any_floats || plugin.is_some_and(FakePlugin::wants_floats) => floats,
             DType::Bool if reduction == Some(ReduceOp::Average) => DType::F32,
             other if self.rng.u8(..3) == 0 => other,
             _ => DType::F32,
         };
         let plain_sum = matches!(kind, Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average)) && dtype == DType::F32;
         let codec = match self.rng.u8(..6) {
-            _ if plugin.is_some() => plugin.filter(|of| *of == StandIn::Codec).map_or(Codec::None, |_| Codec::Plugin),
+            _ if plugin.is_some() => {
+                plugin.filter(|of| *of == FakePlugin::Codec).map_or(Codec::None, |_| Codec::Plugin)
+            }
             0.. if plain_sum && self.favours(Saboteur::UnroundedOwner) => Codec::F16,
             0 if plain_sum => Codec::F16,
             1 if plain_sum => Codec::Bf16,

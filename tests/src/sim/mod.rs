@@ -12,6 +12,7 @@ mod blame;
 mod checks;
 mod cluster;
 mod driving;
+mod fake_plugins;
 mod faults;
 mod host;
 mod item;
@@ -21,7 +22,6 @@ mod reference;
 mod saboteur;
 mod schedule;
 mod script;
-mod stand_ins;
 mod worker;
 mod workload;
 

@@ -3,8 +3,8 @@
 use fastrand::Rng;
 use ronde_wire::{DType, Rank, ReduceOp};
 
+use super::fake_plugins::{FakePlugin, greatest};
 use super::item::{Item, Kind};
-use super::stand_ins::{StandIn, greatest};
 use super::workload::Workload;
 
 impl Workload {
@@ -29,7 +29,7 @@ impl Workload {
         let all = || item.ranks.iter().flat_map(|rank| self.input(index, *rank)).collect();
         let rows = item.rows[0];
         Some(match &item.kind {
-            Kind::AllReduce(_) if item.plugin == Some(StandIn::Pairwise) => {
+            Kind::AllReduce(_) if item.plugin == Some(FakePlugin::Pairwise) => {
                 let mut inputs = item.ranks.iter().map(|rank| self.input(index, *rank));
                 let first = inputs.next()?;
                 inputs.fold(first, |mut reduced, other| {

@@ -8,11 +8,11 @@ use ronde_wire::{Cause, Epoch, Failure, Rank, RequestId, SetId};
 
 use super::checks::{Property, Violated, violated};
 use super::cluster::Cluster;
+use super::fake_plugins::Kept;
 use super::faults::Fault;
 use super::host::Command;
 use super::item::{Added, InjectedError};
 use super::schedule::SimEvent;
-use super::stand_ins::Kept;
 use super::worker::{Part, Rate, State};
 use super::workload::Workload;
 

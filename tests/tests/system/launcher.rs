@@ -481,7 +481,12 @@ fn the_report_describes_the_outcome_of_the_job() {
     };
     let run = |name: &str, script: &str| {
         let path = directory.path().join(name);
-        Run::new(3).sidecars(2).options(["--job", "reported", "--report"]).options([&path]).start(sh(script)).wait(DEADLINE)
+        Run::new(3)
+            .sidecars(2)
+            .options(["--job", "reported", "--report"])
+            .options([&path])
+            .start(sh(script))
+            .wait(DEADLINE)
     };
     assert_eq!(run("good", "true").code, Some(0));
     let good = read("good");

@@ -123,7 +123,11 @@ fn the_tables_name_crates_that_exist() {
     let named = named.chain(EXTERNAL.iter().flat_map(|(_, allowed)| allowed.iter().copied()));
     let mut offences: Vec<_> = named.filter(|name| !known(name)).map(str::to_owned).collect();
     offences.dedup();
-    hold("The tables of this file name crates of the workspace.", "A rule about a missing crate checks nothing.", &offences);
+    hold(
+        "The tables of this file name crates of the workspace.",
+        "A rule about a missing crate checks nothing.",
+        &offences,
+    );
 }
 
 /// The workspace's packages, without what they depend on.

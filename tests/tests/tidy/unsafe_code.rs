@@ -58,20 +58,20 @@ fn crate_roots_forbid_unsafe_code() {
 }
 
 /// An unsafe block, impl or function.
-struct Place {
+struct UnsafeSite {
     at: String,
     explained: bool,
 }
 
-fn unsafe_places(source: &Source) -> Vec<Place> {
-    let mut blocks = Blocks { found: Vec::new() };
+fn unsafe_places(source: &Source) -> Vec<UnsafeSite> {
+    let mut blocks = UnsafeVisitor { found: Vec::new() };
     blocks.visit_file(&source.syntax());
     let text: Vec<&str> = source.text.lines().collect();
     let explained = |line: usize| is_explained(&text[..line]);
     blocks
         .found
         .iter()
-        .map(|line| Place { at: format!("{}:{line}", source.path), explained: explained(*line) })
+        .map(|line| UnsafeSite { at: format!("{}:{line}", source.path), explained: explained(*line) })
         .collect()
 }
 
@@ -92,11 +92,11 @@ fn ends_statement(line: &str) -> bool {
 }
 
 /// The lines on which unsafe code begins.
-struct Blocks {
+struct UnsafeVisitor {
     found: Vec<usize>,
 }
 
-impl<'ast> Visit<'ast> for Blocks {
+impl<'ast> Visit<'ast> for UnsafeVisitor {
     fn visit_expr_unsafe(&mut self, block: &'ast syn::ExprUnsafe) {
         self.found.push(lines(block.unsafe_token.span).0);
         syn::visit::visit_expr_unsafe(self, block);

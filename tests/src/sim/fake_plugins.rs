@@ -10,9 +10,9 @@ use std::sync::Arc;
 use ronde_engine::{Admission, PluginFault, PluginSpan, Plugins, RankValues, Side, Stage};
 use ronde_wire::{DType, Epoch, PluginUse, PluginWork, Seq, SetId, SidecarIndex, TensorName};
 
-/// The behaviour of a stand-in.
+/// The behaviour of a fake plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StandIn {
+pub(super) enum FakePlugin {
     /// Values as they are, with the number of the round.
     Codec,
     /// The greatest of each byte.
@@ -23,7 +23,7 @@ pub(super) enum StandIn {
     Adaptive,
 }
 
-impl StandIn {
+impl FakePlugin {
     pub(super) const REDUCERS: [Self; 4] = [Self::Pairwise, Self::NAry, Self::TwoPass, Self::Adaptive];
 
     /// The plugin. Its only parameter is whether it fails now and then.
@@ -224,12 +224,12 @@ impl Plugins for HostPlugins<'_> {
     }
 }
 
-/// Combines two ranks' values as [`StandIn::Pairwise`] does.
+/// Combines two ranks' values as [`FakePlugin::Pairwise`] does.
 pub(super) fn greatest(into: &mut [u8], other: &[u8]) {
     into.iter_mut().zip(other).for_each(|(into, other)| *into = (*into).max(*other));
 }
 
-/// The error text of a stand-in that fails.
-pub(super) const FAILS: &str = "the stand-in fails here";
+/// The error text of a fake plugin that fails.
+pub(super) const FAILS: &str = "the fake plugin fails here";
 /// Elements of a block: large tensors have many.
 const BLOCK_ELEMENTS: u32 = 4_096;
