@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_names_its_setting() {
+    fn an_error_about_the_limit_names_its_setting() {
         let mut residuals = Residuals::new(7);
         let first = begin(&mut residuals, 1, 0, 100);
         residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");

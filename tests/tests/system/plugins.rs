@@ -97,60 +97,60 @@ fn hostile() -> Wat {
 }
 
 #[test]
-fn what_does_not_validate() -> Result<()> {
+fn an_invalid_module_is_rejected() -> Result<()> {
     let module = hostile().wasm();
     fails(&module[..module.len() - 3], "not a valid plugin module")
 }
 
 #[test]
-fn what_imports_something() -> Result<()> {
+fn a_module_with_imports_is_rejected() -> Result<()> {
     let import = "(import \"wasi_snapshot_preview1\" \"fd_write\" (func (param i32 i32 i32 i32) (result i32)))";
     fails(&Wat { imports: import.to_owned(), ..hostile() }.wasm(), "fd_write")
 }
 
 #[test]
-fn a_function_of_another_type() -> Result<()> {
+fn a_function_of_a_wrong_type_is_rejected() -> Result<()> {
     fails(&hostile().with("ronde_encode", "(param i32) (local.get 0)").wasm(), "(i32) -> i32 as ronde_encode")
 }
 
 #[test]
-fn another_abi_version() -> Result<()> {
+fn another_abi_version_is_rejected() -> Result<()> {
     fails(&hostile().with("ronde_abi", "(i32.const 2)").wasm(), "ABI version 2")
 }
 
 #[test]
-fn more_memory_than_it_declares() -> Result<()> {
+fn more_memory_than_declared_is_rejected() -> Result<()> {
     let greedy = Wat { memory: "(memory (export \"memory\") 3)".to_owned(), ..hostile() };
     fails(&greedy.wasm(), "196608 bytes of memory in its module")
 }
 
 #[test]
-fn an_endless_loop() -> Result<()> {
+fn an_endless_loop_fails_its_operation() -> Result<()> {
     fails(&hostile().with("ronde_encode", "(loop $l (br $l)) (i32.const 0)").wasm(), "took longer than 10 ms")
 }
 
 #[test]
-fn an_endless_start() -> Result<()> {
+fn an_endless_start_fails_its_operation() -> Result<()> {
     fails(&hostile().with("ronde_configure", "(loop $l (br $l)) (i32.const 0)").wasm(), "took longer than 10 ms")
 }
 
 #[test]
-fn a_trap() -> Result<()> {
+fn a_trap_fails_its_operation() -> Result<()> {
     fails(&hostile().with("ronde_decode", "(unreachable)").wasm(), "ronde_decode trapped: ")
 }
 
 #[test]
-fn memory_that_is_not_its_own() -> Result<()> {
+fn access_outside_of_its_memory_fails_its_operation() -> Result<()> {
     fails(&hostile().with("ronde_encode", "(i32.load (i32.const -4))").wasm(), "out of bounds")
 }
 
 #[test]
-fn a_length_beyond_its_bound() -> Result<()> {
+fn an_output_beyond_its_bound_fails_its_operation() -> Result<()> {
     fails(&hostile().with("ronde_encode", "(i32.const 0x7fffffff)").wasm(), "for 250 elements, but the bound is 2000")
 }
 
 #[test]
-fn a_buffer_outside_of_its_memory() -> Result<()> {
+fn a_buffer_outside_of_its_memory_fails_its_operation() -> Result<()> {
     let mut wild = hostile();
     wild.table = TABLE;
     fails(&wild.placed(6, 0xffff_ffc0).wasm(), "not within the memory of 131072 bytes")
@@ -158,7 +158,7 @@ fn a_buffer_outside_of_its_memory() -> Result<()> {
 
 /// A ring begins with another rank for each chunk, but the result must be the last rank's values.
 #[test]
-fn pairs_in_the_order_of_ranks_where_that_counts() -> Result<()> {
+fn a_reducer_that_is_not_commutative_gets_pairs_in_rank_order() -> Result<()> {
     const ELEMENTS: usize = 300_000;
     let mut module = Wat::reducer("pairwise", 0).named("later");
     module.manifests[0] = module.manifests[0].replace("\"commutative\": true", "\"commutative\": false");
@@ -178,7 +178,7 @@ fn pairs_in_the_order_of_ranks_where_that_counts() -> Result<()> {
 /// Each call meets its deadline, but all of them together take forever: an output of one line, and milliseconds of work
 /// for each.
 #[test]
-fn calls_that_are_slow_together() -> Result<()> {
+fn many_slow_calls_fail_their_operation() -> Result<()> {
     let slow = "(local $i i32) (local.set $i (i32.const 8000000))
         (loop $l (br_if $l (local.tee $i (i32.sub (local.get $i) (i32.const 1))))) (i32.const 0)";
     let module = Wat::reducer("pairwise", 0).named("slow").with("ronde_reduce", slow).placed(7, 64).placed(5, 128);
@@ -206,7 +206,7 @@ fn a_plugin_that_fails_again_and_again_is_disabled_and_no_other() -> Result<()> 
 }
 
 #[test]
-fn requests_that_a_plugin_does_not_take() -> Result<()> {
+fn requests_that_a_plugin_does_not_support_are_rejected() -> Result<()> {
     let plugins = Plugins::with_good_ones()?;
     let crew = crew_of(&plugins)?;
     crew.check_fails("parameter ratio of plugin good-codec@0.1.0 is 2.0, but takes a float of 0.0 to 1.0", |client| {
@@ -240,7 +240,7 @@ fn another_file_on_one_sidecar_is_named_with_both() -> Result<()> {
 }
 
 #[test]
-fn a_file_on_one_sidecar_only() -> Result<()> {
+fn a_plugin_on_one_sidecar_only_is_an_error() -> Result<()> {
     let (ours, theirs) = (Plugins::with_good_ones()?, Plugins::with_good_ones()?);
     ours.add("rare", &Wat::codec().named("rare").wasm())?;
     let crew = crew([ours.settings(), theirs.settings()])?;
@@ -270,7 +270,7 @@ fn only_plugins_signed_with_a_trusted_key_are_loaded() -> Result<()> {
 
 /// The rank limit of a reducer is checked before data moves: it is never called.
 #[test]
-fn more_ranks_than_a_reducer_takes() -> Result<()> {
+fn more_ranks_than_a_reducer_supports_are_rejected() -> Result<()> {
     let plugins = Plugins::with_good_ones()?;
     for (name, shape, measures) in [("narrow", "n-ary", 0), ("narrow-adaptive", "adaptive", 0)] {
         let mut module = Wat::reducer(shape, measures).named(name).with("ronde_conclude", "(i32.const 0)");
@@ -377,7 +377,7 @@ fn metric(page: &str, name: &str) -> Result<f64> {
 
 /// Residuals need room; without room the failure names the setting.
 #[test]
-fn state_beyond_its_limit() -> Result<()> {
+fn state_beyond_its_limit_fails_its_operation() -> Result<()> {
     let plugins = Plugins::with_good_ones()?;
     let settings = json!({ "paths": [plugins.path()], "state_bytes_max": 1_000 });
     let crew = crew([settings.clone(), settings])?;

@@ -149,7 +149,7 @@ fn a_broken_ring_ends_its_session_by_name() -> Result<()> {
 type Writes<'a> = &'a [(u64, &'a [u8])];
 
 #[test]
-fn garbage_all_over_a_ring_ends_its_session_at_most() -> Result<()> {
+fn garbage_in_a_ring_ends_only_its_session() -> Result<()> {
     for seed in 0..3 {
         let mut stage = Stage::start()?;
         let garbage: Vec<u8> = (0..1_u64 << 16).flat_map(|word| scatter(seed << 32 | word).to_le_bytes()).collect();
