@@ -200,7 +200,7 @@ sim: ## Simulate 10,000 clusters, each under its own seed (FIRST=n SEEDS=n for o
 differential-rust: export RONDE_DIFFERENTIAL_SECONDS = $(FUZZ_SECONDS)
 differential-rust: ## Run random programs of collectives on real jobs against an interpreter for a minute (SECONDS=n for others)
 	$(CARGO) build --workspace --bin ronde
-	$(CARGO) test --package ronde-tests --test system -- --nocapture --exact programs::programs_give_what_the_interpreter_says
+	$(CARGO) test --package ronde-tests --test system -- --nocapture --exact programs::random_programs_match_the_sequential_interpreter
 
 # SECONDS is taken from the command line only: in bash it is a clock.
 .PHONY: fuzz

@@ -1,9 +1,9 @@
-"""Waits for the end of a training in containers, and says in one line how it went, as `make demo` does.
+"""Waits for the end of a training in containers, and prints its outcome in one line, as `make demo` does.
 
     python result.py --sidecars N --patience SECONDS
 
 Reads what each sidecar reports at its end (/run/sidecars/INDEX/report.json) and what rank 0 reports of the training
-(/report/training.json). When one of them failed it waits a few seconds for the others, and prints those that there are.
+(/report/training.json). When one of them failed it waits a few seconds for the others, and prints the reports so far.
 The exit status is not 0 when the job failed, took too long, reached an accuracy below the demo's, or left different
 weights on different ranks.
 """
@@ -21,7 +21,7 @@ from demo import Outcome
 SIDECARS = pathlib.Path("/run/sidecars")
 TRAINING = pathlib.Path("/report/training.json")
 POLL_S = 0.2
-# Behind the first failure, for the others to say what they saw of it.
+# After the first failure, for the others to report what they observed.
 OTHERS_S = 5.0
 
 
@@ -48,7 +48,7 @@ def main() -> int:
         print(f"result: after {arguments.patience:.0f} seconds there is no {missing[0]}", file=sys.stderr)
         return 1
     reports = [json.loads(path.read_text()) for path in paths]
-    # One of an earlier training may lie there.
+    # A report of an earlier training may exist.
     if not TRAINING.exists() or TRAINING.stat().st_mtime < began:
         print("result: rank 0 ended without a report; see the workers' output for why", file=sys.stderr)
         return 1
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def failures(paths: list[pathlib.Path]) -> list[str]:
-    """What the reports that are there say of failures."""
+    """The failures in the reports so far."""
     reports = [json.loads(path.read_text()) for path in paths if path.exists()]
     return [f"sidecar {report['sidecar']}: {report['failure']}" for report in reports if report["failure"]]
 

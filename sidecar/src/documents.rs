@@ -1,8 +1,8 @@
-//! Documents that are made from the code: a test compares them, and writes them when asked to.
+//! Compares documents that are generated from the code with the code, and regenerates them on request.
 
 use std::path::Path;
 
-/// Fails when `docs/<name>` is not `expected`; writes it instead when RONDE_REGENERATE is set.
+/// Fails when `docs/<name>` differs from `expected`; with RONDE_REGENERATE set, writes it instead.
 pub(crate) fn hold(name: &str, expected: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name);
     if std::fs::read_to_string(&path).is_ok_and(|shown| shown == expected) {
@@ -10,7 +10,7 @@ pub(crate) fn hold(name: &str, expected: &str) {
     }
     assert!(
         std::env::var_os("RONDE_REGENERATE").is_some(),
-        "\n\ndocs/{name} is not what the code says.\nRun `RONDE_REGENERATE=1 cargo test -p ronde-sidecar the_document` and look at the difference.\n"
+        "\n\ndocs/{name} differs from the code.\nRun `RONDE_REGENERATE=1 cargo test -p ronde-sidecar the_document` and review the difference.\n"
     );
     std::fs::write(&path, expected).expect("the document can be written");
 }

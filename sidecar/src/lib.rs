@@ -1,18 +1,17 @@
 //! The sidecar of ronde: performs the collectives of the workers of one host.
 //!
-//! The modules are rooms: each holds what happens in one place, and uses only those below it in this table. A test of the
-//! repository checks this.
+//! Each module has one job and uses only modules below it in this table. A tidy test checks this.
 //!
-//! | room | what happens there |
+//! | module | what it does |
 //! |---|---|
-//! | [`process`] | the process starts, connects everything, and ends; **read this first** |
-//! | `web` | workers without Unix sockets are served over gRPC-Web |
-//! | `admin` | metrics, status and health are served over HTTP |
-//! | `driver` | the control thread connects the engine, the links, the sessions and the lanes |
-//! | `operation` | admitted operations are executed, and their results delivered |
-//! | `session` | workers connect, submit requests and attach shared memory |
-//! | [`plugins`] | plugins are loaded and called |
-//! | `timeline` | what happens to tensors is recorded |
+//! | [`process`] | starts the process, connects everything, and shuts down; **read this first** |
+//! | `web` | serves workers without Unix sockets over gRPC-Web |
+//! | `admin` | serves metrics, status and health over HTTP |
+//! | `driver` | runs the control thread, which connects engine, links, sessions and lanes |
+//! | `operation` | executes admitted operations and delivers their results |
+//! | `session` | accepts workers, their requests and their shared memory |
+//! | [`plugins`] | loads and calls plugins |
+//! | `timeline` | records what happens to tensors |
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-"""What the tests with containers share: an engine, the two images, and a compose project."""
+"""Fixtures of the tests with containers: an engine, the two images, and a compose project."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKING = ROOT / "sdk-python" / "packing" / "wheel.py"
 ENVIRONMENT = ROOT / "tests" / "setup" / "environment.py"
 BASE = "ronde-test-base"
 BASE_SCRIPT = ROOT / "compose" / "base-image"
-# Stages of images are the next build's cache and nothing else: on an engine of our own they go when they are this old.
+# Stages of images serve only as a build cache: the tests' own engine removes them at this age.
 STAGES_KEPT = "168h"
 SIDECAR = "ronde-test-sidecar"
 WORKER = "ronde-test-worker"
@@ -29,12 +29,12 @@ CONTEXT = ["compose", "sdk-python/examples", "tests/setup"]
 
 
 def required(what: str) -> bool:
-    """Whether RONDE_REQUIRE says that this machine has it, so that a test may not be left out for the lack of it."""
+    """Whether RONDE_REQUIRE lists it, so that its lack fails a test instead of skipping it."""
     return what in os.environ.get("RONDE_REQUIRE", "").split(",")
 
 
 def leave_out(what: str, reason: str) -> None:
-    """Leaves a test out, or fails where what it needs has to be there."""
+    """Skips a test, or fails if RONDE_REQUIRE lists what it needs."""
     if required(what):
         pytest.fail(f"RONDE_REQUIRE names {what}, but {reason}", pytrace=False)
     pytest.skip(f"{what}: {reason}")
@@ -54,7 +54,7 @@ def docker() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def images(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """Builds both images from what `make build` has compiled; gives their sizes in bytes."""
+    """Builds both images from the output of `make build`; returns their sizes in bytes."""
     context = tmp_path_factory.mktemp("context")
     for name in CONTEXT:
         shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -65,7 +65,7 @@ def images(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         base = provide_base(docker)
         arguments = ["--network", "host", "--build-arg", f"BASE={base}", "--build-arg", f"BUILDER={base}"]
     else:
-        # The wheel is there, so that the image which takes it needs no compiler.
+        # The wheel exists, so its image needs no compiler.
         arguments = ["--build-arg", "BUILDER=debian:bookworm-slim"]
     sizes = {}
     for target, tag in [("sidecar", SIDECAR), ("worker", WORKER)]:
@@ -79,7 +79,7 @@ def images(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 def provide_base(docker: Engine) -> str:
-    """Makes the image that the others begin with, unless it is there; gives its name. Of former ones nothing stays."""
+    """Makes the base image, unless it exists; returns its name. Removes former ones."""
     suite = subprocess.run([str(BASE_SCRIPT), "--suite"], check=True, capture_output=True, text=True, timeout=60).stdout
     digest = hashlib.sha256(BASE_SCRIPT.read_bytes() + suite.encode()).hexdigest()[:12]
     base = f"{BASE}:{digest}"
@@ -94,7 +94,7 @@ def provide_base(docker: Engine) -> str:
 
 
 def pack(out: pathlib.Path) -> None:
-    """Packs the wheel from the artefacts that lie beside RONDE_BIN."""
+    """Packs the wheel from the artefacts next to RONDE_BIN."""
     binary = os.environ.get("RONDE_BIN")
     assert binary, "RONDE_BIN names no program; run the tests by `make compose-test`"
     subprocess.run([sys.executable, str(ENVIRONMENT), "packaging"], check=True)
@@ -107,7 +107,7 @@ def pack(out: pathlib.Path) -> None:
 
 @pytest.fixture
 def project(docker: Engine, images: dict[str, int]) -> Iterator[Callable[..., Project]]:
-    """Makes projects of the compose file; everything of them is removed behind the test."""
+    """Makes projects of the compose file, and removes them after the test."""
     made: list[Project] = []
 
     def make(*files: pathlib.Path, **settings: str) -> Project:

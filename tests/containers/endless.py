@@ -1,4 +1,4 @@
-"""What the workers of tests with containers do: steps until they are stopped, every result checked.
+"""The script of workers in tests with containers: steps until they are stopped, every result checked.
 
 Prints `step N` and how long it took, every notice with its time, and at the end one line of JSON: `ended` with the
 number of steps, or `failed` with the time and the error's words.
@@ -22,7 +22,7 @@ NAME = "marked-tensor"
 
 
 def main() -> int:
-    """Works; returns the process's exit status."""
+    """Runs the steps; returns the process's exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, required=True, help="how many to do")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds between two steps")

@@ -1,4 +1,4 @@
-"""A container engine for the tests: the one that answers here, or one that is started for them.
+"""A container engine for the tests: a running one, or one that is started for them.
 
 An engine that is started has a socket and state of its own, and keeps what it has built in RONDE_CACHE, so that the
 next run is short. It gets no bridge to the outside; builds use the machine's own network. It is stopped by its process
@@ -27,20 +27,20 @@ class Engine:
 
     def __init__(self, client: str, environment: dict[str, str], is_own: bool) -> None:
         self.client = client
-        # For commands that look for `docker` on PATH and for its socket.
+        # For commands that search PATH for `docker`, and its socket.
         self.environment = environment
         # Whether it was started for the tests, where no registry of images may answer.
         self.is_own = is_own
         self.compose = compose_command(client, environment)
 
     def run(self, *words: str, timeout_s: float = 120) -> str:
-        """What a command of the client prints on both streams; it must succeed."""
+        """The output of a client command on both streams; it must succeed."""
         return run([self.client, *words], self.environment, timeout_s)
 
 
 @contextlib.contextmanager
 def engine() -> Iterator[Engine | str]:
-    """An engine, or why there is none."""
+    """Returns an engine, or why there is none."""
     client = found_client()
     if client is None:
         yield "no docker client is installed (on Debian: apt-get install docker.io docker-compose debootstrap)"
@@ -83,14 +83,14 @@ def compose_command(client: str, environment: dict[str, str]) -> list[str] | Non
 
 
 def answers(client: str, environment: dict[str, str]) -> bool:
-    """Whether an engine is there."""
+    """Whether an engine is running."""
     ask = [client, "version", "--format", "{{.Server.Version}}"]
     return subprocess.run(ask, env=environment, capture_output=True, timeout=60, check=False).returncode == 0
 
 
 @contextlib.contextmanager
 def started(dockerd: str, client: str, environment: dict[str, str]) -> Iterator[Engine | str]:
-    """An engine of our own while the context lasts."""
+    """A separate engine while the context lasts."""
     cache = pathlib.Path(os.environ.get("RONDE_CACHE") or pathlib.Path.home() / ".cache" / "ronde") / "containers"
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / "lock", "w") as lock, tempfile.TemporaryDirectory(prefix="ronde-engine-") as folder:
@@ -131,14 +131,14 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def release(folder: str) -> None:
-    """Unmounts what the engine leaves below a folder that is to be removed: its network namespace."""
+    """Unmounts the engine's network namespace below a folder that is removed next."""
     mounts = [line.split(" ")[1] for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
     for place in sorted((place for place in mounts if place.startswith(f"{folder}/")), reverse=True):
         subprocess.run(["umount", "--lazy", place], check=False)
 
 
 def run(command: list[str], environment: dict[str, str], timeout_s: float) -> str:
-    """What a command prints on both streams; it must succeed."""
+    """The output of a command on both streams; it must succeed."""
     done = subprocess.run(
         command,
         env=environment,

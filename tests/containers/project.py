@@ -1,4 +1,4 @@
-"""The compose file as a project of its own, and what can be seen of its containers from the machine."""
+"""The compose file as a separate project, and views of its containers from the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 COMPOSE = ROOT / "compose" / "compose.yaml"
 SIDECARS = [f"sidecar-{index}" for index in range(4)]
 WORKERS = [f"worker-{index}" for index in range(4)]
-# For things that take seconds; a machine that builds something else besides is slow.
+# For things that take seconds; busy machines are slow.
 PATIENCE_S = 90
 
 
@@ -35,15 +35,15 @@ class Project:
         self._environment = {**engine.environment, **settings}
 
     def compose(self, *words: str, timeout_s: float = 300) -> str:
-        """What a command of compose prints; it must succeed."""
+        """The output of a compose command; it must succeed."""
         return run([*self._compose, *words], self._environment, timeout_s)
 
     def start(self, *services: str) -> None:
-        """Starts services with those that they need, in the background."""
+        """Starts services and their dependencies in the background."""
         self.compose("up", "-d", "--no-build", *services)
 
     def remove(self) -> None:
-        """Removes everything of the project; what was measured stays."""
+        """Removes the project; measurements are kept."""
         self.compose("down", "--volumes", "--timeout", "2", "--remove-orphans")
 
     def container(self, service: str) -> str:
@@ -55,7 +55,7 @@ class Project:
         return ids[0]
 
     def inspect(self, service: str) -> dict[str, Any]:
-        """What the engine knows of a service's container."""
+        """The engine's description of a service's container."""
         known: dict[str, Any] = json.loads(self.engine.run("inspect", self.container(service)))[0]
         return known
 
@@ -64,11 +64,11 @@ class Project:
         return self.engine.run("logs", self.container(service))
 
     def everything(self) -> str:
-        """The last words of all containers, for the message of a test that fails."""
+        """The last output of all containers, for the message of a test that fails."""
         return self.compose("ps") + self.compose("logs", "--no-color", "--tail", "15")
 
     def await_lines(self, service: str, pattern: str, within_s: float = PATIENCE_S) -> list[str]:
-        """Waits for a line that matches; gives all that do."""
+        """Waits for a line that matches; returns all that do."""
         found: list[str] = []
 
         def seen() -> bool:
@@ -79,20 +79,20 @@ class Project:
         return found
 
     def await_exit(self, service: str, within_s: float = PATIENCE_S) -> int:
-        """Waits until a container has ended; gives its exit status."""
+        """Waits until a container has ended; returns its exit status."""
         self.wait(lambda: not self.inspect(service)["State"]["Running"], f"the end of {service}", within_s)
         status: int = self.inspect(service)["State"]["ExitCode"]
         return status
 
     def wait(self, seen: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
-        """Asks again and again, but not for ever."""
+        """Polls a condition until a deadline."""
         deadline = time.monotonic() + within_s
         while not seen():
             assert time.monotonic() < deadline, f"waited {within_s:.0f} s for {what}\n{self.everything()}"
             time.sleep(0.1)
 
     def within(self, service: str, *command: str) -> str:
-        """What a program of this machine says in the network namespace of a service's container."""
+        """The output of a program of this machine in the network namespace of a service's container."""
         pid = str(self.inspect(service)["State"]["Pid"])
         done = subprocess.run(
             ["nsenter", "--target", pid, "--net", *command], capture_output=True, text=True, timeout=30, check=False
@@ -134,5 +134,5 @@ def moment(text: str) -> float:
 
 
 def is_local() -> bool:
-    """Whether the containers' processes are this machine's, and it may look into their namespaces."""
+    """Whether the containers' processes run on this machine, and it may enter their namespaces."""
     return os.geteuid() == 0

@@ -22,7 +22,7 @@ from project import SIDECARS, Project
 # Of <linux/if_ether.h> and <linux/if_packet.h>.
 ETH_P_ALL, PACKET_OUTGOING = 3, 4
 FRAME_BYTES_MAX = 65_536
-# Where the thread looks whether it has to end.
+# Where the thread checks whether it must end.
 POLL_S = 0.2
 
 
@@ -77,9 +77,9 @@ def bound(interface: str) -> socket.socket:
 
 @contextlib.contextmanager
 def worsened(job: Project, service: str, delay_s: float, loss: float) -> Iterator[SlowLine]:
-    """Makes the line between a container and the network `ring` a bad one; its own again behind the context."""
+    """Makes the line between a container and the network `ring` a bad one; restores it after the context."""
     for sidecar in SIDECARS:
-        # What leaves a container is a packet of its own with its sum, as on a wire.
+        # Each packet from a container must be separate and have its checksum, as on a wire.
         off = ["tx", "off", "tso", "off", "gso", "off", "gro", "off"]
         job.within(sidecar, "ethtool", "--offload", job.interface(sidecar), *off)
     # `eth0@if7`: the other end is number 7 on this machine.
@@ -106,7 +106,7 @@ def worsened(job: Project, service: str, delay_s: float, loss: float) -> Iterato
 
 
 def ip(*words: str) -> str:
-    """What `ip` says on this machine; it must succeed."""
+    """The output of `ip` on this machine; it must succeed."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
     return done.stdout

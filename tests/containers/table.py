@@ -1,4 +1,4 @@
-"""What the tests with faults have measured, and the table of docs/OPERATIONS.md that is made from it.
+"""The measurements of the tests with faults, and the table of docs/OPERATIONS.md that is made from them.
 
 python3 tests/containers/table.py      writes the table of the last `make compose-test` into the document
 """
@@ -15,13 +15,13 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 DOCUMENT = ROOT / "docs" / "OPERATIONS.md"
 BEGIN, END = "<!-- faults: made by tests/containers/table.py; do not edit -->", "<!-- end of faults -->"
-# All of them have to be there before the document may change.
+# All of them must exist before the document may change.
 FAULTS = 6
 
 
 @dataclasses.dataclass
 class Row:
-    """A fault and what came of it; times in seconds."""
+    """A fault and its effects; times in seconds."""
 
     fault: str
     outcome: str
@@ -43,13 +43,13 @@ class Row:
 
 
 def measurements() -> pathlib.Path:
-    """Where they lie between the test and the document."""
+    """Where they are stored between the test and the document."""
     cache = pathlib.Path(os.environ.get("RONDE_CACHE") or pathlib.Path.home() / ".cache" / "ronde")
     return cache / "faults.json"
 
 
 def write(rows: list[Row]) -> None:
-    """Keeps what was measured, and prints it."""
+    """Stores a measurement, and prints it."""
     print("\n" + "\n".join(row.text() for row in rows), file=sys.stderr)
     if len(rows) == FAULTS:
         measurements().parent.mkdir(parents=True, exist_ok=True)
@@ -61,11 +61,11 @@ def main() -> int:
     rows = [Row(**row) for row in json.loads(measurements().read_text())]
     titles = "| fault | effect | reported as silent after | errors after: median, last | continues within |"
     before, _, rest = DOCUMENT.read_text().partition(BEGIN)
-    _, end, behind = rest.partition(END)
+    _, end, after = rest.partition(END)
     if not end:
         sys.exit(f"{DOCUMENT} has no place for the table, between {BEGIN} and {END}")
     table = "\n".join([titles, "|---|---|---|---|---|", *(row.text() for row in rows)])
-    DOCUMENT.write_text(f"{before}{BEGIN}\n{table}\n{END}{behind}")
+    DOCUMENT.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
     return 0
 
 

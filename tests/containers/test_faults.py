@@ -1,4 +1,4 @@
-"""What happens to a job of four hosts when one of them, or the network between them, fails.
+"""A job of four hosts, when one of them or the network between them fails.
 
 Each fault is made while all workers compute. Either the job goes on and every result is right, or each worker that is
 left gets an error which names the culprit. How long that took is written into a file, of which table.py makes the table
@@ -23,11 +23,11 @@ from table import Row, write
 
 HERE = pathlib.Path(__file__).resolve().parent
 CULPRIT = 2
-# Behind a fault of some seconds the job has to go on for so many steps.
-STEPS_BEHIND = 20
+# After a fault of some seconds the job must continue for this many steps.
+STEPS_AFTER = 20
 # How long a test waits for an error, however late that is.
 ERROR_S = 60
-# How late it may be: promised are 2 s behind a process that was killed, and the peer timeout behind silence.
+# The limits of its delay: 2 s after a process was killed, and the peer timeout after silence.
 KILLED_S = 4.0
 SILENCE_S = 5.0 + 3.0
 MakeProject = Callable[..., Project]
@@ -36,7 +36,7 @@ ROWS: list[Row] = []
 
 @pytest.fixture(scope="module", autouse=True)
 def measured() -> Iterator[None]:
-    """Writes down what the tests have measured, if all of them ran."""
+    """Writes the measurements into the document, if all tests ran."""
     ROWS.clear()
     yield
     write(ROWS)
@@ -55,7 +55,7 @@ def job(project: MakeProject) -> Project:
 
 
 def test_a_worker_is_killed(job: Project) -> None:
-    """All others hear of it at once."""
+    """All others are notified at once."""
     killed = time.time()
     job.engine.run("kill", "--signal", "KILL", job.container(f"worker-{CULPRIT}"))
     errors = await_errors(job, [worker for worker in WORKERS if worker != f"worker-{CULPRIT}"], rf"rank {CULPRIT}\b")
@@ -64,7 +64,7 @@ def test_a_worker_is_killed(job: Project) -> None:
 
 
 def test_a_sidecar_is_killed(job: Project) -> None:
-    """Its worker and all others hear of it at once."""
+    """Its worker and all others are notified at once."""
     killed = time.time()
     job.engine.run("kill", "--signal", "KILL", job.container(f"sidecar-{CULPRIT}"))
     others = [worker for worker in WORKERS if worker != f"worker-{CULPRIT}"]
@@ -76,7 +76,7 @@ def test_a_sidecar_is_killed(job: Project) -> None:
 
 
 def test_a_sidecar_is_paused_for_ten_seconds(job: Project) -> None:
-    """Longer than the peer timeout: the job ends, and the paused one finds that out when it goes on."""
+    """Longer than the peer timeout: the job ends, and the paused one learns that when it continues."""
     paused = time.time()
     job.engine.run("pause", job.container(f"sidecar-{CULPRIT}"))
     others = [worker for worker in WORKERS if worker != f"worker-{CULPRIT}"]
@@ -99,15 +99,15 @@ def test_a_link_is_cut_for_three_seconds(job: Project) -> None:
     mend(job, f"sidecar-{CULPRIT}")
     mended = time.time()
     held = steps_of(job, "worker-0")
-    job.wait(lambda: steps_of(job, "worker-0") > held, "the first step behind the cut")
+    job.wait(lambda: steps_of(job, "worker-0") > held, "the first step after the cut")
     resumed = time.time() - mended
-    await_steps(job, before + STEPS_BEHIND)
+    await_steps(job, before + STEPS_AFTER)
     effect = "the job continues with right results"
     ROWS.append(Row("a host's network is cut for 3 s", effect, suspected, None, resumed))
 
 
 def test_a_link_is_cut_for_ever(job: Project) -> None:
-    """Nobody says goodbye: silence is what there is to hear, on both sides of the cut."""
+    """No side receives a shutdown: both sides of the cut detect silence."""
     cut_at = time.time()
     cut(job, f"sidecar-{CULPRIT}")
     suspected = await_suspicion(job, "sidecar-0", cut_at)
@@ -124,20 +124,20 @@ def test_one_percent_of_loss_and_twenty_milliseconds(job: Project) -> None:
     before = step_seconds(job, "worker-0")
     with worsened(job, f"sidecar-{CULPRIT}", delay_s=0.01, loss=0.01) as line:
         began = steps_of(job, "worker-0")
-        await_steps(job, began + STEPS_BEHIND, 2 * PATIENCE_S)
-        behind = step_seconds(job, "worker-0")[began:]
+        await_steps(job, began + STEPS_AFTER, 2 * PATIENCE_S)
+        after = step_seconds(job, "worker-0")[began:]
         assert line.lost > 0
-    usual, median = statistics.median(before), statistics.median(behind)
+    usual, median = statistics.median(before), statistics.median(after)
     slower = f"a step of 1 MB takes {median:.2f} s instead of {usual:.2f} s"
     fault = "a host's network loses 1 % of packets each way, with a round-trip time of 20 ms"
     ROWS.append(Row(fault, f"the job continues with right results; {slower}", None, None, None))
 
 
-# === What is seen ===
+# === Observations ===
 
 
 def await_errors(job: Project, workers: list[str], culprit: str) -> list[float]:
-    """Waits until each worker has its error, which names the culprit; gives the moments."""
+    """Waits until each worker has its error, which names the culprit; returns the times."""
     moments = []
     for worker in workers:
         line = job.await_lines(worker, '^{"failed"', ERROR_S)[0]
@@ -149,8 +149,8 @@ def await_errors(job: Project, workers: list[str], culprit: str) -> list[float]:
 
 
 def await_suspicion(job: Project, sidecar: str, since: float) -> float:
-    """Waits until a sidecar says that another is silent; gives the seconds since a moment."""
-    # Nothing that takes as long to start as a command in a container.
+    """Waits until a sidecar reports that another is silent; returns the seconds since a time."""
+    # A command in a container would take too long to start.
     url = f"http://{job.address(sidecar, 'metrics')}:9400/status"
 
     def named() -> bool:
@@ -162,15 +162,15 @@ def await_suspicion(job: Project, sidecar: str, since: float) -> float:
 
 
 def assert_within(at: float, errors: list[float], within_s: float) -> None:
-    """No error came later behind a moment than it may."""
+    """Asserts that no error arrived later after a time than it may."""
     late = max(errors) - at
-    assert late <= within_s, f"the last error came {late:.2f} s behind the fault, later than {within_s:.0f} s"
+    assert late <= within_s, f"the last error came {late:.2f} s after the fault, later than {within_s:.0f} s"
 
 
 def note(
     fault: str, outcome: str, at: float, errors: list[float], within_s: float, suspected: float | None = None
 ) -> None:
-    """Keeps what was measured, if it is what it may be."""
+    """Stores a measurement that is within its limits."""
     assert_within(at, errors, within_s)
     ROWS.append(Row(fault, outcome, suspected, sorted(moment - at for moment in errors), None))
 
@@ -186,7 +186,7 @@ def step_seconds(job: Project, worker: str) -> list[float]:
 
 
 def await_steps(job: Project, count: int, within_s: float = PATIENCE_S) -> None:
-    """Waits until every worker has done so many steps; each checks its results, and ends when one is wrong."""
+    """Waits until every worker has done this many steps; each checks its results, and ends when one is wrong."""
     for worker in WORKERS:
         job.wait(lambda worker=worker: steps_of(job, worker) >= count, f"step {count} of {worker}", within_s)
         assert job.inspect(worker)["State"]["Running"]
@@ -202,7 +202,7 @@ def assert_nothing_runs(job: Project, but: list[str] | None = None) -> None:
 
 
 def cut(job: Project, sidecar: str) -> None:
-    """Lets nothing through between a sidecar and the others."""
+    """Drops all packets between a sidecar and the others."""
     for rule in rules(job, sidecar):
         job.within(sidecar, "iptables", "-A", *rule)
 
@@ -214,6 +214,6 @@ def mend(job: Project, sidecar: str) -> None:
 
 
 def rules(job: Project, sidecar: str) -> list[list[str]]:
-    """What has to be dropped."""
+    """The rules that drop packets."""
     interface = job.interface(sidecar)
     return [["INPUT", "-i", interface, "-j", "DROP"], ["OUTPUT", "-o", interface, "-j", "DROP"]]

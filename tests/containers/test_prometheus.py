@@ -1,4 +1,4 @@
-"""Debian's Prometheus asks the sidecars of a running job, and each query of the dashboard has an answer."""
+"""Debian's Prometheus scrapes the sidecars of a running job, and each query of the dashboard has an answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE_S = 120
 
 @pytest.fixture
 def sidecars(tmp_path: pathlib.Path) -> Iterator[list[str]]:
-    """A job that goes on; gives the addresses of its sidecars' admin pages."""
+    """A running job; returns the addresses of its sidecars' admin pages."""
     binary = os.environ.get("RONDE_BIN")
     assert binary, "RONDE_BIN names no program; run the tests by `make compose-test`"
     endless = [sys.executable, str(pathlib.Path(__file__).with_name("endless.py")), "--steps", "1000000"]
@@ -84,7 +84,7 @@ def up(prometheus: str) -> list[str]:
 
 
 def ask(prometheus: str, expression: str) -> list[Any]:
-    """The series that an expression stands for; none while Prometheus starts, or where nothing is a number."""
+    """The series of an expression; none while Prometheus starts, or where nothing is a number."""
     query = urllib.parse.urlencode({"query": expression})
     try:
         with urllib.request.urlopen(f"{prometheus}/api/v1/query?{query}", timeout=10) as answer:
@@ -96,7 +96,7 @@ def ask(prometheus: str, expression: str) -> list[Any]:
 
 
 def until(seen: Callable[[], bool], what: str) -> None:
-    """Asks again and again, but not for ever."""
+    """Polls a condition until a deadline."""
     deadline = time.monotonic() + PATIENCE_S
     while not seen():
         assert time.monotonic() < deadline, f"waited {PATIENCE_S} s for {what}"

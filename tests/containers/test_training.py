@@ -1,4 +1,4 @@
-"""The compose file as a user runs it: it trains to the end, and what it promises of its containers can be seen."""
+"""The compose file as a user runs it: it trains to the end, and its containers have the documented limits."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def test_four_workers_train_and_everything_ends(project: MakeProject) -> None:
     """`up` ends by itself with the demo's last line, twice: the second time with what the first has left."""
     one = project()
     for _ in range(2):
-        said = one.compose("up", "--no-build", timeout_s=TRAINING_S)
+        output = one.compose("up", "--no-build", timeout_s=TRAINING_S)
         pattern = r"RESULT accuracy=0\.(\d+) digests_equal=true sealed_bytes=(\d+) seconds=\d+$"
-        result = re.search(pattern, said, re.MULTILINE)
-        assert result, said[-4000:]
+        result = re.search(pattern, output, re.MULTILINE)
+        assert result, output[-4000:]
         assert int(result[1][:2]) >= 96
         assert int(result[2]) > 1_000_000
         for service in [*SIDECARS, *WORKERS, "certs", "result"]:
@@ -55,7 +55,7 @@ def test_the_result_of_a_run_is_its_exit_status(project: MakeProject) -> None:
 def test_workers_have_no_sockets_of_the_internet_and_traffic_nothing_of_the_tensors(
     project: MakeProject, tmp_path: pathlib.Path
 ) -> None:
-    """What the kernel says of each container while it trains."""
+    """The kernel's view of each container while it trains."""
     if not is_local():
         leave_out("docker", "looking into the namespaces of containers needs root")
     override = pathlib.Path(__file__).parent / "workers.yaml"
@@ -77,7 +77,7 @@ def test_workers_have_no_sockets_of_the_internet_and_traffic_nothing_of_the_tens
 
 @contextlib.contextmanager
 def captured(bridge: str, path: pathlib.Path) -> Iterator[None]:
-    """Writes down all that goes over a bridge while the context lasts."""
+    """Captures all packets on a bridge while the context lasts."""
     command = ["tcpdump", "-i", bridge, "-U", "-w", str(path), "-s", "0"]
     sniffer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -111,7 +111,7 @@ def check_surroundings(one: Project) -> None:
         assert known["HostConfig"]["Memory"] > 0
         index = service.rpartition("-")[2]
         mounts = {mount["Destination"]: mount.get("Name", "").rpartition("_")[2] for mount in known["Mounts"]}
-        # The tests' own program, which is in the place of the training's.
+        # The tests' own program, which replaces the training's.
         mounts.pop("/tests", None)
         shared = {"/run/ronde": f"sockets-{index}"}
         own = {"/certs/own": f"certs-{index}"} if service in SIDECARS else {"/report": "report"} if index == "0" else {}
@@ -133,7 +133,7 @@ MARK = struct.pack("<f", 1.2345678)
 
 
 def check_capture(capture: pathlib.Path) -> None:
-    """Nothing of tensors, names or keys can be found in what went over the bridge."""
+    """The captured packets contain no tensors, names or keys."""
     traffic = capture.read_bytes()
     assert len(traffic) > 1_000_000, "the capture is of a training"
     for secret in [MARK * 3, b"marked-tensor", b"PRIVATE KEY"]:

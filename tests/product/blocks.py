@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pathlib
 
-# What a block's words mean to the tests. A language that is in neither is a mistake in the page.
+# The languages of blocks. A language that is in neither is a mistake in the page.
 RUN = {"sh", "python", "rust", "toml"}
 SHOWN = {"", "c", "console", "json", "text"}
 
@@ -22,7 +22,7 @@ FILE = re.compile(r"(#|//) (?P<name>[\w.-]+\.\w+)(: (?P<command>.+))?")
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A fenced block, and what is said about it right above."""
+    """A fenced block, and the comment directly above it."""
 
     page: str
     line: int
@@ -54,15 +54,15 @@ def blocks(page: str, text: str) -> list[Block]:
         if opening is not None:
             start, mark, indent, language = opening
             if line.strip() == "```":
-                said = NOT_RUN.fullmatch(mark)
-                reason = said["reason"] if said else None
+                match = NOT_RUN.fullmatch(mark)
+                reason = match["reason"] if match else None
                 content = "\n".join(row[len(indent) :] if row.startswith(indent) else row for row in lines)
                 found.append(Block(page, start, heading, language, content, reason, mark == OUTPUT))
                 above, opening = "", None
             else:
                 lines.append(line)
         elif fence := FENCE.fullmatch(line):
-            # Rust's compiler is told more behind a comma: `rust,no_run`.
+            # Attributes for rustdoc follow a comma: `rust,no_run`.
             language = fence["words"].strip().split(",")[0].split(" ")[0]
             opening, lines = (number, above, fence["indent"], language), []
         else:

@@ -1,4 +1,4 @@
-"""What the tests of the product share: the wheel."""
+"""The fixtures of the product tests: the wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments with the wheel in them, made as a user makes them."""
+"""Environments with the wheel, made as a user makes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Installed:
     """An environment with the wheel in it, and nothing but the environment on PATH."""
 
     def __init__(self, python: str, wheel: pathlib.Path, folder: pathlib.Path) -> None:
-        # A child of pytest's environment would say where that one is.
+        # Variables of pytest's environment would reveal where that one is.
         run([python, "-m", "venv", str(folder)], {"PATH": os.environ["PATH"]})
         self.bin = folder / "bin"
         self.environment = {"PATH": str(self.bin), "HOME": str(folder), "LC_ALL": "C.UTF-8", "TMPDIR": "/tmp"}
@@ -23,13 +23,13 @@ class Installed:
         pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-index"]
         run([*pip, "--find-links", str(wheelhouse()), str(wheel)], self.environment)
 
-    def says(self, *command: str) -> str:
-        """What a command of the environment prints."""
+    def output_of(self, *command: str) -> str:
+        """The output of a command of the environment."""
         return run([str(self.bin / command[0]), *command[1:]], self.environment)
 
 
 def provide_numpy(python: str) -> None:
-    """Fetches the wheel of numpy for a Python, unless it is there."""
+    """Downloads the wheel of numpy for a Python, unless it exists."""
     version = run([python, "-c", "import sys; print('{}{}'.format(*sys.version_info))"]).strip()
     if not any(wheelhouse().glob(f"numpy-*-cp{version}-*.whl")):
         download = ["download", "--only-binary", ":all:", "--dest", str(wheelhouse()), "numpy>=1.23"]

@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 README = ROOT / "README.md"
 SECTION = "Quickstart"
 USER = "newcomer"
-# What pip and TLS libraries are told on machines behind a proxy or a mirror; whoever needs none of it has none.
+# Variables that configure pip and TLS libraries for a proxy or a mirror, if they are set.
 CARRIED = re.compile(
     r"(?i)(PIP_(INDEX_URL|EXTRA_INDEX_URL|TRUSTED_HOST|CERT|PROXY|DEFAULT_TIMEOUT)|(https?|no|all)_proxy"
     r"|SSL_CERT_FILE|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE)"
@@ -83,7 +83,7 @@ def follow(folder: pathlib.Path) -> int:
     root = folder / "root"
     blocks = of_section(README, SECTION)
     packages = listed_packages(blocks)
-    say(f"making a system with {' and '.join(packages)} by debootstrap")
+    report(f"making a system with {' and '.join(packages)} by debootstrap")
     make_system(root, packages, folder / "debootstrap.log")
     mount(root)
     environment = carry_settings(root)
@@ -99,7 +99,7 @@ def follow(folder: pathlib.Path) -> int:
 
 
 def run_blocks(terminal: Terminal, blocks: list[Block]) -> None:
-    """Runs what is to be run, and shows what it prints."""
+    """Runs the blocks, and prints their output."""
     ran = [
         block for block in blocks if block.not_run is None and (block.language in {"sh", "python"} or block.is_output)
     ]
@@ -112,16 +112,16 @@ def run_blocks(terminal: Terminal, blocks: list[Block]) -> None:
         except BlockError as error:
             sys.exit(f"newcomer-test: {error}")
         if block.is_output:
-            say(f"{block}: printed as promised: {block.text}")
+            report(f"{block}: printed as promised: {block.text}")
         else:
-            say(f"{block}: done in {time.monotonic() - start:.0f} s\n{terminal.output.rstrip()}")
+            report(f"{block}: done in {time.monotonic() - start:.0f} s\n{terminal.output.rstrip()}")
 
 
 def listed_packages(blocks: list[Block]) -> list[str]:
     """The packages of the README's `apt-get install` line."""
     lines = [line for block in blocks for line in block.text.splitlines() if "apt-get install" in line]
     if len(lines) != 1:
-        sys.exit(f"{README.name}: one line of the section {SECTION} says `apt-get install`, not {len(lines)}")
+        sys.exit(f"{README.name}: one line of the section {SECTION} must contain `apt-get install`, not {len(lines)}")
     return lines[0].split("#")[0].split("apt-get install", 1)[1].split()
 
 
@@ -190,8 +190,8 @@ def carry_settings(root: pathlib.Path) -> dict[str, str]:
     return {**carried, "HOME": f"/home/{USER}", "PATH": ":".join(STANDARD_PATH), "LC_ALL": "C.UTF-8", "TERM": "dumb"}
 
 
-def say(text: str) -> None:
-    """A line of progress."""
+def report(text: str) -> None:
+    """Prints a line of progress."""
     print(text, flush=True)
 
 

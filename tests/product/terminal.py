@@ -1,4 +1,4 @@
-"""A reader's terminal: runs the blocks of a page one after the other, as somebody would who follows it.
+"""A reader's terminal: runs the blocks of a page one after the other, as a reader would.
 
 The folder and the variables that one block leaves are those of the next, so `cd`, `export` and the activation of an
 environment mean what they mean to a reader.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # The longest block trains for some seconds; busy machines are slow.
 BLOCK_TIMEOUT_S = 180
-# `-e`: a page must not go on behind a command that failed.
+# `-e`: a page must not continue after a command that failed.
 SCRIPT = """
 set -eo pipefail
 if [ -f {state}/variables ]; then . {state}/variables; cd "$(cat {state}/folder)"; else cd {work}; fi
@@ -32,7 +32,7 @@ pwd > {state}/folder
 
 
 class BlockError(AssertionError):
-    """A block did not do what the page says."""
+    """A block did not do what the page describes."""
 
 
 class Terminal:
@@ -63,7 +63,7 @@ class Terminal:
                 (self.work / "block.py").write_text(block.text + "\n")
                 commands = f"python {self.seen(self.work)}/block.py"
             if commands is None:
-                raise BlockError(f"{block}: its first line does not say which file it is, nor how it is used")
+                raise BlockError(f"{block}: its first line names neither its file nor its command")
             return self.execute(block, commands)
         name, command = block.file
         (pathlib.Path(self.current_folder()) / name).write_text(block.text + "\n")

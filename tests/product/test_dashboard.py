@@ -1,4 +1,4 @@
-"""The dashboard of compose/monitoring: what it asks for is there, and Prometheus is asked where sidecars answer."""
+"""The dashboard of compose/monitoring: its metrics exist, and Prometheus scrapes the sidecars' addresses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_each_label_is_one_of_the_metrics() -> None:
             assert used <= labels, f"{panel['title']}: {used - labels}"
 
 
-def test_what_an_operator_asks_for_has_a_panel() -> None:
+def test_each_question_of_an_operator_has_a_panel() -> None:
     """Throughput, waiting, the slowest rank, fusion, retransmissions."""
     asked = " ".join(query for _, query in queries())
     wanted = ["sealed_bytes", "waited_for_seconds", "last_to_be_ready", "tensors_total", "packets_lost", "suspect"]
@@ -57,7 +57,7 @@ def test_what_an_operator_asks_for_has_a_panel() -> None:
 
 
 def test_panels_do_not_cover_each_other() -> None:
-    """Each has a place of its own within the width of 24."""
+    """No two overlap, and all are within the width of 24."""
     covered: dict[tuple[int, int], str] = {}
     for panel in PANELS:
         place = panel["gridPos"]
@@ -68,7 +68,7 @@ def test_panels_do_not_cover_each_other() -> None:
 
 
 def test_prometheus_asks_where_sidecars_answer() -> None:
-    """The addresses of prometheus.yml are those that compose.yaml tells sidecars to listen on."""
+    """The addresses of prometheus.yml are those on which sidecars listen in compose.yaml."""
     asked = re.findall(r"- (\S+:\d+)$", (MONITORING / "prometheus.yml").read_text(), re.MULTILINE)
     listening = re.findall(r'--admin-listen, "([^"]+)"', COMPOSE)
     assert asked == listening

@@ -1,9 +1,9 @@
-"""What the documentation tells readers to type works.
+"""The commands and programs of the documentation work.
 
 Every block in a language that can be run is run, page by page in order, in a folder of the page's own, with the wheel
-installed; or it says right above why not: `<!-- not run: REASON -->`. A block that is a file says so in its first line,
-with the command that runs it: `# mean.py: ronde run -np 4 python mean.py`. Text under `<!-- output -->` is what the one
-before it prints. Programs in Rust are compiled as documentation tests of sdk-rust/src/lib.rs.
+installed; or a comment above gives the reason: `<!-- not run: REASON -->`. The first line of a block that is a file
+names it and the command that runs it: `# mean.py: ronde run -np 4 python mean.py`. Text under `<!-- output -->` is what
+the one before it prints. Programs in Rust are compiled as documentation tests of sdk-rust/src/lib.rs.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def reader(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     provide_numpy(python)
     # numpy and torch are those of the tests' environment.
     site = next(folder.glob("lib/python*/site-packages"))
-    lent = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    (site / "lent.pth").write_text("\n".join(lent) + "\n")
+    linked = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (site / "linked.pth").write_text("\n".join(linked) + "\n")
     return {
         "PATH": f"{folder / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "LC_ALL": "C.UTF-8",
@@ -125,7 +125,7 @@ red in folder
 """
 
 
-def test_blocks_carry_what_is_said_above_them() -> None:
+def test_blocks_carry_the_comment_above_them() -> None:
     found = blocks("page.md", PAGE)
     assert [(block.language, block.line, block.heading) for block in found] == [
         ("sh", 3, "One"),
@@ -158,7 +158,9 @@ def test_a_terminal_goes_on_where_it_was(tmp_path: pathlib.Path) -> None:
         ("toml", "key = 1", "first line"),
     ],
 )
-def test_a_block_that_fails_says_where_and_what(language: str, text: str, words: str, tmp_path: pathlib.Path) -> None:
+def test_a_failing_block_is_reported_with_its_place_and_output(
+    language: str, text: str, words: str, tmp_path: pathlib.Path
+) -> None:
     terminal = Terminal(tmp_path, dict(os.environ))
     with pytest.raises(BlockError) as failed:
         terminal.run(Block("page.md", 7, "", language, text))

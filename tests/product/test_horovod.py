@@ -1,4 +1,4 @@
-"""`horovod-compat`, installed beside the wheel of ronde, where there is neither a network nor a compiler."""
+"""`horovod-compat`, installed with the wheel of ronde, without a network or a compiler."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> 
     found = Installed(sys.executable, wheel, tmp_path_factory.mktemp("reader") / "environment")
     beside = sorted(wheel.parent.glob("horovod_compat-*-py3-none-any.whl"))
     install = ["python", "-m", "pip", "install", "--disable-pip-version-check", "--no-index"]
-    found.says(*install, str(beside[0] if beside else COMPAT))
+    found.output_of(*install, str(beside[0] if beside else COMPAT))
     return found
 
 
-def test_it_is_made_beside_the_wheel(wheel: pathlib.Path, build: Callable[[pathlib.Path, str], pathlib.Path]) -> None:
+def test_horovod_compat_is_built_next_to_the_wheel(
+    wheel: pathlib.Path, build: Callable[[pathlib.Path, str], pathlib.Path]
+) -> None:
     own = build(COMPAT, "build_wheel")
     assert (wheel.parent / own.name).read_bytes() == own.read_bytes()
     # From the folder alone, as checkouts do it.
@@ -45,17 +47,17 @@ def test_it_is_made_beside_the_wheel(wheel: pathlib.Path, build: Callable[[pathl
 
 
 def test_jobs_start_as_they_did(installed: Installed) -> None:
-    said = installed.says("horovodrun", "-np", "2", "-H", "localhost:2", "python", "-c", RANKS)
-    lines = [line.partition("<stdout>:")[2] for line in said.splitlines() if "<stdout>:" in line]
+    output = installed.output_of("horovodrun", "-np", "2", "-H", "localhost:2", "python", "-c", RANKS)
+    lines = [line.partition("<stdout>:")[2] for line in output.splitlines() if "<stdout>:" in line]
     assert sorted(lines) == [f"0.28.1 {rank} 2 {rank} 1 localhost" for rank in range(2)]
-    assert installed.says("horovodrun", "--version") == "0.28.1\n"
-    assert "[ ] TensorFlow" in installed.says("horovodrun", "--check-build")
-    version = installed.says("python", "-c", "import ronde; print(ronde.__version__)").strip()
-    assert f"Version: {version}\n" in installed.says("python", "-m", "pip", "show", "horovod-compat")
+    assert installed.output_of("horovodrun", "--version") == "0.28.1\n"
+    assert "[ ] TensorFlow" in installed.output_of("horovodrun", "--check-build")
+    version = installed.output_of("python", "-c", "import ronde; print(ronde.__version__)").strip()
+    assert f"Version: {version}\n" in installed.output_of("python", "-m", "pip", "show", "horovod-compat")
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "ray"])
-def test_what_is_not_there_yet_says_so(installed: Installed, name: str) -> None:
+def test_frameworks_that_are_not_supported_raise_an_error_that_names_them(installed: Installed, name: str) -> None:
     command = [str(installed.bin / "python"), "-c", ABSENT.format(name)]
     done = subprocess.run(
         command, capture_output=True, text=True, env=installed.environment, timeout=TIMEOUT_S, check=False
@@ -67,7 +69,7 @@ def test_what_is_not_there_yet_says_so(installed: Installed, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[pathlib.Path, str], pathlib.Path]:
-    """Calls a hook of a folder's builder, as pip does, and gives what it made."""
+    """Calls a hook of a folder's builder, as pip does, and returns what it made."""
 
     def call(folder: pathlib.Path, hook: str) -> pathlib.Path:
         out = tmp_path_factory.mktemp("built")

@@ -1,4 +1,4 @@
-"""What `ronde plugin` does: shipped plugins pass the conformance list, and so do those written from docs/PLUGINS.md.
+"""`ronde plugin`: shipped plugins pass the conformance list, and so do those written from docs/PLUGINS.md.
 
 Plugins are built here with cargo and clang; without clang the one in C is left out.
 """
@@ -65,13 +65,13 @@ def shipped() -> Callable[[str], pathlib.Path]:
 
 
 def passed(done: subprocess.CompletedProcess[str]) -> str:
-    """What a command printed that has to succeed."""
+    """The output of a command that must succeed."""
     assert done.returncode == 0, f"{done.args} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
 def refused(done: subprocess.CompletedProcess[str], code: str) -> str:
-    """What a command said that has to fail with this code."""
+    """The error of a command that must fail with this code."""
     assert done.returncode != 0, f"{done.args} succeeded:\n{done.stdout}"
     assert f"[RONDE-{code}]" in done.stderr, done.stderr
     return done.stderr
@@ -88,7 +88,7 @@ def test_a_shipped_plugin_conforms(name: str, ronde: Ronde, shipped: Callable[[s
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_page_of_a_shipped_plugin_says_what_its_manifest_says(
+def test_the_page_of_a_shipped_plugin_matches_its_manifest(
     name: str, ronde: Ronde, shipped: Callable[[str], pathlib.Path]
 ) -> None:
     manifest = json.loads(passed(ronde("inspect", "--json", shipped(name))))["manifest"]
@@ -131,7 +131,7 @@ def test_a_new_plugin_builds_and_conforms(kind: str, ronde: Ronde, tmp_path: pat
     assert "plugin/native" in passed(ronde("bench", "--time", 1, "--kib", 64, "my-own.wasm", cwd=package))
 
 
-def test_a_package_that_is_none_is_refused(ronde: Ronde, tmp_path: pathlib.Path) -> None:
+def test_a_folder_that_is_not_a_plugin_package_is_rejected(ronde: Ronde, tmp_path: pathlib.Path) -> None:
     assert "Cargo.toml is missing" in refused(ronde("build", cwd=tmp_path), "E802")
 
 
@@ -168,7 +168,7 @@ def test_signatures_are_made_and_verified(
     refused(ronde("check", "bf16.wasm", cwd=tmp_path), "E804")
 
 
-def test_wrong_words_are_explained(
+def test_wrong_arguments_are_explained(
     ronde: Ronde, shipped: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
     topk = shipped("topk")

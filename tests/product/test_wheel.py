@@ -1,4 +1,4 @@
-"""The wheel, installed into fresh environments where there is nothing to compile with.
+"""The wheel, installed into new environments without a compiler.
 
 RONDE_WHEEL names the wheel; without it the artefacts of `make build` are packed in the same way. The oldest and the
 newest Python of the machine install it, with RONDE_ALL_PYTHONS=1 all of them.
@@ -57,20 +57,20 @@ def test_a_job_runs_where_nothing_can_be_compiled(python: str, wheel: pathlib.Pa
         pytest.skip("a wheel for another machine; its program is tried below")
     installed = Installed(python, wheel, tmp_path / "environment")
     assert [name for name in COMPILERS if shutil.which(name, path=str(installed.bin))] == []
-    lines = installed.says("ronde", "run", "-np", "2", "--sidecars", "2", "python", "-c", ALLREDUCE).splitlines()
+    lines = installed.output_of("ronde", "run", "-np", "2", "--sidecars", "2", "python", "-c", ALLREDUCE).splitlines()
     assert sorted(line.split("has ")[1] for line in lines if "has " in line) == ["[0.0, 0.5, 1.0]"] * 2
-    version = installed.says("ronde", "version")
+    version = installed.output_of("ronde", "version")
     assert re.match(r"ronde \d+\.\d+\.\d+\nwire \d", version)
-    assert installed.says("python", "-m", "ronde", "version") == version
-    assert "ronde" in installed.says("ronde", "check")
-    assert installed.says("ronde", "plugin", "inspect", "topk").startswith("topk@")
-    assert installed.says("python", "-c", "import ronde; print(ronde.__version__)").strip() in version
-    files = installed.says("python", "-c", "import importlib.metadata as m; print(*m.files('ronde'), sep='\\n')")
+    assert installed.output_of("python", "-m", "ronde", "version") == version
+    assert "ronde" in installed.output_of("ronde", "check")
+    assert installed.output_of("ronde", "plugin", "inspect", "topk").startswith("topk@")
+    assert installed.output_of("python", "-c", "import ronde; print(ronde.__version__)").strip() in version
+    files = installed.output_of("python", "-c", "import importlib.metadata as m; print(*m.files('ronde'), sep='\\n')")
     assert {"ronde/py.typed", "ronde/_ronde.pyi", "ronde/torch/__init__.py"} <= set(files.split())
 
 
 def test_the_program_of_another_machine_runs_in_an_emulator(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """What can be known without such a machine: it starts, makes keys, and reads what it wrote."""
+    """Without such a machine, an emulator checks that it starts, makes keys, and reads them."""
     if not is_foreign(wheel):
         pytest.skip("a wheel for this machine; it is installed above")
     with zipfile.ZipFile(wheel) as archive:
@@ -79,14 +79,16 @@ def test_the_program_of_another_machine_runs_in_an_emulator(wheel: pathlib.Path,
     program.chmod(0o755)
     emulator = ["qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu", str(program)]
 
-    def says(*arguments: str) -> str:
+    def output_of(*arguments: str) -> str:
         return run([*emulator, *arguments])
 
-    assert re.match(r"ronde \d+\.\d+\.\d+\nwire \d", says("version"))
+    assert re.match(r"ronde \d+\.\d+\.\d+\nwire \d", output_of("version"))
     authority, certificates = str(tmp_path / "authority"), str(tmp_path / "certificates")
-    says("certs", "init", "--job", "emulated", authority)
-    says("certs", "issue", "--authority", authority, "--sidecars", "0-1", certificates)
-    found = says("certs", "inspect", authority, *(str(path) for path in sorted(pathlib.Path(certificates).iterdir())))
+    output_of("certs", "init", "--job", "emulated", authority)
+    output_of("certs", "issue", "--authority", authority, "--sidecars", "0-1", certificates)
+    found = output_of(
+        "certs", "inspect", authority, *(str(path) for path in sorted(pathlib.Path(certificates).iterdir()))
+    )
     assert "spiffe://ronde.local/job/emulated/sidecar/1" in found
 
 
@@ -136,7 +138,7 @@ def test_a_wheel_without_a_plugin_is_not_made(wheel: pathlib.Path, tmp_path: pat
     assert not list(tmp_path.glob("dist/*.whl"))
 
 
-def test_the_artefacts_ask_for_no_newer_glibc_than_the_tag_says(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_the_artefacts_need_no_newer_glibc_than_the_tag(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(("/scripts/ronde", ".so"))]
         paths = [pathlib.Path(archive.extract(name, tmp_path)) for name in names]
@@ -146,7 +148,7 @@ def test_the_artefacts_ask_for_no_newer_glibc_than_the_tag_says(wheel: pathlib.P
     for path in paths:
         assert wheel.stem.endswith(PACKING["machine"](path))
         assert PACKING["too_new"](path, (2, 99)) == []
-        # Every program needs more than the first glibc: the look into the file sees versions.
+        # Every program needs more than the first glibc, so the check must find versions.
         assert any("GLIBC_" in text for text in PACKING["too_new"](path, (2, 1)))
         if "manylinux_2_28" in wheel.name:
             assert PACKING["too_new"](path, (2, 28)) == []

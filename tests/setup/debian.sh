@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs from Debian or Ubuntu what the tests use besides cargo, gcc and python3, when it is missing and the caller is
-# root; otherwise says what is missing and goes on: the tests that need it fail and name it. With an argument, what that
+# root; otherwise prints what is missing and continues: the tests that need it fail and name it. With an argument, what that
 # recipe needs besides: `cross` runs programs of another machine, `newcomer` makes a system in a folder, `compose` starts a
 # container engine and Prometheus.
 set -euo pipefail

@@ -1,6 +1,6 @@
-"""Makes the Python environment that tests and demo run in. Does only what is missing, and says what it does.
+"""Makes the Python environment that tests and demo run in. Does only what is missing, and prints what it does.
 
-    python3 tests/setup/environment.py STAGE...     makes these stages; prints nothing when all are there
+    python3 tests/setup/environment.py STAGE...     makes these stages; prints nothing when all exist
     python3 tests/setup/environment.py path [STAGE] prints the python of the environment with this stage
 
 Stages; each brings the first with it:
@@ -10,16 +10,16 @@ Stages; each brings the first with it:
     training   PyTorch for CPUs and scikit-learn
     bench      what the benchmark draws with, and Open MPI as a peer
 
-Further stages are in environments of their own, as tests import nothing from there (`path packaging` prints a python):
+Further stages have separate environments, as tests import nothing from there (`path packaging` prints a python):
 
     packaging  what packs wheels
     cross      what compiles them against an old glibc, and for other machines; with `packaging`
     mpich      MPICH's mpiexec, whose name is also that of Open MPI's
 
-The environment lies outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
+The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
 it is for and the requirements' content: checkouts with equal requirements share it, and a change makes a new one. Those
-of `bench` are no part of the name: a change installs them into the environment that is there. A system Python that has
-torch lends it.
+of `bench` are not part of the name: a change installs them into the existing environment. The torch of a system Python
+is linked.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ ENVIRONMENTS = {
     "packaging": ["packaging", "cross"],
     "mpich": ["mpich"],
 }
-# Their requirements are no part of the environment's name.
+# Their requirements are not part of the environment's name.
 UNNAMED_STAGES = {"bench"}
 
 
 def main() -> int:
-    """Makes the stages that are asked for; returns the process's exit status."""
+    """Makes the requested stages; returns the process's exit status."""
     asked = sys.argv[1:]
     known = [stage for stages in ENVIRONMENTS.values() for stage in stages]
     if asked[:1] == ["path"] and len(asked) <= 2 and set(asked[1:]) <= set(known):
@@ -64,7 +64,7 @@ def make_all(kind: str, wanted: list[str]) -> None:
     """Makes what is missing of an environment's stages."""
     folder = location(kind)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Two checkouts may be set up at once, and both mean the same environment.
+    # Two checkouts may be set up concurrently with the same environment.
     with open(f"{folder}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for stage in wanted:
@@ -81,7 +81,7 @@ def make(stage: str, folder: pathlib.Path) -> None:
         print(f"making a virtual environment in {folder}", flush=True)
         run(sys.executable, "-m", "venv", "--clear", str(folder))
     if stage == "base":
-        lend_torch(folder)
+        link_torch(folder)
     print(f"installing {', '.join(names(requirements))}", flush=True)
     run(python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "-r", str(requirements))
     if stage == "training":
@@ -91,7 +91,7 @@ def make(stage: str, folder: pathlib.Path) -> None:
 
 
 def location(kind: str) -> pathlib.Path:
-    """Where an environment of this Python and these requirements lies."""
+    """The folder of the environment of this Python and these requirements."""
     key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {torch_home()}".encode())
     for stage in ENVIRONMENTS[kind]:
         if stage not in UNNAMED_STAGES:
@@ -106,7 +106,7 @@ def requirements_of(stage: str) -> pathlib.Path:
 
 
 def stamp(folder: pathlib.Path, stage: str) -> pathlib.Path:
-    """The file that says that a stage is there."""
+    """The file that marks a stage as complete."""
     if stage not in UNNAMED_STAGES:
         return folder / f".{stage}"
     return folder / f".{stage}-{hashlib.sha256(requirements_of(stage).read_bytes()).hexdigest()[:12]}"
@@ -117,11 +117,11 @@ def torch_home() -> str | None:
     return next((entry for entry in sys.path if entry and pathlib.Path(entry, "torch", "version.py").exists()), None)
 
 
-def lend_torch(folder: pathlib.Path) -> None:
-    """Puts an installed torch behind the environment's own packages, be it the system's or another environment's."""
+def link_torch(folder: pathlib.Path) -> None:
+    """Adds an installed torch, the system's or another environment's, after the environment's own packages."""
     if home := torch_home():
         packages = next(folder.glob("lib/python*/site-packages"))
-        (packages / "lent.pth").write_text(home + "\n")
+        (packages / "linked.pth").write_text(home + "\n")
 
 
 def names(requirements: pathlib.Path) -> list[str]:
@@ -131,7 +131,7 @@ def names(requirements: pathlib.Path) -> list[str]:
 
 
 def run(*command: str) -> None:
-    """Runs a command whose messages are for the user; ends with its status when it fails."""
+    """Runs a command whose messages are for the user; exits with its status when it fails."""
     status = subprocess.run(command, check=False).returncode
     if status:
         sys.exit(f"`{' '.join(command)}` failed with status {status}; its messages are above")

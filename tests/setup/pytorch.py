@@ -36,7 +36,7 @@ print("torch", torch.__version__)
 
 
 def main() -> int:
-    """Tries the ways from the smallest download to the largest; returns the process's exit status."""
+    """Tries the sources from the smallest download to the largest; returns the process's exit status."""
     python = sys.argv[1]
     if works(python):
         return 0
@@ -92,7 +92,7 @@ def prefix_of(python: str) -> str:
 
 
 def whole(python: str) -> bool:
-    """What pip does by itself."""
+    """A plain pip install."""
     return pip(python, "--force-reinstall", "torch")
 
 
@@ -120,7 +120,7 @@ def stand_in(folder: pathlib.Path) -> bool:
 
 
 def needed_versions(description: str) -> dict[str, str]:
-    """The library that each symbol version is expected from, out of readelf's words about a library."""
+    """The library that each symbol version is expected from, from the output of readelf."""
     library_of, library = {}, ""
     for key, value in re.findall(r"(File|Name): (\S+)", description):
         if key == "File":

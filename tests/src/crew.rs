@@ -17,26 +17,29 @@ pub struct Crew {
 
 /// How tensors and messages travel between clients and sidecars.
 #[derive(Clone, Copy, Debug)]
-pub struct Way(pub Transfer, pub Ring);
+pub struct DataPath(pub Transfer, pub Ring);
 
-/// With a ring where there can be one.
-impl From<Transfer> for Way {
+/// With a ring where the transfer allows one.
+impl From<Transfer> for DataPath {
     fn from(transfer: Transfer) -> Self {
         Self(transfer, Ring::Auto)
     }
 }
 
-/// All ways: a ring and shared memory, gRPC and shared memory, gRPC alone.
-pub const WAYS: [Way; 3] =
-    [Way(Transfer::Arena, Ring::Auto), Way(Transfer::Arena, Ring::Off), Way(Transfer::Inline, Ring::Auto)];
+/// All data paths: a ring and shared memory, gRPC and shared memory, gRPC alone.
+pub const DATA_PATHS: [DataPath; 3] = [
+    DataPath(Transfer::Arena, Ring::Auto),
+    DataPath(Transfer::Arena, Ring::Off),
+    DataPath(Transfer::Inline, Ring::Auto),
+];
 
 impl Crew {
     /// Starts the sidecars of a plan and connects all ranks. An operation that takes longer than [`PATIENCE`] fails.
     ///
     /// # Errors
-    /// What did not start, with its words.
-    pub fn start(plan: Plan<'_>, way: impl Into<Way>) -> Result<Self> {
-        let Way(transfer, ring) = way.into();
+    /// What did not start, with its output.
+    pub fn start(plan: Plan<'_>, path: impl Into<DataPath>) -> Result<Self> {
+        let DataPath(transfer, ring) = path.into();
         let cluster = plan.sidecars("")?;
         let mut all = Vec::new();
         for rank in cluster.ranks() {
@@ -55,10 +58,10 @@ impl Crew {
         Ok(Self { clients: clients?, cluster })
     }
 
-    /// Every rank does the same at once; what each got, by rank.
+    /// Runs the same closure on every rank concurrently; returns the results by rank.
     ///
     /// # Panics
-    /// When a rank's work does.
+    /// When a rank's closure panics.
     pub fn each<T: Send>(&self, work: impl Fn(&Client) -> T + Sync) -> Vec<T> {
         std::thread::scope(|scope| {
             let work = &work;
@@ -67,7 +70,7 @@ impl Crew {
         })
     }
 
-    /// [`Crew::each`] of what must not fail.
+    /// [`Crew::each`] for closures that must not fail.
     ///
     /// # Errors
     /// The first rank's, with its number.
@@ -76,15 +79,15 @@ impl Crew {
         outcomes.map(|(rank, outcome): (u32, _)| outcome.with_context(|| format!("rank {rank}"))).collect()
     }
 
-    /// Every rank fails with the same words, among which are these, and the next operation works.
+    /// Checks that every rank fails with the same text, which contains these words, and that the next operation works.
     ///
     /// # Errors
-    /// When a rank does not fail, or says something else, or the next operation does not work.
+    /// When a rank does not fail, fails with another text, or the next operation does not work.
     pub fn check_fails<T: Send>(&self, words: &str, work: impl Fn(&Client) -> Result<T, Error> + Sync) -> Result<()> {
         self.check_each_fails(&vec![words; self.clients.len()], work)
     }
 
-    /// Each rank fails with its own words, and the next operation works.
+    /// Checks that each rank fails with its own words, and that the next operation works.
     ///
     /// # Errors
     /// Those of [`Crew::check_fails`].
@@ -95,8 +98,8 @@ impl Crew {
     ) -> Result<()> {
         let outcomes = self.each(work);
         for (rank, (outcome, words)) in outcomes.into_iter().zip(words).enumerate() {
-            let error = outcome.err().with_context(|| format!("rank {rank} did not fail, but should say {words:?}"))?;
-            ensure!(error.to_string().contains(words), "rank {rank} does not say {words:?}, but: {error}");
+            let error = outcome.err().with_context(|| format!("rank {rank} did not fail with {words:?}"))?;
+            ensure!(error.to_string().contains(words), "rank {rank} lacks {words:?}, but: {error}");
             ensure!(error.is_local_to_call(), "rank {rank}: the session should go on after: {error}");
         }
         self.check_next()

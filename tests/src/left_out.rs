@@ -1,10 +1,10 @@
-//! Tests that are left out because the machine lacks something. Whoever runs them says with RONDE_REQUIRE what it has: then
-//! the lack is a failure. RONDE_LEFT_OUT names a file that gets a line for each, to be counted.
+//! Skips tests for which the machine lacks something. RONDE_REQUIRE lists what the machine has: then the lack is a
+//! failure. RONDE_LEFT_OUT names a file that gets a line for each skipped test.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// Says that a test is left out for want of something, and why.
+/// Reports that a test is skipped, and what is missing.
 ///
 /// # Panics
 /// When RONDE_REQUIRE, a list with commas, names what is missing: the test then fails.

@@ -1,4 +1,4 @@
-//! The library behind the tests of whole systems: real processes in the test's hands.
+//! The library of the system tests: it starts, controls and observes real processes.
 
 #![forbid(unsafe_code)]
 

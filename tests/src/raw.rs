@@ -1,4 +1,4 @@
-//! A worker that keeps to nothing but the wire: it says what it wants on `rpc.sock`, in any order, or does not read.
+//! A raw worker on `rpc.sock`: it sends any message, in any order, or does not read.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -6,9 +6,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use ronde_rpc::v1::client_message::Message as Say;
+use ronde_rpc::v1::client_message;
 use ronde_rpc::v1::ronde_client::RondeClient;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::server_message;
 use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, paths, ring, v1};
 use ronde_shm::ring::{Pushed, RingEnd, Wait, WorkerRing};
 use ronde_shm::{MemClient, MemClientConfig, SessionToken};
@@ -24,28 +24,28 @@ use crate::cluster::PATIENCE;
 pub struct RawSession {
     directory: PathBuf,
     outgoing: mpsc::Sender<v1::ClientMessage>,
-    heard: Receiver<Result<Heard, String>>,
-    kept: Vec<Heard>,
+    received: Receiver<Result<server_message::Message, String>>,
+    kept: Vec<server_message::Message>,
 }
 
-/// How a session behaves besides what the test says.
+/// How a session behaves besides the messages of the test.
 #[derive(Clone, Copy, Debug)]
-pub struct Manners {
+pub struct SessionOptions {
     /// Whether it sends heartbeats.
     pub heartbeats: bool,
-    /// Whether it reads what it is told.
+    /// Whether it reads its messages.
     pub reads: bool,
 }
 
-/// What a decent worker does.
-pub const DECENT: Manners = Manners { heartbeats: true, reads: true };
+/// The options of a worker that follows the protocol.
+pub const WELL_BEHAVED: SessionOptions = SessionOptions { heartbeats: true, reads: true };
 
 impl RawSession {
-    /// Opens a stream and says this first, if anything.
+    /// Opens a stream and sends this message first, if there is one.
     #[must_use]
-    pub fn open(directory: &Path, first: Option<Say>, manners: Manners) -> Self {
+    pub fn open(directory: &Path, first: Option<client_message::Message>, options: SessionOptions) -> Self {
         let (outgoing, messages) = mpsc::channel(MESSAGES_MAX);
-        let (hear, heard) = sync_channel(HEARD_MAX);
+        let (sender, received) = sync_channel(INBOX_MAX);
         if first.is_some() {
             // The channel is new: there is room.
             let _ = outgoing.try_send(v1::ClientMessage { message: first });
@@ -55,25 +55,25 @@ impl RawSession {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.expect("a thread can have a runtime");
             runtime.block_on(async {
-                let listening = listen(&socket, messages, &hear, manners.reads);
+                let listening = receive(&socket, messages, &sender, options.reads);
                 tokio::select! {
-                    ended = listening => drop(hear.send(Err(ended))),
-                    () = beat(beats), if manners.heartbeats => {}
+                    ended = listening => drop(sender.send(Err(ended))),
+                    () = beat(beats), if options.heartbeats => {}
                 }
             });
         });
-        Self { directory: directory.to_owned(), outgoing, heard, kept: Vec::new() }
+        Self { directory: directory.to_owned(), outgoing, received, kept: Vec::new() }
     }
 
     /// Claims a rank with its token and waits for the answer.
     ///
     /// # Errors
     /// When the claim is refused.
-    pub fn claim(directory: &Path, job: &str, rank: u32, manners: Manners) -> Result<(Self, v1::Claimed)> {
-        let first = Some(Say::Claim(claim(directory, job, rank)?));
-        let mut session = Self::open(directory, first, manners);
-        let claimed = session.await_message("the answer to its claim", |heard| match heard {
-            Heard::Claimed(claimed) => Some(claimed.clone()),
+    pub fn claim(directory: &Path, job: &str, rank: u32, options: SessionOptions) -> Result<(Self, v1::Claimed)> {
+        let first = Some(client_message::Message::Claim(claim(directory, job, rank)?));
+        let mut session = Self::open(directory, first, options);
+        let claimed = session.await_message("the answer to its claim", |received| match received {
+            server_message::Message::Claimed(claimed) => Some(claimed.clone()),
             _ => None,
         })?;
         Ok((session, claimed))
@@ -84,14 +84,16 @@ impl RawSession {
     /// # Errors
     /// When it does not.
     pub fn await_epoch(&mut self) -> Result<()> {
-        self.await_message("the epoch", |heard| matches!(heard, Heard::EpochBegan(_)).then_some(()))
+        self.await_message("the epoch", |received| {
+            matches!(received, server_message::Message::EpochBegan(_)).then_some(())
+        })
     }
 
     /// Sends a message.
     ///
     /// # Errors
     /// When the stream is over.
-    pub fn say(&self, message: Say) -> Result<()> {
+    pub fn send(&self, message: client_message::Message) -> Result<()> {
         self.outgoing.blocking_send(v1::ClientMessage { message: Some(message) }).context("the stream is over")
     }
 
@@ -99,46 +101,46 @@ impl RawSession {
     ///
     /// # Errors
     /// When the stream ends before, with its status, or none comes in time.
-    pub fn await_message<T>(&mut self, what: &str, find: impl Fn(&Heard) -> Option<T>) -> Result<T> {
-        if let Some(index) = self.kept.iter().position(|heard| find(heard).is_some()) {
+    pub fn await_message<T>(&mut self, what: &str, find: impl Fn(&server_message::Message) -> Option<T>) -> Result<T> {
+        if let Some(index) = self.kept.iter().position(|received| find(received).is_some()) {
             return find(&self.kept.remove(index)).context("it was found a moment ago");
         }
         let deadline = Instant::now() + PATIENCE;
         loop {
-            match self.heard.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Ok(heard)) => match find(&heard) {
+            match self.received.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Ok(received)) => match find(&received) {
                     Some(found) => return Ok(found),
-                    None => self.keep(heard),
+                    None => self.keep(received),
                 },
                 Ok(Err(status)) => bail!("waited for {what}; the stream ended: {status}"),
-                Err(RecvTimeoutError::Timeout) => bail!("waited {PATIENCE:?} for {what}; heard {:?}", self.kept),
+                Err(RecvTimeoutError::Timeout) => bail!("waited {PATIENCE:?} for {what}; received {:?}", self.kept),
                 Err(RecvTimeoutError::Disconnected) => bail!("waited for {what}; the stream is over"),
             }
         }
     }
 
-    /// Waits for the failure of a request; gives its reason.
+    /// Waits for the failure of a request; returns its reason.
     ///
     /// # Errors
     /// When none comes in time.
     pub fn await_failed(&mut self, request: u64) -> Result<v1::Failure> {
-        self.await_message(&format!("the failure of request {request}"), |heard| match heard {
-            Heard::Failed(failed) if failed.request == request => failed.failure.clone(),
+        self.await_message(&format!("the failure of request {request}"), |received| match received {
+            server_message::Message::Failed(failed) if failed.request == request => failed.failure.clone(),
             _ => None,
         })
     }
 
-    /// Waits until the stream is over; gives its status.
+    /// Waits until the stream is over; returns its status.
     ///
     /// # Errors
     /// When it is not in time.
     pub fn await_end(&mut self) -> Result<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            match self.heard.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Ok(heard)) => self.keep(heard),
+            match self.received.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Ok(received)) => self.keep(received),
                 Ok(Err(status)) => return Ok(status),
-                Err(_) => bail!("waited {PATIENCE:?} for the end of the stream; heard {:?}", self.kept),
+                Err(_) => bail!("waited {PATIENCE:?} for the end of the stream; received {:?}", self.kept),
             }
         }
     }
@@ -152,7 +154,7 @@ impl RawSession {
         Ok(MemClient::connect(&paths::mem_socket(&self.directory), config)?)
     }
 
-    /// Attaches a ring and waits until the sidecar speaks there.
+    /// Attaches a ring and waits until the sidecar uses it.
     ///
     /// # Errors
     /// When it does not.
@@ -160,26 +162,28 @@ impl RawSession {
         let ring = WorkerRing::create(claimed.ring_bytes)?;
         let memory = File::from(ring.fd().try_clone_to_owned()?);
         let end = self.memory()?.ring(&session_token(claimed)?, ring)?;
-        self.say(Say::RingReady(v1::RingReady {}))?;
-        self.await_message("the ring", |heard| matches!(heard, Heard::RingTaken(_)).then_some(()))?;
+        self.send(client_message::Message::RingReady(v1::RingReady {}))?;
+        self.await_message("the ring", |received| {
+            matches!(received, server_message::Message::RingTaken(_)).then_some(())
+        })?;
         Ok(RawRing { memory, end, kept: Vec::new() })
     }
 
-    fn keep(&mut self, heard: Heard) {
-        if !matches!(heard, Heard::Alive(_)) {
-            self.kept.push(heard);
+    fn keep(&mut self, received: server_message::Message) {
+        if !matches!(received, server_message::Message::Alive(_)) {
+            self.kept.push(received);
         }
     }
 }
 
-/// A ring whose messages, and every other byte, the test writes.
+/// A ring in which the test writes every byte.
 #[derive(Debug)]
 pub struct RawRing {
     /// The memory.
     pub memory: File,
     /// The worker's end.
     pub end: RingEnd,
-    kept: Vec<Heard>,
+    kept: Vec<server_message::Message>,
 }
 
 impl RawRing {
@@ -187,7 +191,7 @@ impl RawRing {
     ///
     /// # Errors
     /// When there is no room.
-    pub fn say(&mut self, message: Say) -> Result<()> {
+    pub fn send(&mut self, message: client_message::Message) -> Result<()> {
         self.write(message)?;
         self.end.producer.wake();
         Ok(())
@@ -197,7 +201,7 @@ impl RawRing {
     ///
     /// # Errors
     /// When there is no room.
-    pub fn write(&mut self, message: Say) -> Result<()> {
+    pub fn write(&mut self, message: client_message::Message) -> Result<()> {
         let mut bytes = Vec::new();
         ring::encode(&v1::ClientMessage { message: Some(message) }, &mut bytes);
         ensure!(self.end.producer.push(&bytes)? == Pushed::Done, "the ring is full");
@@ -208,28 +212,28 @@ impl RawRing {
     ///
     /// # Errors
     /// When none comes in time.
-    pub fn await_message<T>(&mut self, what: &str, find: impl Fn(&Heard) -> Option<T>) -> Result<T> {
-        if let Some(index) = self.kept.iter().position(|heard| find(heard).is_some()) {
+    pub fn await_message<T>(&mut self, what: &str, find: impl Fn(&server_message::Message) -> Option<T>) -> Result<T> {
+        if let Some(index) = self.kept.iter().position(|received| find(received).is_some()) {
             return find(&self.kept.remove(index)).context("it was found a moment ago");
         }
         let (deadline, mut bytes) = (Instant::now() + PATIENCE, Vec::new());
         while Instant::now() < deadline {
             if self.end.consumer.pop(&mut bytes)? {
                 let message: v1::ServerMessage = ring::decode(&bytes)?;
-                let heard = message.message.context("the sidecar sends no empty messages")?;
-                match find(&heard) {
+                let received = message.message.context("the sidecar sends no empty messages")?;
+                match find(&received) {
                     Some(found) => return Ok(found),
-                    None => self.kept.push(heard),
+                    None => self.kept.push(received),
                 }
             } else if self.end.consumer.arm(Wait::Futex)? {
                 self.end.consumer.sleep(deadline.saturating_duration_since(Instant::now()));
             }
         }
-        bail!("waited {PATIENCE:?} for {what}; heard {:?}", self.kept)
+        bail!("waited {PATIENCE:?} for {what}; received {:?}", self.kept)
     }
 }
 
-/// A good claim of a rank.
+/// Builds a valid claim of a rank.
 ///
 /// # Errors
 /// When its token cannot be read.
@@ -249,17 +253,17 @@ pub fn claim(directory: &Path, job: &str, rank: u32) -> Result<v1::Claim> {
 /// The token of a session, for `mem.sock`.
 ///
 /// # Errors
-/// When it is none.
+/// When it is malformed.
 pub fn session_token(claimed: &v1::Claimed) -> Result<SessionToken> {
     let bytes: [u8; 16] = claimed.session_token[..].try_into().context("a session token has 16 bytes")?;
     ensure!(bytes != [0; 16], "a session token is drawn at random");
     Ok(SessionToken::from_bytes(bytes))
 }
 
-async fn listen(
+async fn receive(
     socket: &Path,
     messages: mpsc::Receiver<v1::ClientMessage>,
-    hear: &SyncSender<Result<Heard, String>>,
+    sender: &SyncSender<Result<server_message::Message, String>>,
     reads: bool,
 ) -> String {
     let endpoint = match Endpoint::try_from(format!("unix://{}", socket.display())) {
@@ -277,40 +281,42 @@ async fn listen(
     };
     loop {
         match incoming.message().await {
-            Ok(Some(message)) => match hear.try_send(Ok(message.message.expect("the sidecar sends no empty messages")))
-            {
-                Ok(()) => {}
-                Err(TrySendError::Full(_)) => return "the test does not look at what it hears".to_owned(),
-                Err(TrySendError::Disconnected(_)) => return "the test has ended".to_owned(),
-            },
+            Ok(Some(message)) => {
+                match sender.try_send(Ok(message.message.expect("the sidecar sends no empty messages"))) {
+                    Ok(()) => {}
+                    Err(TrySendError::Full(_)) => return "the test does not read its messages".to_owned(),
+                    Err(TrySendError::Disconnected(_)) => return "the test has ended".to_owned(),
+                }
+            }
             Ok(None) => return "the sidecar ended the stream".to_owned(),
             Err(status) => return status.message().to_owned(),
         }
         if !reads {
-            // The stream stays open, and nobody looks at it.
+            // The stream stays open, but is not read.
             return std::future::pending().await;
         }
     }
 }
 
-/// Heartbeats for as long as the test holds the session.
+/// Sends heartbeats for as long as the test holds the session.
 async fn beat(outgoing: mpsc::WeakSender<v1::ClientMessage>) {
     let mut interval = tokio::time::interval(Duration::from_millis(ronde_wire::limits::SESSION_HEARTBEAT_MS));
     loop {
         interval.tick().await;
         let Some(outgoing) = outgoing.upgrade() else { return };
-        // A full queue has signs of life enough.
-        let _ = outgoing.try_send(v1::ClientMessage { message: Some(Say::Heartbeat(v1::Heartbeat {})) });
+        // A full queue contains enough signs of life.
+        let _ = outgoing
+            .try_send(v1::ClientMessage { message: Some(client_message::Message::Heartbeat(v1::Heartbeat {})) });
     }
 }
 
 const MESSAGES_MAX: usize = 1_024;
-const HEARD_MAX: usize = 262_144;
+const INBOX_MAX: usize = 262_144;
 
-/// What the sidecar says to a worker that asks for a timeline with this token.
+/// Requests a timeline with this token, and returns the sidecar's reply.
 ///
 /// # Errors
-/// The status of a refusal, or what else went wrong, in words.
+/// The status of a refusal, or another error.
 pub fn ask_for_timeline(directory: &Path, session_token: &[u8]) -> Result<v1::TimelineBatch> {
     let endpoint = Endpoint::try_from(format!("unix://{}", paths::rpc_socket(directory).display()))?;
     let request = v1::TimelineRequest { session_token: session_token.to_vec().into(), mark_cycles: false };
@@ -318,7 +324,7 @@ pub fn ask_for_timeline(directory: &Path, session_token: &[u8]) -> Result<v1::Ti
     runtime.block_on(async {
         let mut client = RondeClient::new(endpoint.connect().await?);
         let mut incoming = client.timeline(tokio_stream::iter([request])).await?.into_inner();
-        let first = tokio::time::timeout(PATIENCE, incoming.message()).await.context("no answer came")??;
+        let first = tokio::time::timeout(PATIENCE, incoming.message()).await.context("no answer arrived")??;
         first.context("the sidecar ended it without an answer")
     })
 }

@@ -1,11 +1,11 @@
-//! What a test tells a scripted worker (`ronde-test-worker`) and what it answers: one JSON object a line.
+//! The protocol between a test and a scripted worker (`ronde-test-worker`): one JSON object a line in each direction.
 
 use std::hash::{DefaultHasher, Hasher};
 
 use ronde_wire::{Cause, Collective, DType};
 use serde::{Deserialize, Serialize};
 
-/// From the test.
+/// A message from the test.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
 pub enum Ask {
@@ -25,10 +25,10 @@ pub enum Ask {
     Train {
         /// How many steps.
         steps: u64,
-        /// Whether gradients are used as they are instead of being reduced: what a broken reduction would do.
+        /// Whether gradients are used without a reduction, as a broken reduction would do.
         identity: bool,
     },
-    /// End the session in order, and the process.
+    /// End the session with a shutdown, and the process.
     Close,
 }
 
@@ -63,11 +63,11 @@ pub enum Fill {
     },
     /// 1 as f32.
     Ones,
-    /// [`MARKER`] again and again.
+    /// [`MARKER`], repeated.
     Marker,
 }
 
-/// To the test.
+/// A message to the test.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Answer {
@@ -80,10 +80,10 @@ pub enum Answer {
     },
     /// The client could not connect; the process ends.
     NotConnected {
-        /// The error's words.
+        /// The error text.
         text: String,
     },
-    /// An operation was handed over.
+    /// An operation was submitted.
     Submitted {
         /// Its number.
         id: u64,
@@ -107,7 +107,7 @@ pub enum Answer {
         rank: Option<u32>,
         /// The sidecar at fault.
         sidecar: Option<u32>,
-        /// The error's words.
+        /// The error text.
         text: String,
     },
     /// The weights after training.
@@ -115,9 +115,9 @@ pub enum Answer {
         /// All of them.
         weights: Vec<f32>,
     },
-    /// The sidecar's message for people.
+    /// The sidecar's notice for the user.
     Notice {
-        /// Its words.
+        /// Its text.
         text: String,
     },
     /// Nothing can be submitted any more.
@@ -151,7 +151,7 @@ impl Fill {
     }
 }
 
-/// Tells results apart.
+/// Distinguishes results.
 #[must_use]
 pub fn digest(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -159,7 +159,7 @@ pub fn digest(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// A number that looks random, for each input.
+/// A pseudorandom number, for each input.
 #[must_use]
 pub fn scatter(input: u64) -> u64 {
     // SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.

@@ -1,12 +1,12 @@
-//! A caller of the gRPC-Web listener that keeps to nothing but bytes: it writes any head and any body, and reads what comes.
+//! A raw HTTP client of the gRPC-Web listener: it writes any head and any body, and parses the answer.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::client_message;
+use ronde_rpc::v1::server_message;
 use ronde_rpc::{RankToken, ring, v1, web};
 
 use crate::cluster::{PATIENCE, Sidecar};
@@ -16,21 +16,21 @@ pub trait Stream: Read + Write + Send {}
 
 impl<S: Read + Write + Send> Stream for S {}
 
-/// A request in the making.
+/// A builder of a request.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// The first line.
     pub line: String,
     /// The other lines of the head, without the body's length.
     pub headers: Vec<String>,
-    /// What the head says of the body's length; its real one when absent.
+    /// The length that the head claims; the body's real one when absent.
     pub length: Option<usize>,
     /// The body.
     pub body: Vec<u8>,
 }
 
 impl Call {
-    /// A good call of a method, in the name of a rank if there is a token.
+    /// Creates a valid call of a method, authorized by a rank's token if there is one.
     #[must_use]
     pub fn new(method: &str, token: Option<&RankToken>, body: Vec<u8>) -> Self {
         let mut headers = vec!["Host: sidecar".to_owned(), "Content-Type: application/grpc-web+proto".to_owned()];
@@ -39,7 +39,7 @@ impl Call {
         Self { line, headers, length: None, body }
     }
 
-    /// With another line of the head.
+    /// Adds a line to the head.
     #[must_use]
     pub fn with(mut self, header: &str) -> Self {
         self.headers.push(header.to_owned());
@@ -53,23 +53,27 @@ impl Call {
     }
 }
 
-/// A message as the body of a call.
+/// Frames a message as the body of a call.
 #[must_use]
 pub fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).expect("tests' messages are small");
     [&[0][..], &length.to_be_bytes(), message].concat()
 }
 
-/// The body of a Say.
+/// Builds the body of a call of Say.
 #[must_use]
-pub fn saying(claimed: &v1::Claimed, number: u64, messages: impl IntoIterator<Item = Say>) -> Vec<u8> {
+pub fn messages_body(
+    claimed: &v1::Claimed,
+    number: u64,
+    messages: impl IntoIterator<Item = client_message::Message>,
+) -> Vec<u8> {
     let messages = messages.into_iter().map(|message| v1::ClientMessage { message: Some(message) }).collect();
     let mut bytes = Vec::new();
     ring::encode(&v1::SayRequest { session_token: claimed.session_token.clone(), number, messages }, &mut bytes);
     framed(&bytes)
 }
 
-/// Where a sidecar answers gRPC-Web.
+/// Returns the address of a sidecar's gRPC-Web listener.
 ///
 /// # Errors
 /// When it does not.
@@ -96,17 +100,17 @@ pub fn connect(address: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// An answer, whose frames come one by one.
+/// An answer, whose frames arrive one by one.
 pub struct Answer<S> {
     /// The status of HTTP.
     pub status: u16,
     /// The head, in lower case.
     pub head: String,
-    /// The head as it came.
+    /// The head as it was received.
     raw_head: String,
     reader: BufReader<S>,
     chunked: bool,
-    /// What has come of the body and is not read.
+    /// The received part of the body that is not read yet.
     buffer: Vec<u8>,
     over: bool,
 }
@@ -124,16 +128,16 @@ impl<S: Stream> Answer<S> {
     /// Makes a call and reads the head of its answer.
     ///
     /// # Errors
-    /// When none comes.
+    /// When no answer arrives.
     pub fn to(mut stream: S, call: &Call) -> Result<Self> {
-        stream.write_all(&call.bytes()).context("the request is not taken")?;
+        stream.write_all(&call.bytes()).context("the request is not accepted")?;
         Self::read(stream)
     }
 
     /// Reads the head of an answer.
     ///
     /// # Errors
-    /// When none comes.
+    /// When no answer arrives.
     pub fn read(stream: S) -> Result<Self> {
         let (mut reader, mut head) = (BufReader::new(stream), String::new());
         while !head.ends_with("\r\n\r\n") {
@@ -243,7 +247,7 @@ impl<S: Stream> WebSession<S> {
         }
         match answer.next_frame()? {
             Some(Frame::Message(message)) => match ring::decode::<v1::ServerMessage>(&message)?.message {
-                Some(Heard::Claimed(claimed)) => Ok(Self { claimed, answer }),
+                Some(server_message::Message::Claimed(claimed)) => Ok(Self { claimed, answer }),
                 other => bail!("the answer to a claim is {other:?}"),
             },
             Some(Frame::Trailers(trailers)) => bail!(decoded(&trailers)),
@@ -255,7 +259,7 @@ impl<S: Stream> WebSession<S> {
     ///
     /// # Errors
     /// When the session ends before, with its status.
-    pub fn await_message<T>(&mut self, what: &str, find: impl Fn(Heard) -> Option<T>) -> Result<T> {
+    pub fn await_message<T>(&mut self, what: &str, find: impl Fn(server_message::Message) -> Option<T>) -> Result<T> {
         loop {
             match self.answer.next_frame()? {
                 Some(Frame::Message(message)) => {

@@ -1,5 +1,5 @@
-//! Decoders of what comes from other processes, on bytes that nobody encoded: docs/adr/0020-fuzzing.md says how, and
-//! docs/SECURITY.md where the targets of private decoders are. `make fuzz` runs them for longer.
+//! Fuzzes decoders of input from other processes: docs/adr/0020-fuzzing.md explains how, docs/SECURITY.md lists the
+//! targets, also those of private decoders. `make fuzz` runs them for longer.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! Holds docs/PROTOCOL.md to the code: the types of the control plane and examples in hexadecimal are made from it.
-//! `RONDE_REGENERATE=1 cargo test -p ronde-tests --test protocol` writes both. A reader in another language, which knows
-//! nothing but the document, decodes the same examples in sdk-python/tests/test_protocol.py.
+//! Checks docs/PROTOCOL.md against the code, from which the control types and the examples in hexadecimal are
+//! generated. `RONDE_REGENERATE=1 cargo test -p ronde-tests --test protocol` writes both. An independent reader in
+//! Python decodes the same examples in sdk-python/tests/test_protocol.py.
 
 #![forbid(unsafe_code)]
 
@@ -22,7 +22,7 @@ fn the_document_shows_examples_as_they_are_encoded() {
     hold("examples", &examples::section());
 }
 
-/// Compares what stands between the marks of a section with what should, or writes it.
+/// Compares the text between the marks of a section with the expected one, or writes it.
 fn hold(section: &str, expected: &str) {
     let path = root().join(DOCUMENT);
     let document = fs::read_to_string(&path).expect("docs/PROTOCOL.md can be read");
@@ -35,13 +35,13 @@ fn hold(section: &str, expected: &str) {
     }
     assert!(
         std::env::var_os("RONDE_REGENERATE").is_some(),
-        "\n\nThe section `{section}` of {DOCUMENT} is not what the code says.\nRun `RONDE_REGENERATE=1 cargo test -p ronde-tests --test protocol -- --test-threads 1` and look at the difference.\n"
+        "\n\nThe section `{section}` of {DOCUMENT} differs from the code.\nRun `RONDE_REGENERATE=1 cargo test -p ronde-tests --test protocol -- --test-threads 1` and review the difference.\n"
     );
     fs::write(&path, format!("{head}{begin}{expected}{end}{tail}")).expect("the document can be written");
 }
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate ronde-tests lies in the workspace").to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate ronde-tests is in the workspace").to_path_buf()
 }
 
 const DOCUMENT: &str = "docs/PROTOCOL.md";

@@ -1,4 +1,4 @@
-//! A job of 1,024 sidecars in one thread: what a start and the first operations cost each of them.
+//! Simulates a job of 1,024 sidecars in one thread, and bounds the cost of a start and of the first operations.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ use ronde_wire::{
     TensorName, World,
 };
 
-/// What a start of so many sidecars may cost each of them in handshakes: twice the binary logarithm of their number.
+/// The limit of handshakes of each sidecar at a start: twice the binary logarithm of the number of sidecars.
 const HANDSHAKES_MAX: usize = 2 * SIDECARS_MAX.ilog2() as usize;
 
 #[test]
@@ -37,7 +37,7 @@ fn a_start_of_1024_sidecars_needs_few_handshakes_each() {
     assert!(most(&all) <= HANDSHAKES_MAX, "{} handshakes; {HANDSHAKES_MAX} are allowed", most(&all));
 }
 
-/// What a step that repeats may cost a sidecar in bytes of control messages, sent and received.
+/// The limit of bytes of control messages of a sidecar, sent and received, in a repeated step.
 const STEP_BYTES_MAX: usize = 64;
 
 #[test]
@@ -54,21 +54,21 @@ fn the_cost_of_a_step_of_200_tensors() {
     println!("{:?}", steps(200));
 }
 
-/// What a step costs.
+/// The cost of a step.
 #[derive(Debug)]
 #[expect(dead_code, reason = "the times are for people")]
 struct StepCost {
-    /// Bytes of control messages of a sidecar in the first step that came again, at most.
+    /// The most bytes of control messages of a sidecar in the second step.
     negotiated_bytes: usize,
     /// The same in a step that is repeated for long, and such messages of all sidecars together.
     bytes: usize,
     messages: usize,
-    /// Time that the coordinator's engine takes for either.
+    /// The time of the coordinator's engine for either.
     coordinator_negotiated: Duration,
     coordinator: Duration,
 }
 
-/// Steps of so many tensors, each an operation of its own, until they cost the same.
+/// Runs steps of this many tensors, each a separate operation, until they cost the same.
 fn steps(tensors: u64) -> StepCost {
     let mut job = Job::of(SIDECARS_MAX);
     job.start();
@@ -95,7 +95,7 @@ fn steps(tensors: u64) -> StepCost {
 /// Steps over which a cost is averaged.
 const REPEATED: usize = 5;
 
-/// What control messages and the coordinator have cost so far.
+/// The cost of control messages and of the coordinator so far.
 #[derive(Default)]
 struct Measured {
     /// By sidecar, sent and received.
@@ -114,7 +114,7 @@ fn most(counts: &[usize]) -> usize {
     counts.iter().copied().max().unwrap_or_default()
 }
 
-/// Engines, and wires between them that are opened by the first message.
+/// Engines and their links, which the first message opens.
 struct Job {
     engines: Vec<Engine>,
     control: BTreeSet<(usize, usize)>,
@@ -156,13 +156,13 @@ impl Job {
         }
     }
 
-    /// All ranks attach; the links that are opened at the start are, and others where something is sent.
+    /// Attaches all ranks: opens the links of the start, and others where something is sent.
     fn start(&mut self) {
         for at in 0..self.engines.len() {
             if let Some(parent) = self.engines[at].control_parent() {
                 self.open(at, parent.index());
             }
-            self.tell(at, Event::RankAttached { rank: rank(at) });
+            self.handle_event(at, Event::RankAttached { rank: rank(at) });
         }
         self.run();
     }
@@ -174,14 +174,14 @@ impl Job {
         for at in 0..self.engines.len() {
             let what = sum(name, elements);
             let (rank, request, contribution) = (rank(at), RequestId(elements), Bytes::new());
-            self.tell(at, Event::Submitted { rank, request, what, contribution });
+            self.handle_event(at, Event::Submitted { rank, request, what, contribution });
         }
         self.run();
         assert_eq!(self.completed - completed, self.engines.len());
         assert_eq!(self.orders, vec![algorithm; CONTROL_FAN_OUT]);
     }
 
-    /// All ranks ask for as many tensors at once, by the same names as in the last step.
+    /// Submits as many tensors on all ranks, with the names of the last step.
     fn step(&mut self, tensors: u64) {
         let completed = self.completed;
         // The coordinator last: the memory of the last step, which all share here, is in order again by then.
@@ -206,7 +206,7 @@ impl Job {
         counts
     }
 
-    fn tell(&mut self, at: usize, event: Event) {
+    fn handle_event(&mut self, at: usize, event: Event) {
         self.handle(at, event);
         self.perform_all(at);
     }
@@ -237,7 +237,7 @@ impl Job {
 
     fn run(&mut self) {
         while let Some((to, event)) = self.travelling.pop_front() {
-            self.tell(to, event);
+            self.handle_event(to, event);
         }
     }
 
@@ -276,7 +276,7 @@ impl Job {
         }
     }
 
-    /// An executor opens a link to everybody whom its part of the plan names.
+    /// An executor opens a link to every peer of its part of the plan.
     fn admit(&mut self, at: usize, admission: &Admission) {
         let rounds = admission.plan.sub_schedules.iter().flat_map(|strand| &strand.rounds);
         for transfer in rounds.flat_map(|round| &round.transfers) {

@@ -1,19 +1,19 @@
-//! The simulated cluster: many seeds without faults of ours, and twenty-three planted bugs that must be caught.
+//! The simulated cluster: many seeds without planted bugs, and twenty-three planted bugs that must be caught.
 //!
 //! `RONDE_SIM_SEEDS=10000` runs more seeds; a failing one prints the command that replays it.
 
-use ronde_tests::sim::{Met, Options, Property, Results, Saboteur, run};
+use ronde_tests::sim::{Counts, Options, Property, Results, Saboteur, run};
 
 /// Seeds of an ordinary run.
 const SEEDS: u64 = 500;
 /// Seeds within which a planted bug must be caught often.
 const SABOTAGE_SEEDS: u64 = 40;
-/// The same for bugs that only show when a schedule is withdrawn at a certain moment.
+/// The same for bugs that only show when a schedule is invalidated at a certain moment.
 const SCHEDULE_SEEDS: u64 = 160;
-/// A planted bug that is caught in fewer of them is as good as not caught.
+/// A planted bug that is caught in fewer of them counts as not caught.
 const CAUGHT_MIN: usize = 5;
 
-/// What the seeds have to meet together.
+/// The situations that the seeds must meet together.
 const MET: [&str; 44] = [
     "absurd",
     "adasum",
@@ -48,24 +48,24 @@ const MET: [&str; 44] = [
     "scatter",
     "scheduled operations",
     "schedules",
-    "settled",
+    "committed",
     "stalled",
     "the same name twice",
     "too large",
     "announced again",
     "with joined ranks",
     "withdrawn",
-    "withdrawn for a departure",
-    "withdrawn for a refusal",
-    "withdrawn for another request",
-    "withdrawn for the order",
+    "invalidated for a worker exit",
+    "invalidated for a refusal",
+    "invalidated for another request",
+    "invalidated for the order",
 ];
 
 #[test]
 fn no_seed_violates_a_property() {
     let seeds = std::env::var("RONDE_SIM_SEEDS").map_or(SEEDS, |text| text.parse().expect("a number of seeds"));
     let (mut early, mut fused, mut piped, mut failures, mut epochs) = (0, 0, 0, 0, 0);
-    let mut met = Met::new();
+    let mut met = Counts::new();
     for seed in 0..seeds {
         match run(seed, &Options::default()) {
             Ok(report) => {
@@ -81,7 +81,7 @@ fn no_seed_violates_a_property() {
             Err(failed) => panic!("{failed}"),
         }
     }
-    // The runs are worth something only if they meet what they are made for.
+    // The runs are useful only if they meet these situations.
     let counts = [early, fused, piped, failures];
     assert!(
         counts.iter().all(|count| *count > 0),
@@ -93,7 +93,7 @@ fn no_seed_violates_a_property() {
     assert!(epochs as u64 > seeds, "{epochs} epochs in {seeds} runs");
 }
 
-/// Sums of floats depend on the order of addition; it must not depend on delays, lanes, fusion or what else travels.
+/// Sums of floats depend on the order of addition; it must not depend on delays, lanes, fusion or other operations.
 #[test]
 fn the_same_bits_whatever_the_timing_and_the_buckets() {
     let mut compared = 0;
@@ -108,12 +108,12 @@ fn the_same_bits_whatever_the_timing_and_the_buckets() {
         }
         compared += first.len();
     }
-    assert!(compared > 100, "{compared} results are too few to say anything");
+    assert!(compared > 100, "{compared} results are too few for a comparison");
 }
 
 #[test]
 fn a_lost_response_is_caught() {
-    // Somebody waits for ever, or a later operation shows the gap.
+    // A rank waits forever, or a later operation reveals the gap.
     caught(Saboteur::LostResponse, &[Property::Liveness, Property::Protocol]);
 }
 
@@ -134,7 +134,7 @@ fn a_stale_epoch_is_caught() {
 
 #[test]
 fn a_forgotten_waiter_is_caught() {
-    // The waiter waits for ever, or the epoch ends without its answer.
+    // The waiter waits forever, or the epoch ends without its answer.
     caught(Saboteur::ForgottenWaiter, &[Property::Liveness, Property::Answered]);
 }
 
@@ -172,16 +172,16 @@ fn an_owner_that_keeps_unrounded_values_is_caught() {
 
 #[test]
 fn an_announcement_that_means_an_older_request_is_caught() {
-    // Ranks that agree are said not to; where one of them was to disagree, another one is blamed; where all are mistaken
-    // for each other, what is ordered is not what was asked for.
-    // Another request may have another size, so that what comes along does not fit it.
+    // Ranks that agree are reported as mismatched; where one of them was to differ, another one is blamed; where all
+    // are mistaken for each other, the order is not what was submitted. Another request may have another size, so that
+    // its contribution does not fit.
     let properties = [Property::Agreement, Property::Culprit, Property::NoBug, Property::Protocol];
     caught(Saboteur::StaleAnnouncement, &properties);
 }
 
 #[test]
 fn a_set_that_is_gone_before_an_order_is_caught() {
-    // What the others perform has failed there or cannot be admitted, or the coordinator hears that the set is forgotten.
+    // The operation has failed there or cannot be admitted, or the coordinator learns that the set is unknown.
     caught(Saboteur::EarlyRemoval, &[Property::Agreement, Property::NoBug, Property::Protocol]);
 }
 
@@ -193,12 +193,12 @@ fn a_group_that_is_ordered_twice_is_caught() {
 }
 
 #[test]
-fn a_relay_that_does_not_pass_something_on_is_caught() {
+fn a_relay_that_does_not_forward_a_message_is_caught() {
     caught(Saboteur::DeafBranch, &[Property::Liveness, Property::Protocol]);
 }
 
 #[test]
-fn a_relay_that_keeps_a_loss_to_itself_is_caught() {
+fn a_relay_that_does_not_report_a_lost_sidecar_is_caught() {
     caught(Saboteur::ForgottenLoss, &[Property::InTime]);
 }
 
@@ -210,14 +210,14 @@ fn a_sidecar_that_speaks_as_another_is_caught() {
 }
 
 #[test]
-fn a_completion_that_is_not_told_when_a_schedule_is_withdrawn_is_caught() {
-    // Who has a result asks for the next one, while others are still at the one before.
+fn a_completion_that_is_not_reported_when_a_schedule_is_invalidated_is_caught() {
+    // A rank with a result submits the next operation, while others are still at the one before.
     caught(Saboteur::ForgottenCompletion, &[Property::Result, Property::Agreement, Property::Liveness]);
 }
 
 #[test]
 fn a_schedule_that_is_not_dropped_alike_is_caught() {
-    // Somebody performs what the others do not, with them or alone.
+    // A sidecar performs an operation that the others do not, with them or alone.
     let properties = [Property::Result, Property::Agreement, Property::Liveness, Property::Bounds];
     caught(Saboteur::LateCancel, &properties);
 }
@@ -233,20 +233,19 @@ fn a_schedule_under_other_numbers_is_caught() {
 }
 
 #[test]
-fn an_operation_that_stands_for_some_only_is_caught() {
-    // It stands for one, or that one waits for what the others have dropped.
-    caught(Saboteur::SpoiltSettlement, &[Property::Settled, Property::Agreement, Property::Liveness]);
+fn an_operation_that_only_some_members_commit_is_caught() {
+    // It is committed for one, or that one waits for what the others have dropped.
+    caught(Saboteur::SpoiltCommit, &[Property::Committed, Property::Agreement, Property::Liveness]);
 }
 
 #[test]
-fn what_is_kept_of_a_failed_operation_is_caught() {
-    for text in caught(Saboteur::KeptFailure, &[Property::Settled]) {
+fn codec_state_kept_from_a_failed_operation_is_caught() {
+    for text in caught(Saboteur::KeptFailure, &[Property::Committed]) {
         assert!(text.contains("was encoded"), "caught by another check: {text}");
     }
 }
 
-/// Runs sabotaged seeds: whatever is caught must be caught by the check that is there for it, and often enough. Gives what
-/// was said.
+/// Runs sabotaged seeds: the right check must catch the bug, and often enough. Returns the texts of the violations.
 fn caught(saboteur: Saboteur, by: &[Property]) -> Vec<String> {
     let options = Options { saboteur: Some(saboteur), ..Options::default() };
     let mut texts = Vec::new();

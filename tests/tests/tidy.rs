@@ -1,5 +1,5 @@
-//! The rules of this project that a test can hold. Each failure says which rule, where, why there is such a rule, and what
-//! to do. What no test can see is in CONTRIBUTING.md.
+//! Checks the rules of this project that a test can check. Each failure names the rule, the place, the reason and the
+//! fix. CONTRIBUTING.md lists the other rules.
 
 #![forbid(unsafe_code)]
 
@@ -7,8 +7,8 @@
 mod claims;
 #[path = "tidy/documents.rs"]
 mod documents;
-#[path = "tidy/floors.rs"]
-mod floors;
+#[path = "tidy/layers.rs"]
+mod layers;
 #[path = "tidy/licences.rs"]
 mod licences;
 #[path = "tidy/limits_table.rs"]
@@ -17,10 +17,12 @@ mod limits_table;
 mod packages;
 #[path = "tidy/purity.rs"]
 mod purity;
+#[path = "tidy/retired_texts.rs"]
+mod retired_texts;
 #[path = "tidy/retired_words.rs"]
 mod retired_words;
-#[path = "tidy/rooms.rs"]
-mod rooms;
+#[path = "tidy/sidecar_modules.rs"]
+mod sidecar_modules;
 #[path = "tidy/sizes.rs"]
 mod sizes;
 #[path = "tidy/source.rs"]

@@ -1,4 +1,4 @@
-"""A rank that forks, as a DataLoader does. It answers in the language of tests/src/script.rs."""
+"""A rank that forks, as a DataLoader does. It uses the protocol of tests/src/script.rs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy
 import ronde
 
 
-def say(answer: str, **fields: object) -> None:
+def report(answer: str, **fields: object) -> None:
     """Prints one answer."""
     print(json.dumps({"answer": answer, **fields}), flush=True)
 
@@ -26,7 +26,7 @@ def use(client: ronde.Client) -> int:
 
 
 client = ronde.connect()
-say("connected", rank=client.rank, size=client.size)
+report("connected", rank=client.rank, size=client.size)
 # Once the ranks are in step, a child is born while an operation is in flight, tries to use the session and ends.
 client.barrier("start")
 handle = client.allreduce_async(numpy.ones(1000, numpy.float32), op=ronde.Sum, name="in flight")
@@ -34,11 +34,11 @@ child = os.fork()
 if child == 0:
     os._exit(use(client))
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-say("notice", text=f"a child ended with status {status}")
+report("notice", text=f"a child ended with status {status}")
 numpy.testing.assert_array_equal(handle.wait(), client.size)
 # Another one stays.
 child = os.fork()
 if child == 0:
     signal.pause()
-say("notice", text=f"a child stays: {child}")
+report("notice", text=f"a child stays: {child}")
 sys.stdin.read()

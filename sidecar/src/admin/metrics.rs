@@ -1,7 +1,7 @@
-//! The one place where metrics have names. Cores keep plain counters; a scrape copies them into Prometheus' text form.
+//! Defines all metrics. Modules keep plain counters; a scrape copies them into Prometheus' text format.
 //!
-//! Names begin with `ronde_`; counters end in `_total`, and what has a unit names a base unit in front of that. Labels are
-//! `port` (`control` or `lane<n>`), `peer` (a sidecar's index), `rank`, `reason` and `version`.
+//! Names begin with `ronde_`. Counters end in `_total`, and a base unit precedes that. Labels are `port` (`control` or
+//! `lane<n>`), `peer` (a sidecar's index), `rank`, `reason` and `version`.
 
 use prometheus::proto::MetricFamily;
 use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
@@ -19,10 +19,10 @@ use table::METRICS;
 /// A metric of the page.
 struct Metric {
     name: &'static str,
-    /// What it says, for people: a sentence.
+    /// The help text, a sentence.
     help: &'static str,
     kind: Kind,
-    /// What its samples are told apart by.
+    /// The names of its labels.
     labels: &'static [&'static str],
     read: fn(&Snapshot) -> Vec<Sample>,
 }
@@ -39,10 +39,10 @@ enum Kind {
 /// Values of labels, in the order of their names, and the value.
 type Sample = (Vec<String>, f64);
 
-/// The page.
+/// Renders the page.
 ///
 /// # Errors
-/// When two metrics have the same name, which no scrape with other numbers changes.
+/// When two metrics have the same name, on every scrape alike.
 pub(super) fn render(snapshot: &Snapshot) -> prometheus::Result<String> {
     let mut text = Vec::new();
     TextEncoder::new().encode(&gather(snapshot)?, &mut text)?;
@@ -118,7 +118,7 @@ fn by_rank(values: &[u64], unit: f64) -> Vec<Sample> {
     values.iter().enumerate().map(|(rank, value)| (vec![rank.to_string()], number(*value) * unit)).collect()
 }
 
-/// Prometheus has one type of number, whose whole values are exact up to 2^53.
+/// Converts to the type of Prometheus' numbers, in which whole numbers are exact up to 2^53.
 #[expect(clippy::cast_precision_loss, reason = "what is lost beyond 2^53 is a part in 2^53")]
 fn number(value: u64) -> f64 {
     value as f64

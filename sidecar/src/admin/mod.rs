@@ -1,4 +1,4 @@
-//! The pages for people and monitoring, on a loopback port unless told otherwise: `/healthz`, `/status` (JSON) and `/metrics` (Prometheus).
+//! The admin pages, on a loopback port by default: `/healthz`, `/status` (JSON) and `/metrics` (Prometheus).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::driver::snapshot::Snapshot;
 mod metrics;
 mod page;
 
-/// What the pages need: the way to the driver, which is asked for one snapshot at a time, however many people look.
+/// The state of the pages: the channel to the driver, which is asked for one snapshot at a time.
 #[derive(Clone)]
 pub(crate) struct Pages {
     commands: mpsc::Sender<ControlCommand>,
@@ -30,17 +30,17 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// Pages about the driver at the other end, which takes part in this job.
+    /// Creates the pages of the driver of this job.
     pub(crate) fn new(commands: mpsc::Sender<ControlCommand>, job: JobName) -> Self {
         Self { commands, job, turn: Arc::default() }
     }
 
-    /// What `/status` shows; `None` when the sidecar is ending.
+    /// Builds `/status`; `None` when the sidecar is ending.
     pub(crate) async fn status(&self) -> Option<impl Serialize + use<>> {
         self.snapshot().await.map(|snapshot| page::StatusPage::new(self.job.clone(), snapshot))
     }
 
-    /// The state of the sidecar; `None` when it is ending.
+    /// Requests a snapshot; `None` when the sidecar is ending.
     async fn snapshot(&self) -> Option<Snapshot> {
         let _turn = self.turn.lock().await;
         let (reply, answer) = oneshot::channel();

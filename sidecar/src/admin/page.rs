@@ -1,4 +1,4 @@
-//! What `/status` says besides the engine's own picture: the job, the traffic, and the way to each peer.
+//! The `/status` page: the engine's state, the job, the traffic, and the path to each peer.
 
 use ronde_engine::Status;
 use ronde_transport::{CertificateFacts, LinkSecurity, PathStats, utc};
@@ -14,7 +14,7 @@ pub(super) struct StatusPage {
     job: JobName,
     version: &'static str,
     up_ms: u64,
-    /// The setting: what links run over.
+    /// The transport setting.
     transport: &'static str,
     traffic: Traffic,
     sessions: Sessions,
@@ -24,14 +24,14 @@ pub(super) struct StatusPage {
     engine: Status,
 }
 
-/// Workers that are attached, and how what they submit comes here.
+/// The attached workers, and how their submissions arrive.
 #[derive(Serialize)]
 struct Sessions {
     live: usize,
     over_ring: usize,
 }
 
-/// Of all ports since the start.
+/// Totals of all ports since the start.
 #[derive(Serialize)]
 struct Traffic {
     sealed_bytes: u64,
@@ -42,9 +42,9 @@ struct Traffic {
 #[derive(Serialize)]
 struct Path {
     peer: u32,
-    /// What control messages run over.
+    /// The path of control messages.
     carrier: &'static str,
-    /// What data run over.
+    /// The path of data.
     data_carrier: &'static str,
     address: String,
     /// Absent where the connection does not measure it.
@@ -54,7 +54,7 @@ struct Path {
     security: Option<Security>,
 }
 
-/// What a connection over QUIC knows of its way.
+/// What a QUIC connection measures of its path.
 #[derive(Serialize)]
 struct Measured {
     round_trip_us: u64,
@@ -63,16 +63,16 @@ struct Measured {
     packets_lost: u64,
 }
 
-/// How a link is protected.
+/// How a link is encrypted and authenticated.
 #[derive(Serialize)]
 struct Security {
-    /// The suite that seals this link: the only one that both sides offer and take.
+    /// The cipher suite: the only one that both sides offer and accept.
     cipher: &'static str,
-    /// How its keys were agreed on: likewise.
+    /// The key exchange group: likewise.
     key_exchange: &'static str,
-    /// What this side has shown when the link's connection was made.
+    /// The certificate that this side presented when the link's connection was made.
     certificate: Certificate,
-    /// What the peer has shown.
+    /// The certificate that the peer presented.
     peer_certificate: Certificate,
 }
 
@@ -120,7 +120,7 @@ impl Path {
 }
 
 impl StatusPage {
-    /// Puts the page together.
+    /// Builds the page.
     pub(super) fn new(job: JobName, snapshot: Snapshot) -> Self {
         let ports = || snapshot.lanes.iter().map(|lane| lane.port).chain([snapshot.control]);
         let traffic = Traffic {

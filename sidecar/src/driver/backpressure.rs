@@ -1,8 +1,9 @@
-//! Backpressure from control links to the engine, and a bound of the work in one turn of the control thread.
+//! Applies backpressure from control links to the engine, and bounds the work of one turn of the control thread.
 //!
-//! The engine may produce many actions at once: a group of thousands of small tensors is ordered in one go, with all their
-//! bytes. A link's queue is bounded, and its writer runs on this thread. While a queue is long, the engine's actions stay in
-//! the engine; nothing is lost. After [`HELD_MAX`] they are performed anyway, and a queue that overflows then closes its link.
+//! The engine may produce many actions at once: a group of thousands of small tensors is ordered together, with all
+//! their bytes. A link's queue is bounded, and its writer runs on this thread. While a queue is long, the actions stay
+//! in the engine; nothing is lost. After [`HELD_MAX`] they are performed anyway; a queue that overflows then closes its
+//! link.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ pub(crate) struct Backpressure {
     performed: usize,
     /// A peer whose queue was long when something was sent to it.
     long: Option<SidecarIndex>,
-    /// Since when actions stay in the engine, and whether that is because of a link's queue.
+    /// When the engine's actions began to be held, and whether a link's queue is the reason.
     held: Option<(Instant, bool)>,
 }
 

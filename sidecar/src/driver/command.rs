@@ -1,4 +1,4 @@
-//! What the rest of the process asks of the driver. Sessions have commands of their own.
+//! Commands that other parts of the process send to the driver. Sessions have their own commands.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::driver::snapshot::Snapshot;
 
 /// A command for the control thread.
 pub(crate) enum ControlCommand {
-    /// A plugin that requests wait for is loaded, or cannot be.
+    /// A plugin that requests are parked for is loaded, or failed to load.
     PluginsAnswered,
     /// Use this certificate for links made from now on.
     Identity(Arc<Identity>),

@@ -1,4 +1,4 @@
-//! The driver's half of executing operations: it hands them to lanes or performs them inline, and handles lanes' reports.
+//! Executes operations: sends them to lanes or performs them inline, and handles the lanes' reports.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ impl Driver {
             LaneReport::Done(epoch, seq, trace) => {
                 self.note_work(seq, trace);
                 let operation = self.execution.operations.name(epoch, seq).map(tracing::field::display);
-                tracing::debug!(epoch = epoch.0, seq = seq.0, operation, "a lane has done its part of an operation");
+                tracing::debug!(epoch = epoch.0, seq = seq.0, operation, "a lane completed its part of an operation");
                 if self.execution.operations.part_done(epoch, seq) {
                     self.handle(Event::Executed { epoch, seq });
                 }
             }
             LaneReport::Dropped(epoch, last) => {
                 if self.execution.operations.lane_dropped(epoch, last) {
-                    // An operation with a plugin is dropped by itself.
+                    // An operation with a plugin is dropped separately.
                     self.execution.plugins.discard(epoch, last);
                     self.handle(Event::Cancelled { epoch, last });
                     if !self.execution.operations.is_cancelling() {
@@ -84,13 +84,13 @@ impl Driver {
         }
     }
 
-    /// What a codec is to remember of an operation stands.
+    /// Commits the codec state that an operation leaves.
     pub(super) fn commit(&mut self, epoch: Epoch, seq: Seq) {
-        tracing::trace!(epoch = epoch.0, seq = seq.0, "an operation with a plugin stands");
+        tracing::trace!(epoch = epoch.0, seq = seq.0, "an operation with a plugin is committed");
         self.execution.plugins.commit(epoch, seq);
     }
 
-    /// Has the lanes drop operations.
+    /// Makes the lanes drop operations.
     pub(super) fn cancel(&mut self, epoch: Epoch, last: Seq, dropped: &Arc<[Seq]>) {
         tracing::debug!(epoch = epoch.0, last = last.0, operations = dropped.len(), "operations are dropped");
         self.execution.operations.cancel((epoch, last), dropped);

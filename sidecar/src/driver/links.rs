@@ -1,4 +1,4 @@
-//! The driver's half of the control links: which are opened, what arrives, and what is sent.
+//! Manages the control links: opens them, handles received frames, and sends messages.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::Driver;
 use crate::operation::lanes::LaneCommand;
 
 impl Driver {
-    /// Asks for the links of the control tree.
+    /// Opens the links of the control tree.
     pub(crate) fn open_control_links(&mut self) {
         let neighbours: Vec<_> =
             self.engine.control_parent().into_iter().chain(self.engine.control_children()).collect();
@@ -56,12 +56,12 @@ impl Driver {
             }
             PortEvent::Sent { .. } => {}
             PortEvent::Down { peer, reason } => {
-                // A peer that closes before there was an epoch is leaving because the job is over; one that has a reason
-                // of its own says it to the launcher itself.
+                // A peer that closes before the first epoch is shutting down because the job is over; one that failed
+                // reports its reason to the launcher itself.
                 if !self.epoch.has_begun {
                     self.liveness.note_peer_left();
                     if !matches!(reason, DownReason::ClosedByPeer(_)) {
-                        self.fatal = Some(Code::PeerMissing.mark(&format!("{peer} did not come: {reason}")));
+                        self.fatal = Some(Code::PeerMissing.mark(&format!("{peer} did not connect: {reason}")));
                     }
                 }
                 let reason = reason.to_string();
@@ -84,12 +84,12 @@ impl Driver {
             Err(SendError::NoLink(_)) => {
                 tracing::debug!(peer = to.0, "a control message is not sent: the link is gone");
             }
-            // Everybody counts on control messages: a peer that does not take them is given up.
+            // Every sidecar depends on control messages, so a peer that does not accept them is disconnected.
             Err(full @ SendError::Full { .. }) => self.disconnect(to, &full.to_string()),
         }
     }
 
-    /// Everybody dials the one above.
+    /// Returns whether this sidecar dials a peer. A sidecar dials its parent on the control tree.
     pub(super) fn control_role(&self, peer: SidecarIndex) -> Role {
         if self.engine.control_parent() == Some(peer) { Role::Dial } else { Role::Await }
     }

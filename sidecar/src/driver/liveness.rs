@@ -1,4 +1,4 @@
-//! When a sidecar without a launcher ends: when its workers have connected and left (`--exit-with-workers`).
+//! Decides when a sidecar without a launcher ends: after its workers have connected and left (`--exit-with-workers`).
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use ronde_bootstrap::codes::Code;
 /// Tracks whether workers have connected, and how their job ended.
 #[derive(Debug, Default)]
 pub(crate) struct Liveness {
-    /// How long the first worker may take to connect; absent where the sidecar serves until it is stopped.
+    /// How long the first worker may take to connect; `None` if the sidecar serves until it is stopped.
     patience: Option<Duration>,
     /// Whether a worker has connected.
     came: bool,
     /// Whether another sidecar has left before there was an epoch.
     peer_left: bool,
-    /// Why an epoch ended, if not in an orderly way.
+    /// Why an epoch ended, if it did not end with a shutdown.
     failure: Option<String>,
 }
 
 impl Liveness {
-    /// A sidecar that serves until the workers have left or, without a patience, until it is stopped.
+    /// A sidecar that serves until the workers have left or, without a timeout, until it is stopped.
     pub(crate) fn new(patience: Option<Duration>) -> Self {
         Self { patience, ..Self::default() }
     }
@@ -42,7 +42,7 @@ impl Liveness {
         }
     }
 
-    /// Returns whether a sidecar with so many sessions is done.
+    /// Returns whether a sidecar with this many sessions is done.
     pub(crate) fn is_over(&self, sessions: usize, has_epoch: bool) -> bool {
         self.patience.is_some() && (self.came || self.peer_left) && sessions == 0 && !has_epoch
     }
@@ -52,10 +52,10 @@ impl Liveness {
         self.patience.filter(|_| !self.came && !self.peer_left)
     }
 
-    /// Returns the reason to end a sidecar that has been up so long, if no worker has connected in time.
+    /// Returns the reason to end a sidecar that has been up this long, if no worker has connected in time.
     pub(crate) fn timed_out(&self, up: Duration) -> Option<String> {
         let due = self.due().filter(|due| up >= *due)?;
-        let text = format!("no worker has come within {} seconds (--exit-with-workers)", due.as_secs());
+        let text = format!("no worker connected within {} seconds (--exit-with-workers)", due.as_secs());
         Some(Code::SidecarCannotGoOn.mark(&text))
     }
 
@@ -73,16 +73,16 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(9);
 
     #[test]
-    fn it_is_over_when_those_who_came_have_left_and_their_epoch_has_ended() {
+    fn the_sidecar_ends_after_its_workers_have_left_and_their_epoch_has_ended() {
         let mut liveness = Liveness::new(Some(PATIENCE));
-        assert!(!liveness.is_over(0, false), "nobody has come yet");
+        assert!(!liveness.is_over(0, false), "no worker has connected yet");
         liveness.note_worker();
         assert!(!liveness.is_over(1, true) && !liveness.is_over(0, true) && liveness.is_over(0, false));
         assert_eq!(liveness.failure(), None);
     }
 
     #[test]
-    fn without_being_asked_to_it_never_ends() {
+    fn without_exit_after_workers_the_sidecar_never_ends() {
         let mut liveness = Liveness::new(None);
         liveness.note_worker();
         liveness.note_end(&Failure::new(Cause::RankLost, "rank 1 is gone"));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_in_vain_says_for_how_long() {
+    fn a_timeout_without_workers_names_its_length() {
         let mut liveness = Liveness::new(Some(PATIENCE));
         assert_eq!(liveness.timed_out(PATIENCE - Duration::from_millis(1)), None);
         assert!(liveness.timed_out(PATIENCE).is_some_and(|reason| reason.contains("within 9 seconds")));

@@ -1,5 +1,5 @@
-//! The control thread's loop: it connects the engine, the control links, the lanes and the sessions. What happens becomes an
-//! event of the engine; an action of the engine becomes a message. The driver decides nothing.
+//! The control thread's loop: it connects the engine, the control links, the lanes and the sessions. It turns inputs
+//! into events of the engine, and actions of the engine into messages. The driver decides nothing.
 
 pub(crate) mod backpressure;
 pub(crate) mod command;
@@ -47,32 +47,32 @@ pub(crate) struct Driver {
     me: SidecarIndex,
     /// The membership.
     world: World,
-    /// Decides what to do.
+    /// The engine, which makes all decisions.
     engine: Engine,
-    /// The zero of the engine's time.
+    /// The origin of the engine's time.
     started: Instant,
     links: Links,
     execution: Execution,
     clients: Clients,
     epoch: EpochState,
     exits: WorkerExits,
-    /// What the worker of rank 0 records.
+    /// The timeline that the worker of rank 0 records.
     timeline: Timeline,
-    /// How much is done in one turn of the loop.
+    /// Bounds the work of one turn of the loop.
     backpressure: Backpressure,
     /// Whether the sidecar ends when the workers have left.
     pub(crate) liveness: Liveness,
-    /// Why the sidecar cannot go on, if so.
+    /// Why the sidecar must end, if it must.
     pub(crate) fatal: Option<String>,
 }
 
 /// The links to other sidecars for control messages.
 pub(crate) struct Links {
-    /// The port that has them.
+    /// The port that owns them.
     pub(crate) control: NetworkPort,
-    /// Takes fresh certificates as well, where gRPC-Web is served over TLS.
+    /// Receives new certificates, too, if gRPC-Web is served over TLS.
     pub(crate) web_tls: Option<Arc<MutualTls>>,
-    /// What these links and those of the lanes run over.
+    /// The transport of these links and of the lanes' links.
     pub(crate) transport: Transport,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Execution {
     pub(crate) inline: InlineExecutor,
     /// The operations that are being performed, and their results.
     pub(crate) operations: Operations,
-    /// The plugins that requests may name, and what codecs remember.
+    /// The plugins that requests may name, and the state that codecs keep.
     pub(crate) plugins: Arc<Plugins>,
 }
 
@@ -96,27 +96,27 @@ pub(crate) struct Clients {
     pub(crate) segments: Segments,
     /// Requests that wait for their plugin.
     pub(crate) parked: Parked,
-    /// The limit of each session's inputs, and of its results, in bytes.
+    /// The limit in bytes of each session's inputs, and of its results.
     pub(crate) arena_bytes_max: u64,
-    /// The silence after which a worker or sidecar is dead, of which workers are notified, in milliseconds.
+    /// The silence in milliseconds after which a worker or sidecar is dead; workers receive this number.
     pub(crate) peer_timeout_ms: u64,
 }
 
 /// The epoch.
 #[derive(Default)]
 struct EpochState {
-    /// The one that is running.
+    /// The current epoch.
     running: Option<Epoch>,
-    /// Whether there has been one: before the first, a link that does not come is fatal.
+    /// Whether an epoch has begun. Before the first one, a link that does not connect is fatal.
     has_begun: bool,
 }
 
-/// How the processes of workers end.
+/// The exits of worker processes.
 #[derive(Default)]
 struct WorkerExits {
-    /// Whether a launcher reports it.
+    /// Whether a launcher reports them.
     are_reported: bool,
-    /// Reports that came before the worker's stream was over.
+    /// Reports that arrived before the worker's stream ended.
     early: BTreeMap<Rank, WorkerExited>,
 }
 
@@ -133,9 +133,9 @@ pub(crate) struct Inbox {
 /// Why the driver runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Until stopped, or until the workers have left.
+    /// To serve, until it is stopped or the workers have left.
     Serving,
-    /// Until nobody is served any more.
+    /// To drain, until no session is left.
     Draining,
 }
 
@@ -150,7 +150,7 @@ enum Wake {
 }
 
 impl Driver {
-    /// A driver before the first epoch. `exits_are_reported` says whether a launcher reports how workers' processes end.
+    /// Creates a driver before the first epoch. `exits_are_reported`: a launcher reports how workers' processes end.
     pub(crate) fn new(
         config: EngineConfig,
         links: Links,
@@ -176,8 +176,8 @@ impl Driver {
         }
     }
 
-    /// Runs until `stop` resolves, or until the sidecar cannot go on; when draining, also until the last session has ended
-    /// and what others still need from here is done.
+    /// Runs until `stop` resolves, or until the sidecar must end. When draining, it also ends after the last session
+    /// has ended and peers need nothing more from this sidecar.
     pub(crate) async fn run(&mut self, inbox: &mut Inbox, phase: Phase, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         let Inbox { commands, control, reports } = inbox;
@@ -219,7 +219,7 @@ impl Driver {
         }
     }
 
-    /// What has come in the meantime is handled before the engine is asked what to do: it travels and fuses together.
+    // Handle queued inputs before polling the engine, so that they are sent and fused together.
     fn handle_waiting(&mut self, commands: &mut mpsc::Receiver<SessionCommand>) {
         for _ in 0..COMMANDS_AT_ONCE {
             let Ok(command) = commands.try_recv() else { return };
@@ -242,7 +242,7 @@ impl Driver {
         self.links.control.shutdown(reason).await;
     }
 
-    /// Ends all sessions that are left: in an orderly way, or because this sidecar cannot go on.
+    /// Ends all remaining sessions: for a shutdown, or because of a failure of this sidecar.
     pub(crate) fn end_sessions(&mut self, cause: Cause, reason: &str) {
         let failure = Failure::new(cause, reason).with_sidecar(self.me);
         for session in self.clients.sessions.iter_mut() {
@@ -264,7 +264,7 @@ impl Driver {
         self.note_traces();
     }
 
-    // === What happens ===
+    // === Inputs ===
 
     fn handle_command(&mut self, command: SessionCommand) {
         match command {
@@ -292,10 +292,10 @@ impl Driver {
                     session.answer_heartbeat();
                 }
             }
-            SessionCommand::Goodbye { session, reason } => {
+            SessionCommand::ShutDown { session, reason } => {
                 if let Some(session) = self.clients.sessions.get_mut(session) {
-                    // A second one, of a client that is dropped, knows less.
-                    session.goodbye.get_or_insert(reason);
+                    // A second reason comes from a client that is being dropped; the first one is better.
+                    session.shutdown_reason.get_or_insert(reason);
                 }
             }
             SessionCommand::Ring { session, ring } => {
@@ -321,15 +321,16 @@ impl Driver {
             ControlCommand::WorkerExited(exited) => self.worker_exited(exited),
             ControlCommand::Snapshot(reply) => {
                 let snapshot = self.snapshot();
-                // Collected beside the loop: a busy lane answers late. The asker may have gone.
+                // Collected concurrently with the loop: a busy lane answers late. The receiver may be gone.
                 tokio::spawn(async move { drop(reply.send(snapshot.await)) });
             }
         }
     }
 
-    // === What the engine wants ===
+    // === Actions of the engine ===
 
-    /// Until there is nothing left to do, or until links and heartbeats need their turn: then the rest waits for the next one.
+    /// Performs actions until none is left, or until links and heartbeats need their turn; the rest waits for the next
+    /// turn.
     fn perform_actions(&mut self) {
         self.backpressure.begin();
         while self.backpressure.allows(&self.links.control) {
@@ -370,7 +371,7 @@ impl Driver {
         tracing::info!(epoch = epoch.0, cause = ?failure.cause, reason = failure.reason, "the epoch is over");
         self.epoch.running = None;
         self.liveness.note_end(failure);
-        // Nothing is submitted in these sessions any more, so that no memory is used again.
+        // These sessions submit nothing more, so their memory is not used again.
         self.send_deferred_failures();
         self.execution.operations.end_epoch(epoch);
         self.execution.inline.handle(ExecuteCommand::EpochEnd(epoch));
@@ -391,7 +392,7 @@ impl Driver {
         }
     }
 
-    /// A worker that messages do not reach is treated as gone.
+    /// Treats a worker that messages do not reach as gone.
     fn end_unresponsive_sessions(&mut self) {
         let lost = |session: &mut Session| {
             let reason = session.lost().filter(|_| session.closing.is_none())?;
@@ -399,7 +400,7 @@ impl Driver {
         };
         let lost: Vec<(SessionId, String)> = self.clients.sessions.iter_mut().filter_map(lost).collect();
         for (id, reason) in lost {
-            // Its process may have ended, so that messages find nobody, before the end of its stream is read.
+            // Its process may have ended, so that sending fails before the end of its stream is read.
             self.stream_ended(id, reason);
             self.perform_actions();
         }
@@ -417,5 +418,5 @@ fn far_future() -> Deadline {
     Deadline::now() + Duration::from_secs(3_600)
 }
 
-/// Commands handled in one turn of the loop, so that links and lanes get theirs.
+/// Commands handled in one turn of the loop, so that links and lanes are not starved.
 const COMMANDS_AT_ONCE: usize = 256;

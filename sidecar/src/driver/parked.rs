@@ -1,4 +1,4 @@
-//! Requests whose plugin is being loaded. They have been accepted, and no other rank knows of them yet.
+//! Requests that wait for their plugin to load. They are accepted, but not announced to other ranks yet.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use ronde_wire::RequestId;
 
 use crate::session::table::SessionId;
 
-/// How long a request waits for its plugin. Compiling one takes seconds at most, unless it was made to take long.
+/// How long a request waits for its plugin. Compiling one takes seconds at most, unless it was built to take long.
 pub(crate) const PARKED_FOR_MAX: Duration = Duration::from_secs(30);
 
-/// See the module's text. How many there are is bounded by what sessions may have pending.
+/// The parked requests. The limit on pending requests of sessions bounds their number.
 #[derive(Default)]
 pub(crate) struct Parked(Vec<ParkedRequest>);
 
@@ -26,24 +26,24 @@ impl Parked {
         self.0.push(request);
     }
 
-    /// All of them, to be asked for again.
+    /// Takes all of them, to resolve their plugins again.
     pub(crate) fn take(&mut self) -> Vec<ParkedRequest> {
         std::mem::take(&mut self.0)
     }
 
-    /// The one that is withdrawn, if it is among them.
+    /// Takes the request that is withdrawn, if it is parked.
     pub(crate) fn withdraw(&mut self, session: SessionId, request: RequestId) -> Option<Submission> {
         let is_it = |parked: &ParkedRequest| parked.session == session && parked.submission.request == request;
         let place = self.0.iter().position(is_it)?;
         Some(self.0.remove(place).submission)
     }
 
-    /// When the first of them has waited for too long.
+    /// Returns when the first of them times out.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.0.iter().map(|parked| parked.since + PARKED_FOR_MAX).min()
     }
 
-    /// Those that have waited for too long.
+    /// Takes those that have timed out.
     pub(crate) fn take_due(&mut self, now: Instant) -> Vec<ParkedRequest> {
         let (due, rest) = self.take().into_iter().partition(|parked| parked.since + PARKED_FOR_MAX <= now);
         self.0 = rest;
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_leave_in_order_or_when_their_time_is_up_or_withdrawn() {
+    fn parked_requests_leave_in_order_or_on_timeout_or_withdrawal() {
         let (mut parked, begin) = (Parked::default(), Instant::now());
         assert_eq!(parked.due(), None);
         for (request, seconds) in [(1, 2), (2, 0), (3, 1)] {

@@ -1,4 +1,4 @@
-//! The driver's half of a timeline: its recording begins and ends, and what happens is handed to it.
+//! Begins and ends the recording of a timeline, and passes events to it.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::session::command::RecordRequest;
 use crate::timeline::{LaneTrace, RecordingId};
 
 impl Driver {
-    /// The worker of rank 0 wants to record what happens; a recording before this one ends.
+    /// Begins a recording for the worker of rank 0; an earlier recording ends.
     pub(super) fn record(&mut self, request: RecordRequest) {
         let RecordRequest { session_token, mark_cycles, batches, reply } = request;
         let rank =
@@ -21,19 +21,21 @@ impl Driver {
                 let recording = self.timeline.begin(Instant::now(), batches, mark_cycles);
                 self.follow_timeline();
                 if reply.send(Ok(recording)).is_err() {
-                    // Its reader has given up, so that nobody else would ever end it.
+                    // Its reader has given up, so nothing else would end the recording.
                     self.end_recording(recording);
                 }
                 return;
             }
-            Some(rank) => Status::failed_precondition(format!("{rank} records nothing; rank 0 does, for all")),
-            None => Status::permission_denied("this session token is of no open session"),
+            Some(rank) => {
+                Status::failed_precondition(format!("{rank} cannot record a timeline; rank 0 records for all ranks"))
+            }
+            None => Status::permission_denied("no open session has this session token"),
         };
-        // Whoever asked may have gone.
+        // The caller may be gone.
         drop(reply.send(Err(refused)));
     }
 
-    /// A worker records no longer.
+    /// Ends a worker's recording.
     pub(super) fn end_recording(&mut self, recording: RecordingId) {
         if self.timeline.is_on() {
             self.timeline.end_of(recording);
@@ -41,7 +43,7 @@ impl Driver {
         }
     }
 
-    /// Sends what has waited for others to travel with.
+    /// Sends events that waited for a batch.
     pub(super) fn flush_timeline(&mut self) {
         if self.timeline.is_on() {
             self.timeline.flush(Instant::now());
@@ -49,7 +51,7 @@ impl Driver {
         }
     }
 
-    /// A session is over, and with it what it records.
+    /// Ends the recording of a session that is over.
     pub(crate) fn end_timeline_of(&mut self, rank: Rank) {
         if rank == FIRST && self.timeline.is_on() {
             self.timeline.end();
@@ -57,7 +59,7 @@ impl Driver {
         }
     }
 
-    /// Engine and threads tell what happens from now on, or no longer.
+    /// Switches tracing in the engine and the threads on or off.
     fn follow_timeline(&mut self) {
         let wanted = self.timeline.is_on();
         self.engine.set_tracing(wanted);
@@ -85,7 +87,7 @@ impl Driver {
         }
     }
 
-    /// The control thread has performed an operation.
+    /// Notes the trace of an operation that the control thread performed.
     pub(super) fn note_inline_work(&mut self, seq: Seq, trace: Option<LaneTrace>) {
         if let Some(trace) = trace {
             self.timeline.performed(Instant::now(), seq, None, &trace);
@@ -93,7 +95,7 @@ impl Driver {
         }
     }
 
-    /// A recording may be over, also by itself when its worker has gone.
+    /// Switches tracing off if the recording is over, which also happens when its worker is gone.
     fn follow_end(&mut self) {
         if !self.timeline.is_on() {
             self.follow_timeline();
@@ -101,5 +103,5 @@ impl Driver {
     }
 }
 
-/// Who records.
+/// The rank that may record.
 const FIRST: Rank = Rank(0);

@@ -14,7 +14,7 @@ use crate::plugins::PluginStats;
 
 /// The state of a sidecar at one moment.
 pub(crate) struct Snapshot {
-    /// Of the engine, for people.
+    /// The engine's state for display.
     pub(crate) status: Status,
     /// Counters of the engine.
     pub(crate) engine: Stats,
@@ -22,7 +22,7 @@ pub(crate) struct Snapshot {
     pub(crate) control: PortStats,
     /// Counters of each lane.
     pub(crate) lanes: Vec<LaneStats>,
-    /// Counters of small operations, which the control thread performs.
+    /// Counters of inline execution.
     pub(crate) inline: ExecutorStats,
     /// Shared memory for results.
     pub(crate) results: ArenaUsage,
@@ -32,20 +32,20 @@ pub(crate) struct Snapshot {
     pub(crate) plugins: PluginStats,
     /// Live sessions.
     pub(crate) sessions: usize,
-    /// Those of them whose messages go over a ring.
+    /// The sessions whose messages use a ring.
     pub(crate) ring_sessions: usize,
     /// How long the sidecar has served.
     pub(crate) up: Duration,
     /// The control links that are up.
     pub(crate) paths: Vec<(SidecarIndex, PathStats)>,
-    /// What links run over.
+    /// The transport of the links.
     pub(crate) transport: Transport,
-    /// How they are protected.
+    /// Their TLS parameters.
     pub(crate) security: Vec<(SidecarIndex, LinkSecurity)>,
 }
 
 impl Driver {
-    /// The state of everything at this moment; lanes that do not answer in time count as zeros.
+    /// Collects the state at this moment; lanes that do not answer in time count as zeros.
     pub(crate) fn snapshot(&self) -> impl Future<Output = Snapshot> + Send + use<> {
         let asked: Vec<_> = self.execution.lanes.iter().map(LaneHandle::ask_stats).collect();
         let protected = |peer| Some((peer, self.links.control.security(peer)?));

@@ -1,4 +1,4 @@
-//! The driver's half of a session's life: a worker claims its rank, submits, reads results.
+//! Handles claims, submissions and results of sessions.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::session::command::ClaimRequest;
 use crate::session::table::SessionId;
 
 impl Driver {
-    /// Notes a sign of life; the session's rank, when it is still live.
+    /// Notes a sign of life; returns the session's rank if the session is live.
     pub(super) fn note_activity(&mut self, session: SessionId) -> Option<Rank> {
         let rank = self.clients.sessions.get_mut(session)?.rank;
         self.handle(Event::RankAlive { rank });
@@ -45,7 +45,13 @@ impl Driver {
                 pending_max: u32::try_from(limits::PENDING_PER_SESSION_MAX).unwrap_or(u32::MAX),
                 ring_bytes: limits::RING_BYTES as u64,
             };
-            tracing::info!(rank = claim.rank.0, client = claim.client, pid = claim.pid, ?access, "a worker has come");
+            tracing::info!(
+                rank = claim.rank.0,
+                client = claim.client,
+                pid = claim.pid,
+                ?access,
+                "a worker has connected"
+            );
             let running = self.epoch.running;
             if let Some(session) = self.clients.sessions.get_mut(id) {
                 session.claimed_during = running;
@@ -56,7 +62,7 @@ impl Driver {
             self.handle(Event::RankAttached { rank: claim.rank });
         }
         if let Err(Ok(id)) = reply.send(claimed) {
-            // Its reader has given up, so that nobody else would ever close it.
+            // Its reader has given up, so nothing else would close the session.
             self.close_session(id, "its claim was answered too late");
         }
     }
@@ -77,10 +83,10 @@ impl Driver {
         }
     }
 
-    /// Goes on with a request that came at `since` when it is known what its plugin is; parks it until then.
+    /// Continues with a request that arrived at `since` once its plugin is resolved; parks it until then.
     fn resolve(&mut self, id: SessionId, rank: Rank, mut submission: Submission, since: Instant) {
         if let Some(call) = &submission.plugin {
-            // A set that is not there is refused by the engine.
+            // The engine refuses an unknown process set.
             let set_ranks = self.engine.set_size(submission.what.set).unwrap_or(0);
             match self.execution.plugins.resolve(call, &submission.what, set_ranks) {
                 Answer::Known(plugin) => submission.what.plugin = Some(plugin),
@@ -98,7 +104,7 @@ impl Driver {
         }
     }
 
-    /// Something is known of plugins that was not: all that waits for one asks again, in the order in which it came.
+    /// Resolves the plugins of all parked requests again, in their order of arrival, after the loader has answered.
     pub(super) fn resolve_parked(&mut self) {
         for ParkedRequest { session: id, submission, since } in self.clients.parked.take() {
             if let Some(rank) = self.waits_still(id, &submission) {
@@ -107,7 +113,7 @@ impl Driver {
         }
     }
 
-    /// Refuses what has waited for a plugin for too long.
+    /// Refuses requests that have waited for a plugin for too long.
     pub(super) fn refuse_parked(&mut self) {
         for ParkedRequest { session: id, submission, .. } in self.clients.parked.take_due(Instant::now()) {
             if let Some(rank) = self.waits_still(id, &submission) {
@@ -119,7 +125,7 @@ impl Driver {
         }
     }
 
-    /// A request is withdrawn, wherever it is.
+    /// Withdraws a request, parked or submitted.
     pub(super) fn withdraw(&mut self, id: SessionId, rank: Rank, request: RequestId, reason: String) {
         match self.clients.parked.withdraw(id, request) {
             Some(submission) => self.give_back(id, rank, &submission, reason),
@@ -127,13 +133,13 @@ impl Driver {
         }
     }
 
-    /// The rank of a session that is there and still waits for a request.
+    /// Returns the rank of a live session that still waits for a request.
     fn waits_still(&mut self, id: SessionId, submission: &Submission) -> Option<Rank> {
         let session = self.clients.sessions.get_mut(id)?;
         session.pending.contains_key(&submission.request).then_some(session.rank)
     }
 
-    /// A copy of an accepted request's input that travels along with its announcement; empty when nothing is `due`.
+    /// Copies the input of an accepted request that travels with its announcement; empty if nothing is `due`.
     fn contribution(&mut self, id: SessionId, request: RequestId, due: usize) -> Result<Bytes, String> {
         let pending = self.clients.sessions.get_mut(id).and_then(|session| session.pending.get(&request));
         match pending.map(|pending| &pending.input) {
@@ -142,7 +148,7 @@ impl Driver {
         }
     }
 
-    /// Refuses a request that was accepted.
+    /// Refuses an accepted request.
     fn give_back(&mut self, id: SessionId, rank: Rank, submission: &Submission, reason: String) {
         let Some(session) = self.clients.sessions.get_mut(id) else { return };
         if let Some(pending) = session.pending.remove(&submission.request) {
@@ -153,7 +159,7 @@ impl Driver {
         self.refuse(id, rank, Refused { request: submission.request, set: what.set, name, group, reason });
     }
 
-    /// Answers a request that never reached the engine, and lets the other ranks know where they can.
+    /// Fails a request that never reached the engine, and notifies the other ranks if possible.
     fn refuse(&mut self, id: SessionId, rank: Rank, refused: Refused) {
         let Refused { request, set, name, group, reason } = refused;
         let mut failure = Failure::new(Cause::Refused, reason.clone()).with_rank(rank);

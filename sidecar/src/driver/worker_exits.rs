@@ -1,9 +1,9 @@
-//! How sessions end, and which failure the other ranks receive.
+//! Ends sessions, and builds the failure that the other ranks receive.
 //!
-//! A worker's stream breaks when its process ends. Why it ended is known to its parent, the launcher's agent on this host,
-//! which reads the last lines of the worker's output and reports both a moment later. Where there is an agent, a session whose
-//! stream is over is *closing* for at most [`EXIT_WAIT`], or [`GOODBYE_WAIT`] after a goodbye. Until then its contributions
-//! stay and operations go on; then the other ranks receive its end with the reason.
+//! A worker's stream breaks when its process ends. Its parent, the launcher's agent on this host, knows why: it reads
+//! the last lines of the worker's output and reports both a moment later. With an agent, a session whose stream is over
+//! is *closing* for at most [`EXIT_WAIT`], or [`SHUTDOWN_WAIT`] after a shutdown message. Until then its contributions
+//! stay and operations continue; then the other ranks receive its end with the reason.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ impl Driver {
             self.close_session(id, &reason);
             return;
         }
-        let wait = if session.goodbye.is_some() { GOODBYE_WAIT } else { EXIT_WAIT };
+        let wait = if session.shutdown_reason.is_some() { SHUTDOWN_WAIT } else { EXIT_WAIT };
         session.closing = Some(Closing { reason, until: Instant::now() + wait });
         session.hang_up();
         report_left(rank);
@@ -44,13 +44,13 @@ impl Driver {
         let session = self.clients.sessions.of_rank(rank);
         match session.filter(|session| session.closing.is_some()).map(|session| session.id) {
             Some(id) => self.finish_close(id, Some(exited)),
-            // Its stream may take a moment longer. Ranks of other sidecars do not matter here.
+            // Its stream may end a moment later. Ranks of other sidecars are ignored here.
             None if self.world.sidecar_of(rank) == Some(self.me) => drop(self.exits.early.insert(rank, exited)),
             None => {}
         }
     }
 
-    /// Forgets the last process of a rank that a new process claims.
+    /// Drops the exit of a rank's last process when a new process claims the rank.
     pub(crate) fn make_room(&mut self, rank: Rank) {
         self.exits.early.remove(&rank);
         let session = self.clients.sessions.of_rank(rank).filter(|session| session.closing.is_some());
@@ -66,7 +66,7 @@ impl Driver {
         due.into_iter().for_each(|id| self.finish_close(id, None));
     }
 
-    /// Returns when the next such session is closed.
+    /// Returns when the next of these sessions is closed.
     pub(crate) fn next_close(&mut self) -> Option<Instant> {
         self.clients
             .sessions
@@ -86,7 +86,7 @@ impl Driver {
         self.finish_close(id, None);
     }
 
-    /// Removes a session and tells the engine that its rank has left.
+    /// Removes a session and notifies the engine that its rank has left.
     fn finish_close(&mut self, id: SessionId, exited: Option<WorkerExited>) {
         let Some(session) = self.clients.sessions.close(id) else { return };
         self.clients.segments.close_session(&session.token);
@@ -105,13 +105,13 @@ impl Driver {
         let (rank, me) = (session.rank, self.me);
         let well = exited.as_ref().is_none_or(|exited| exited.exit == Exit::Code(0));
         let failure = |cause, reason: String| Failure::new(cause, reason).with_rank(rank).with_sidecar(me);
-        if let Some(said) = session.goodbye.as_ref().filter(|_| well) {
-            return failure(Cause::ShutDown, format!("{rank} has shut down: {said}"));
+        if let Some(reason) = session.shutdown_reason.as_ref().filter(|_| well) {
+            return failure(Cause::ShutDown, format!("{rank} has shut down: {reason}"));
         }
         let record = self.engine.record(rank, self.now());
         let reason = match &exited {
             Some(WorkerExited { exit, .. }) => {
-                let unexpected = if well { " without parting from its sidecar" } else { "" };
+                let unexpected = if well { " without shutting down its session" } else { "" };
                 format!("{rank} on host {} {exit}{unexpected}{}", record.host, exit.advice())
             }
             None => {
@@ -130,7 +130,8 @@ impl Driver {
     }
 }
 
-/// Reported before any rank fails because of it: the launcher blames the rank that left first, not the one that exits first.
+/// Reports the exit before any rank fails because of it: the launcher blames the rank that left first, not the one that
+/// exits first.
 fn report_left(rank: Rank) {
     FromSidecar::Left { rank: rank.0 }.send();
 }
@@ -138,5 +139,6 @@ fn report_left(rank: Rank) {
 /// How long a session stays closing while its exit is not reported: long enough for an agent to read the last lines of
 /// output, and hardly noticeable.
 const EXIT_WAIT: Duration = Duration::from_millis(300);
-/// The same after a goodbye, which an interpreter sends some time before it ends. An orderly end is not urgent.
-const GOODBYE_WAIT: Duration = Duration::from_secs(1);
+/// The same after a shutdown message, which an interpreter sends some time before it exits. A clean shutdown is not
+/// urgent.
+const SHUTDOWN_WAIT: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The check of a submission against its session, and the delivery of a result to it.
+//! Validates submissions against their session, and delivers results to it.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use crate::operation::table::Operations;
 use crate::session::request::{Input, Output, ResultId};
 use crate::session::segments::Segments;
 use crate::session::service::PART_BYTES;
-use crate::session::table::{Held, Pending, Session};
+use crate::session::table::{HeldResult, Pending, Session};
 
-/// What bounds the results of a session.
+/// The limits of a session's results.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResultBounds {
     /// Bytes of results that pending and held requests may take: `arena_bytes_max`.
     pub(crate) bytes_max: u64,
-    /// The number of ranks of the submission's set; 0 when there is no such set.
+    /// The number of ranks of the submission's set; 0 for an unknown set.
     pub(crate) set_ranks: u64,
 }
 
-/// Checks a submission against its session: the place must exist and the limits must leave room.
+/// Validates a submission against its session: its locations must exist and the limits must leave room.
 pub(crate) fn accept(
     session: &mut Session,
     segments: &Segments,
@@ -39,8 +39,8 @@ pub(crate) fn accept(
         reason,
     };
     if session.pending.contains_key(&submission.request) || session.held.contains_key(&submission.request) {
-        // The name belongs to another request of this number, which stays valid: no other rank is notified.
-        let reason = format!("{} is in use; number requests once", submission.request);
+        // The name belongs to another request with this number, which stays valid: no other rank is notified.
+        let reason = format!("{} is in use; use each number only once", submission.request);
         return Err(Refused { name: None, ..refuse(reason) });
     }
     if session.pending.len() >= limits::PENDING_PER_SESSION_MAX {
@@ -67,7 +67,7 @@ pub(crate) fn accept(
     Ok(submission)
 }
 
-/// The segment of a place, once it is known to be there and to have these bytes.
+/// Returns the segment of a location, after checking that it exists and contains these bytes.
 fn attached(
     session: &Session,
     segments: &Segments,
@@ -77,12 +77,12 @@ fn attached(
     let mapped = mapped.ok_or_else(|| format!("segment {segment} is not attached; attach it on mem.sock"))?;
     if offset.checked_add(bytes).is_none_or(|end| end > mapped.len()) {
         let len = mapped.len();
-        return Err(format!("bytes {offset} to {offset}+{bytes} lie outside segment {segment} of {len} bytes"));
+        return Err(format!("bytes {offset} to {offset}+{bytes} are outside of segment {segment} of {len} bytes"));
     }
     Ok(mapped)
 }
 
-/// The place that a worker named for its result.
+/// Returns the location that a worker named for its result.
 fn check_output(
     session: &Session,
     segments: &Segments,
@@ -100,7 +100,7 @@ fn check_output(
     Ok(Output { segment, offset, bytes })
 }
 
-/// The bytes of the result where they are known from the request.
+/// Returns the bytes of the result if the request determines them.
 fn known_result_bytes(me: Rank, submission: &Submission) -> Option<u64> {
     match submission.what.collective {
         Collective::AllReduce { .. } | Collective::Broadcast { .. } => submission.place.bytes(),
@@ -109,7 +109,7 @@ fn known_result_bytes(me: Rank, submission: &Submission) -> Option<u64> {
     }
 }
 
-/// What the result counts for, where the session has room for it.
+/// Returns the bytes that the result counts for, if the session has room for them.
 fn check_result(session: &Session, submission: &Submission, bounds: ResultBounds) -> Result<u64, String> {
     let ResultBounds { bytes_max, set_ranks } = bounds;
     let held = session.result_bytes;
@@ -120,7 +120,7 @@ fn check_result(session: &Session, submission: &Submission, bounds: ResultBounds
     let inline = matches!(submission.place, Place::Inline(_));
     if inline && gathers && gathered_bytes > limits::INLINE_BYTES_MAX as u64 {
         return Err(format!(
-            "a result of about {gathered_bytes} bytes does not fit into messages, which take {}; use shared memory",
+            "a result of about {gathered_bytes} bytes does not fit into messages, whose limit is {}; use shared memory",
             limits::INLINE_BYTES_MAX
         ));
     }
@@ -138,7 +138,7 @@ fn check_result(session: &Session, submission: &Submission, bounds: ResultBounds
     Ok(result_bytes)
 }
 
-/// Whether the size of the result hangs on other ranks' tensors, of which the request says nothing.
+/// Returns whether the size of the result depends on other ranks' tensors, which the request does not describe.
 fn depends_on_others(me: Rank, collective: &Collective) -> bool {
     match collective {
         Collective::AllGather | Collective::AllToAll { .. } => true,
@@ -149,11 +149,11 @@ fn depends_on_others(me: Rank, collective: &Collective) -> bool {
     }
 }
 
-/// What a result takes as far as the request tells: results that hang on other ranks' tensors count by the contribution
-/// until they are there.
+/// Returns the bytes that a result counts for at submission: a result that depends on other ranks' tensors counts as
+/// the contribution until it exists.
 fn expected_result_bytes(me: Rank, submission: &Submission) -> u64 {
     match submission.what.collective {
-        // It goes to memory of the worker's own, which counts as such.
+        // The result goes to the worker's own memory, which has its own limit.
         _ if submission.output.is_some() && known_result_bytes(me, submission).is_some() => 0,
         Collective::Send { .. } => 0,
         Collective::Reduce { root, .. } | Collective::Gather { root } if root != me => 0,
@@ -161,7 +161,7 @@ fn expected_result_bytes(me: Rank, submission: &Submission) -> u64 {
     }
 }
 
-/// Tells a worker where its result lies, or sends it in parts when the contribution came inside a message.
+/// Notifies a worker of its result's location, or sends the result in parts if the contribution came inside a message.
 pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, request: RequestId, completion: Completion) {
     let inline = session.is_inline(request);
     let Some(pending) = session.pending.remove(&request) else {
@@ -200,9 +200,9 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
         Some(slot) => {
             let (segment, offset, bytes) = (slot.slot.segment.0, slot.slot.offset, slot.slot.len);
             place = Place::Arena { segment, offset, bytes };
-            // What is really held counts: a gathered result is larger than the contribution.
+            // Count the actual bytes: a gathered result is larger than the contribution.
             session.result_bytes = session.result_bytes - pending.result_bytes + bytes;
-            session.held.insert(request, Held { result, result_bytes: bytes });
+            session.held.insert(request, HeldResult { result, result_bytes: bytes });
         }
     }
     let Completion { epoch, seq, dtype, shape, detail, .. } = completion;
@@ -211,7 +211,8 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
     session.send(Message::Completed(message.into_message()));
 }
 
-/// Ends a request that has failed. Without an entry it is an earlier session's, whose number may mean another one here.
+/// Ends a failed request. Without an entry the request is of an earlier session; its number may be another request's
+/// now.
 pub(crate) fn fail(session: &mut Session, request: RequestId, failure: &Failure) {
     if let Some(pending) = session.pending.remove(&request) {
         session.result_bytes -= pending.result_bytes;
@@ -219,15 +220,15 @@ pub(crate) fn fail(session: &mut Session, request: RequestId, failure: &Failure)
     }
 }
 
-/// The result that a rank's completion speaks of.
+/// Returns the result that a rank's completion refers to.
 pub(crate) fn result_id(rank: Rank, completion: &Completion) -> ResultId {
     let Completion { epoch, seq, tensor, own, .. } = *completion;
     ResultId { epoch, seq, tensor, rank: own.then_some(rank) }
 }
 
-/// Tells a worker that a request has failed.
+/// Notifies a worker that a request has failed.
 ///
-/// Many may fail for the same reason, whose record is sent once.
+/// Many requests may fail for the same reason, whose record is sent once.
 pub(crate) fn send_failed(session: &mut Session, request: RequestId, failure: &Failure) {
     let is_sent =
         matches!((&session.sent_record, &failure.record), (Some(sent), Some(record)) if Arc::ptr_eq(sent, record));
@@ -240,7 +241,7 @@ pub(crate) fn send_failed(session: &mut Session, request: RequestId, failure: &F
     session.send(Message::Failed(v1::Failed { request: request.0, failure: Some(message) }));
 }
 
-/// A rank's own view of the world: its place among the ranks of its sidecar and among the sidecars.
+/// Builds a rank's view of the world: its position among the ranks of its sidecar and among the sidecars.
 pub(crate) fn epoch_view(world: &World, me: SidecarIndex, rank: Rank, epoch: Epoch) -> EpochView {
     let topology = world.topology(SetId::WORLD);
     let members = topology.as_ref().map_or(&[][..], |t| t.members.as_slice());
@@ -277,14 +278,14 @@ mod tests {
 
     const ME: Rank = Rank(0);
 
-    /// A session of rank 0 that asks for one thing after another.
-    struct Asking {
+    /// A session of rank 0 that submits one request after another.
+    struct TestSession {
         sessions: Sessions,
         bounds: ResultBounds,
         requests: u64,
     }
 
-    impl Asking {
+    impl TestSession {
         fn new(bytes_max: u64, set_ranks: u64) -> Self {
             let token = RankToken::new(&[1; TOKEN_BYTES]).expect("a token");
             let mut sessions = Sessions::new(HashMap::from([(ME, token)]));
@@ -293,7 +294,7 @@ mod tests {
             Self { sessions, bounds: ResultBounds { bytes_max, set_ranks }, requests: 0 }
         }
 
-        /// Why it is refused, if so.
+        /// Returns why the request is refused, if it is.
         fn refusal(&mut self, collective: Collective, bytes: usize) -> Option<String> {
             self.requests += 1;
             let place = if bytes > 0 { Place::Inline(Bytes::from(vec![0; bytes])) } else { Place::None };
@@ -329,7 +330,7 @@ mod tests {
                 Collective::AllToAll { splits: vec![0, 0] },
             ]
         };
-        let mut asking = Asking::new(100, 2);
+        let mut asking = TestSession::new(100, 2);
         assert_eq!(asking.refusal(Collective::AllReduce { op: ReduceOp::Sum }, 99), None);
         for collective in unknown() {
             assert_eq!(asking.refusal(collective, 0), None);
@@ -354,10 +355,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_set_gathers_inside_messages_counts_its_own_ranks() {
+    fn inline_gathers_count_only_the_ranks_of_their_set() {
         let half = limits::INLINE_BYTES_MAX / 2;
-        assert_eq!(Asking::new(u64::MAX, 2).refusal(Collective::AllGather, half), None);
-        let reason = Asking::new(u64::MAX, 3).refusal(Collective::AllGather, half).expect("three halves");
+        assert_eq!(TestSession::new(u64::MAX, 2).refusal(Collective::AllGather, half), None);
+        let reason = TestSession::new(u64::MAX, 3).refusal(Collective::AllGather, half).expect("three halves");
         assert!(reason.contains("does not fit into messages"), "{reason}");
     }
 }

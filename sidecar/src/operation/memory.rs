@@ -1,7 +1,7 @@
-//! What an executor reads and writes: the [`Memory`] of operations in shared memory.
+//! The [`Memory`] that executors read and write: contributions and results in shared memory.
 //!
-//! Input segments belong to workers, which may write them at any time; every read is one copy into private memory. A result is
-//! written block by block from private memory to every place where it is wanted, and never read back.
+//! Input segments belong to workers, which may write them at any time, so each read is one copy into private memory. A
+//! result is written block by block from private memory to each of its destinations, and never read back.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use crate::session::request::{Input, Output};
 /// Where a result goes.
 #[derive(Clone)]
 pub(crate) enum Destination {
-    /// A slot of the sidecar's, and the ranks that read it there, which have the same result.
+    /// A slot of the sidecar, and the ranks that read it, which share the result.
     Slot(ResultSlot, Vec<Rank>),
-    /// A place of the rank's worker.
+    /// A location in the rank's worker's segment.
     Worker(Output),
 }
 
@@ -32,7 +32,7 @@ impl Destination {
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), ShmError> {
-        // The first byte of a larger result would be evicted before the last one is there.
+        // The first byte of a larger result would be evicted before its last one is written.
         let streamed = self.bytes() >= NON_TEMPORAL_BYTES_MIN as u64;
         match self {
             Self::Slot(slot, _) if streamed => slot.segment.copy_from_non_temporal(slot.slot.offset + offset, from),
@@ -51,10 +51,10 @@ pub(crate) struct OperationMemory {
 
 /// The memory of one tensor of an operation.
 pub(crate) struct TensorMemory {
-    /// The contributions that are here, ascending by rank.
+    /// The local contributions, ascending by rank.
     pub(crate) inputs: Vec<(Rank, Input)>,
-    /// Where the results that have bytes go: the one that the local ranks share, under `None`, or those of single ranks. All
-    /// places of a result have its length.
+    /// The destinations of the results that have bytes: under `None` the result that the local ranks share, else those
+    /// of single ranks. All destinations of a result have its length.
     pub(crate) outputs: Vec<(Option<Rank>, Destination)>,
 }
 
@@ -71,27 +71,27 @@ pub(crate) struct LaneMemory {
     plugins: Option<LanePlugins>,
 }
 
-/// The memory of operations.
+/// The memory of operations by sequence number.
 #[derive(Default)]
 struct Operations(HashMap<Seq, Arc<OperationMemory>>);
 
 impl LaneMemory {
-    /// Nothing yet, and the plugins that work on what comes.
+    /// Creates an empty table with the plugins that its operations may call.
     pub(crate) fn new(plugins: Option<LanePlugins>) -> Self {
         Self { operations: Operations::default(), plugins }
     }
 
-    /// Makes an operation's memory reachable.
+    /// Adds an operation's memory.
     pub(crate) fn insert(&mut self, seq: Seq, operation: Arc<OperationMemory>) {
         self.operations.0.insert(seq, operation);
     }
 
-    /// Forgets an operation that is done.
+    /// Removes a completed operation.
     pub(crate) fn remove(&mut self, seq: Seq) {
         self.operations.0.remove(&seq);
     }
 
-    /// Forgets everything: the epoch is over.
+    /// Removes all operations, because the epoch is over.
     pub(crate) fn clear(&mut self) {
         self.operations.0.clear();
     }
@@ -112,7 +112,7 @@ impl Contributions for Operations {
             Some(Input::Arena { segment, offset, bytes }) => {
                 let end = place.offset.checked_add(into.len() as u64);
                 if end.is_none_or(|end| end > *bytes) {
-                    return Err(MemoryError(format!("{place:?} lies behind the {bytes} bytes of the contribution")));
+                    return Err(MemoryError(format!("{place:?} is outside of the {bytes} bytes of the contribution")));
                 }
                 segment.copy_to(offset + place.offset, into).map_err(|error| MemoryError(error.to_string()))
             }
@@ -120,7 +120,7 @@ impl Contributions for Operations {
                 let start = usize::try_from(place.offset).unwrap_or(usize::MAX);
                 let range = start..start.saturating_add(into.len());
                 let from =
-                    data.get(range).ok_or_else(|| MemoryError(format!("{place:?} lies behind the inline bytes")))?;
+                    data.get(range).ok_or_else(|| MemoryError(format!("{place:?} is outside of the inline bytes")))?;
                 copying::copy(into, from);
                 Ok(())
             }
@@ -137,7 +137,7 @@ impl Memory for LaneMemory {
         for (_, output) in outputs {
             let end = place.offset.checked_add(from.len() as u64);
             if end.is_none_or(|end| end > output.bytes()) {
-                return Err(MemoryError(format!("{place:?} lies behind the result's {} bytes", output.bytes())));
+                return Err(MemoryError(format!("{place:?} is outside of the result's {} bytes", output.bytes())));
             }
             output.write(place.offset, from).map_err(|error| MemoryError(error.to_string()))?;
             written = true;

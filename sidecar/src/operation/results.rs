@@ -1,5 +1,5 @@
-//! Result segments: where executors write what local ranks read. One slot for each tensor of an operation, shared by the
-//! local ranks, and free again when all of them have released it.
+//! Result segments: executors write results into slots that local ranks read. Each tensor of an operation has one slot,
+//! which its local ranks share; it is free again when all of them have released it.
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ pub(crate) struct Results {
     segments: Segments,
 }
 
-/// A leased place for one tensor's result.
+/// A leased slot for one tensor's result.
 #[derive(Clone)]
 pub(crate) struct ResultSlot {
-    /// Where it lies, for the arena.
+    /// Identifies the slot for the arena.
     pub(crate) slot: Slot,
     /// The mapping to write to.
     pub(crate) segment: Arc<OwnedSegment>,
 }
 
 impl Results {
-    /// An empty arena. Segments are made known to workers through `segments`.
+    /// Creates an empty arena. It publishes its segments to workers through `segments`.
     ///
     /// # Errors
-    /// When the limit makes no arena.
+    /// When the limit is not valid for an arena.
     pub(crate) fn new(limit_bytes: u64, segments: Segments) -> anyhow::Result<Self> {
         let config = ArenaConfig {
             segment_bytes_min: SEGMENT_BYTES_MIN,
@@ -41,8 +41,8 @@ impl Results {
     /// Leases a slot, growing by a segment when none fits.
     ///
     /// # Errors
-    /// When the limit is reached or the system has no memory; both end the operation for all ranks. Submits account for
-    /// their own size beforehand, and the limit leaves room for what all-gathers add to it.
+    /// When the limit is reached or the system has no memory; both fail the operation on all ranks. Submissions count
+    /// their own size beforehand, and the limit leaves room for what all-gathers add.
     pub(crate) fn lease(&mut self, bytes: u64) -> anyhow::Result<ResultSlot> {
         for _ in 0..LEASE_ATTEMPTS {
             match self.arena.lease(bytes)? {
@@ -56,14 +56,14 @@ impl Results {
         anyhow::bail!("a new segment has no room for {bytes} bytes; this is a bug in ronde")
     }
 
-    /// Takes a slot back.
+    /// Releases a slot.
     pub(crate) fn release(&mut self, slot: Slot) {
         if let Err(error) = self.arena.release(slot) {
             tracing::error!(%error, "a result slot was released twice; this is a bug in ronde");
         }
     }
 
-    /// Numbers for metrics.
+    /// Returns the figures for metrics.
     pub(crate) fn usage(&self) -> ArenaUsage {
         self.arena.usage()
     }
@@ -80,7 +80,7 @@ impl Results {
     }
 }
 
-/// Growing is rare, and small jobs do not pay for more than they touch twice.
+/// The smallest segment: growing is rare, and small jobs pay only for pages that they use.
 const SEGMENT_BYTES_MIN: u64 = 16 << 20;
 /// A cache line.
 const ALIGNMENT_BYTES: u64 = 64;

@@ -1,5 +1,5 @@
-//! Operations that are admitted here: their memory while lanes perform them, and their results until all local ranks have
-//! read them.
+//! The operations that are admitted here: their memory while lanes perform them, and their results until all local
+//! ranks have read them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ pub(crate) struct Operations {
     lanes: usize,
     running: HashMap<(Epoch, Seq), Running>,
     readable: HashMap<ResultId, Readable>,
-    /// Ended epochs whose memory lanes may still touch, with the number of lanes that have not let go.
+    /// Ended epochs whose memory lanes may still use, with the number of lanes that have not released it.
     draining: HashMap<Epoch, usize>,
-    /// Operations that are dropped, by the last one up to which, with the number of lanes that have not done so.
+    /// Operations that are being dropped, keyed by the last one, with the number of lanes that have not dropped them.
     cancelling: HashMap<(Epoch, Seq), Cancelling>,
-    /// Failures that are sent when nothing is being cancelled; at most one for each pending request.
+    /// Failures to send when no operation is being cancelled; at most one for each pending request.
     deferred: Vec<(SessionId, RequestId, Failure)>,
 }
 
@@ -32,11 +32,11 @@ struct Running {
     name: Option<TensorName>,
     memory: Arc<OperationMemory>,
     threads_left: usize,
-    /// Whether nobody wants it any more.
+    /// Whether it is cancelled.
     cancelled: bool,
 }
 
-/// Lanes that have yet to drop some operations, and which those are.
+/// The number of lanes that have not dropped some operations yet, and these operations.
 type Cancelling = (usize, Arc<[Seq]>);
 
 struct Readable {
@@ -45,13 +45,13 @@ struct Readable {
 }
 
 impl Operations {
-    /// An empty table for a sidecar with this many lanes.
+    /// Creates an empty table for a sidecar with this many lanes.
     pub(crate) fn new(results: Results, lanes: usize) -> Self {
         let (running, readable, draining, cancelling) = Default::default();
         Self { results, lanes, running, readable, draining, cancelling, deferred: Vec::new() }
     }
 
-    /// Reserves an operation's results and puts its memory together. `threads` is the number of those that perform a part of
+    /// Reserves an operation's results and builds its memory. `threads` is the number of threads that perform a part of
     /// it.
     ///
     /// # Errors
@@ -87,7 +87,8 @@ impl Operations {
         Ok(memory)
     }
 
-    /// The places for a tensor's results that have bytes. Only what somebody reads there gets a slot of the sidecar's.
+    /// Returns the destinations of a tensor's results that have bytes. Only a result that ranks read from the sidecar
+    /// gets a slot.
     fn lease_outputs(
         &mut self,
         tensor: &AdmittedTensor,
@@ -131,14 +132,15 @@ impl Operations {
         }
     }
 
-    /// The name of the first tensor of an operation that runs.
+    /// Returns the name of the first tensor of a running operation.
     pub(crate) fn name(&self, epoch: Epoch, seq: Seq) -> Option<&TensorName> {
         self.running.get(&(epoch, seq))?.name.as_ref()
     }
 
-    /// A thread has done its part. True when it was the last: the results are readable now, unless it was cancelled.
+    /// Notes that a thread has done its part. Returns whether it was the last one: the results are readable now, unless
+    /// the operation was cancelled.
     pub(crate) fn part_done(&mut self, epoch: Epoch, seq: Seq) -> bool {
-        // What was done just before the epoch ended has no readers any more; letting go frees it.
+        // An operation that completed just before the epoch ended has no readers any more; releasing it frees it.
         if self.draining.contains_key(&epoch) {
             return false;
         }
@@ -162,8 +164,8 @@ impl Operations {
         true
     }
 
-    /// Cancels operations, which the lanes drop up to `last`; nobody reads their results. Their memory is free when all
-    /// lanes have said that they have, or at once where an operation was performed already.
+    /// Cancels operations, which the lanes drop up to `last`; their results have no readers. Their memory is free when
+    /// all lanes have reported so, or immediately if the operation was performed already.
     pub(crate) fn cancel(&mut self, (epoch, last): (Epoch, Seq), dropped: &Arc<[Seq]>) {
         for seq in dropped.iter() {
             if let Some(running) = self.running.get_mut(&(epoch, *seq)) {
@@ -180,8 +182,8 @@ impl Operations {
         self.cancelling.insert((epoch, last), (self.lanes, Arc::clone(dropped)));
     }
 
-    /// Defers the failure of a request whose operation is being dropped until no lane writes to the worker's memory any more,
-    /// because the worker reuses that memory when it receives the failure.
+    /// Defers the failure of a request whose operation is being dropped until no lane writes to the worker's memory any
+    /// more, because the worker reuses that memory when it receives the failure.
     pub(crate) fn defer_failure(&mut self, failed: (SessionId, RequestId, Failure)) {
         self.deferred.push(failed);
     }
@@ -191,13 +193,13 @@ impl Operations {
         std::mem::take(&mut self.deferred)
     }
 
-    /// Whether lanes may still touch the memory of operations that nobody wants any more.
+    /// Returns whether lanes may still use the memory of cancelled operations.
     pub(crate) fn is_cancelling(&self) -> bool {
         !self.cancelling.is_empty()
     }
 
-    /// Notes that a lane has dropped the cancelled operations up to `last`. True when it was the last lane: no memory of that is touched any
-    /// more.
+    /// Notes that a lane has dropped the cancelled operations up to `last`. Returns whether it was the last lane: their
+    /// memory is unused from then on.
     pub(crate) fn lane_dropped(&mut self, epoch: Epoch, last: Seq) -> bool {
         let Some((lanes_left, _)) = self.cancelling.get_mut(&(epoch, last)) else { return false };
         *lanes_left -= 1;
@@ -216,13 +218,13 @@ impl Operations {
         }
     }
 
-    /// Where a rank reads a result; `None` for an operation without one, and when the worker has it already.
+    /// Returns where a rank reads a result; `None` for an operation without one, and when the worker has it already.
     pub(crate) fn result(&self, id: ResultId, reader: Rank) -> Option<&ResultSlot> {
         let readable = self.readable.get(&id)?;
         readable.readers_left.contains(&reader).then_some(&readable.slot)
     }
 
-    /// A reader is through with a result; does nothing for a rank that does not read it.
+    /// Releases a result for a reader; does nothing for a rank that does not read it.
     pub(crate) fn release(&mut self, id: ResultId, reader: Rank) {
         let Some(readable) = self.readable.get_mut(&id) else { return };
         readable.readers_left.retain(|rank| *rank != reader);
@@ -233,12 +235,12 @@ impl Operations {
         }
     }
 
-    /// An epoch is over: what runs is dropped, but its slots are not reused before every lane has let go of them.
+    /// Ends an epoch: drops its operations, whose slots are reused only after every lane has released them.
     pub(crate) fn end_epoch(&mut self, epoch: Epoch) {
         self.draining.insert(epoch, self.lanes);
     }
 
-    /// A lane no longer touches the memory of an ended epoch.
+    /// Notes that a lane no longer uses the memory of an ended epoch.
     pub(crate) fn lane_released(&mut self, epoch: Epoch) {
         let Some(left) = self.draining.get_mut(&epoch) else { return };
         *left -= 1;
@@ -252,13 +254,13 @@ impl Operations {
         }
     }
 
-    /// Numbers for metrics.
+    /// Returns the figures for metrics.
     pub(crate) fn results(&self) -> &Results {
         &self.results
     }
 }
 
-/// Who reads the slot of the result under this key.
+/// Returns the readers of the slot of the result under this key.
 fn readers_of(output: &mut (Option<Rank>, Destination), key: Option<Rank>) -> Option<&mut Vec<Rank>> {
     match output {
         (of, Destination::Slot(_, readers)) if *of == key => Some(readers),
@@ -266,7 +268,7 @@ fn readers_of(output: &mut (Option<Rank>, Destination), key: Option<Rank>) -> Op
     }
 }
 
-/// The contributions to a tensor that came with the order, by rank.
+/// Returns the contributions to a tensor that arrived with the order, by rank.
 fn contributed(admission: &Admission, came: &[Bytes]) -> Vec<(Rank, Input)> {
     let inline = |(rank, bytes): (&Rank, &Bytes)| (*rank, Input::Inline(bytes.clone()));
     admission.local_ranks.iter().zip(came).map(inline).collect()

@@ -1,4 +1,4 @@
-//! What a lane calls: instances of its own, and the state that all lanes share.
+//! Calls plugins on a lane: with the lane's own instances, and the state that all lanes share.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,26 +17,26 @@ use super::residuals::Tensor;
 pub(crate) struct LanePlugins {
     shared: Arc<Plugins>,
     instances: Instances,
-    known: Option<Known>,
+    known: Option<LastTensor>,
 }
 
-/// What is known of the tensor that a call was last about; calls come in rows.
-struct Known {
+/// The tensor of the last call; consecutive calls are often about the same one.
+struct LastTensor {
     operation: (Epoch, Seq),
     tensor: Tensor,
     round: u64,
     number: u64,
 }
 
-/// Instances by what they run.
+/// Instances by plugin and operation.
 #[derive(Default)]
 struct Instances {
     running: HashMap<PluginUse, Instance>,
-    /// The one that was last asked for. Uses are shared by all calls of an operation, and compared here first.
+    /// The one used last. All calls of an operation share a use, which is compared here first.
     last: Option<(PluginUse, Instance)>,
 }
 
-/// Bytes of memory that a lane's instances may have together, beside the last one's.
+/// The limit of the memory of a lane's instances together, without the last one's.
 const INSTANCES_BYTES_MAX: usize = 256 << 20;
 
 impl LanePlugins {
@@ -44,7 +44,7 @@ impl LanePlugins {
         Self { shared, instances: Instances::default(), known: None }
     }
 
-    /// A span as the host knows it, and the instance for it, started when it is first used.
+    /// Returns a span as the host needs it, and its instance, which is started at the first use.
     fn call(&mut self, at: &PluginSpan<'_>) -> Result<(Span, &mut Instance), PluginFault> {
         let stage = match at.stage {
             Stage::Contribution => ronde_plugin_host::Stage::Contribution,
@@ -59,7 +59,7 @@ impl LanePlugins {
         Ok((span, instance))
     }
 
-    /// Calls a plugin, and counts that.
+    /// Calls a plugin, and counts the call.
     fn perform<T>(
         &mut self,
         at: &PluginSpan<'_>,
@@ -69,19 +69,19 @@ impl LanePlugins {
         let (span, instance) = self.call(at)?;
         let result = call(&span, instance);
         self.shared.work.note(begin.elapsed(), result.is_err());
-        result.map_err(said)
+        result.map_err(plugin_fault)
     }
 
-    /// How often the tensor was reduced before, and its number. Neither changes while an operation lasts.
+    /// Returns how often the tensor was reduced before, and its number. Neither changes during an operation.
     fn round(&mut self, at: &PluginSpan<'_>) -> (u64, u64) {
         let operation = (at.epoch, at.seq);
-        let is_known = |known: &Known| known.operation == operation && known.tensor == (at.set, at.name.clone());
+        let is_known = |known: &LastTensor| known.operation == operation && known.tensor == (at.set, at.name.clone());
         match &self.known {
             Some(known) if is_known(known) => (known.round, known.number),
             _ => {
                 let tensor = tensor(at);
                 let (round, number) = self.shared.residuals().round(&tensor);
-                self.known = Some(Known { operation, tensor, round, number });
+                self.known = Some(LastTensor { operation, tensor, round, number });
                 (round, number)
             }
         }
@@ -117,7 +117,7 @@ impl Instances {
 
 impl ronde_engine::Plugins for LanePlugins {
     fn encode(&mut self, at: &PluginSpan<'_>, values: &[u8], into: &mut [u8]) -> Result<usize, PluginFault> {
-        let facts = self.call(at)?.1.codec_facts(at.dtype).map_err(said)?;
+        let facts = self.call(at)?.1.codec_facts(at.dtype).map_err(plugin_fault)?;
         let bytes = values.len() / at.dtype.size_bytes() * facts.state_bytes_per_element;
         if bytes == 0 {
             return self.perform(at, |span, instance| instance.encode_into(span, values, &mut [], into));
@@ -175,7 +175,7 @@ impl ronde_engine::Plugins for LanePlugins {
         self.perform(at, |span, instance| {
             let reducer = instance.plugin().manifest().reducer.as_ref();
             if reducer.is_some_and(|reducer| reducer.shape == Shape::Pairwise) {
-                // One whose order of ranks counts: see `reducer_work`.
+                // A reducer for which the order of ranks matters: see `reducer_work`.
                 return instance.fold(span, operands, into);
             }
             instance.reduce(span, operands, concluded, into)
@@ -193,7 +193,7 @@ impl ronde_engine::Plugins for LanePlugins {
     }
 }
 
-/// Operands that are read straight into the plugin's memory.
+/// Operands that are read directly into the plugin's memory.
 struct Read<'a> {
     values: &'a mut dyn RankValues,
     into: &'a mut [u8],
@@ -209,7 +209,7 @@ impl Operands for Read<'_> {
     }
 }
 
-/// Two operands of which the right one becomes the result.
+/// Two operands, of which the right one becomes the result.
 struct IntoRight<'a> {
     left: &'a [u8],
     right: &'a mut [u8],
@@ -228,7 +228,7 @@ impl Operands for IntoRight<'_> {
 fn start(uses: &PluginUse, operation: Operation, shared: &Plugins) -> Result<Instance, PluginFault> {
     let plugin = shared.module(uses).map_err(PluginFault)?;
     let parameters = ordered_parameters(&plugin, uses).map_err(PluginFault)?;
-    plugin.instance_for(operation, &parameters).map_err(said)
+    plugin.instance_for(operation, &parameters).map_err(plugin_fault)
 }
 
 fn tensor(at: &PluginSpan<'_>) -> Tensor {
@@ -236,6 +236,6 @@ fn tensor(at: &PluginSpan<'_>) -> Tensor {
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "it is given to map_err")]
-fn said(fault: Fault) -> PluginFault {
+fn plugin_fault(fault: Fault) -> PluginFault {
     PluginFault(fault.to_string())
 }

@@ -1,5 +1,5 @@
-//! The thread that loads plugins: it reads, checks and compiles modules, and asks them what plans need to know. A hostile module
-//! can hold up this thread, and nothing else.
+//! The thread that loads plugins: it reads, checks and compiles modules, and queries the facts that plans need. A
+//! hostile module can delay this thread, and nothing else.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -11,41 +11,41 @@ use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use ronde_plugin_host::{FaultKind, Given, Host, HostConfig, LoadError, Parameters, Plugin, Shape, limits, trust};
 use ronde_wire::{DType, Failure, PluginCall, PluginUse, PluginValue, PluginWork};
 
-/// What is asked of the thread.
+/// A job for the thread.
 pub(super) enum Job {
-    /// What a request's plugin is here. The answer goes to all.
-    Resolve(Question),
-    /// The module of a plugin, for one who waits for it.
+    /// Resolve a request's plugin; the answer goes to all.
+    Resolve(PluginQuery),
+    /// Load the module of a plugin, for one caller that waits.
     Module(String, SyncSender<Result<Arc<Plugin>, String>>),
 }
 
-/// A request's plugin, with what it is to do.
+/// A request's plugin and its parameters.
 #[derive(Clone, Debug)]
-pub(super) struct Question {
+pub(super) struct PluginQuery {
     pub(super) call: PluginCall,
     pub(super) dtype: DType,
     pub(super) reduces: bool,
 }
 
-/// What a request's plugin is, and the module.
+/// A request's resolved plugin, and the module.
 pub(super) type Resolved = (Arc<PluginUse>, Arc<Plugin>);
 
 /// Answers in the order of the questions.
 pub(super) type Answers = Receiver<Result<Resolved, String>>;
 
-/// What the thread works with.
+/// The state of the thread.
 struct Loader {
-    /// Made when the first module is loaded: most jobs have none.
+    /// Created when the first module is loaded: most jobs have none.
     host: Result<Arc<Host>, HostConfig>,
     files: BTreeMap<String, PathBuf>,
-    /// What came of each module that was asked for.
+    /// The result for each module that was requested.
     modules: HashMap<String, Result<Arc<Plugin>, String>>,
 }
 
-/// Starts the thread. It calls `answered` after each answer, and ends when nobody can ask any more.
+/// Starts the thread. It calls `answered` after each answer, and ends when its senders are gone.
 ///
 /// # Errors
-/// When there is no thread for it.
+/// When the thread cannot be started.
 pub(super) fn start(
     host: HostConfig,
     files: BTreeMap<String, PathBuf>,
@@ -63,7 +63,7 @@ pub(super) fn start(
                     }
                     answered();
                 }
-                // Whoever asked may have given up.
+                // The caller may have given up.
                 Job::Module(name, reply) => drop(reply.try_send(loader.module(&name))),
             }
         }
@@ -73,8 +73,8 @@ pub(super) fn start(
 }
 
 impl Loader {
-    fn resolve(&mut self, question: &Question) -> Result<Resolved, String> {
-        let Question { call, dtype, reduces } = question;
+    fn resolve(&mut self, question: &PluginQuery) -> Result<Resolved, String> {
+        let PluginQuery { call, dtype, reduces } = question;
         let plugin = self.called(&call.name)?;
         let given: Vec<(String, Given)> =
             call.parameters.iter().map(|(name, value)| (name.clone(), given(value))).collect();
@@ -90,7 +90,7 @@ impl Loader {
         Ok((Arc::new(uses), plugin))
     }
 
-    /// The plugin called `name` or `name@version`.
+    /// Returns the plugin called `name` or `name@version`.
     fn called(&mut self, called: &str) -> Result<Arc<Plugin>, String> {
         let (name, version) = match called.split_once('@') {
             Some((name, version)) => (name, Some(version)),
@@ -110,7 +110,7 @@ impl Loader {
             return known.clone();
         }
         let Some(path) = self.files.get(name).cloned() else { return Err(self.unknown(name)) };
-        // What cannot be read now may be read later.
+        // A file that cannot be read now may be readable later.
         let bytes = read(&path)?;
         let host = self.host()?;
         let (loaded, lasts) = match load(&host, name, &path, &bytes) {
@@ -148,7 +148,7 @@ impl Loader {
     }
 }
 
-/// A refusal comes with whether it lasts: a host that lacks memory now may have some later.
+/// Loads a module. The error says whether it is permanent: a host that lacks memory now may have some later.
 fn load(host: &Arc<Host>, name: &str, path: &Path, bytes: &[u8]) -> Result<Arc<Plugin>, (String, bool)> {
     let refused = |reason: String| (format!("plugin {} is refused: {reason}", path.display()), true);
     let signature = trust::read_signature(path).map_err(|error| refused(error.to_string()))?;
@@ -159,16 +159,16 @@ fn load(host: &Arc<Host>, name: &str, path: &Path, bytes: &[u8]) -> Result<Arc<P
     if plugin.name() == name { Ok(plugin) } else { Err(refused(format!("it is named {}", plugin.name()))) }
 }
 
-/// The bytes of a module, which are not more than one may have.
+/// Reads the bytes of a module, up to the limit.
 ///
 /// # Errors
-/// Why it cannot be read, in words.
+/// When it cannot be read; the text is the reason.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
     let refused = |reason: String| format!("plugin {} cannot be read: {reason}", path.display());
     let file = File::open(path).map_err(|error| refused(error.to_string()))?;
     let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
     if !is_file {
-        return Err(refused("it is no file".to_owned()));
+        return Err(refused("it is not a file".to_owned()));
     }
     let mut bytes = Vec::new();
     file.take(limits::MODULE_BYTES_MAX as u64 + 1)
@@ -189,7 +189,7 @@ fn reducer_work(plugin: &Plugin, dtype: DType) -> Result<PluginWork, String> {
     }
     Ok(match reducer.shape {
         Shape::Pairwise if reducer.commutative => PluginWork::Pairwise,
-        // A ring begins with another rank for each piece: where the order of ranks counts, all values come together first.
+        // A ring begins with another rank for each chunk: if the order of ranks matters, all values are gathered first.
         Shape::Pairwise | Shape::Nary => PluginWork::NAry,
         Shape::TwoPass { measures } => PluginWork::TwoPass { measures: u32::try_from(measures).unwrap_or(u32::MAX) },
         Shape::Adaptive => PluginWork::Adaptive,
@@ -208,7 +208,7 @@ fn codec_work(plugin: &Arc<Plugin>, parameters: &Parameters, dtype: DType) -> Re
     let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     Ok(PluginWork::Codec {
         block_elements: number(facts.block_elements),
-        // A codec that encodes to nothing at all still has a place for it.
+        // A codec that encodes to zero bytes still needs a position in the frame.
         encoded_bytes: number(facts.block_bound.max(1)),
     })
 }
@@ -227,7 +227,7 @@ fn given(value: &PluginValue) -> Given {
     }
 }
 
-/// The block of parameters as the wire has it.
+/// Encodes the block of parameters for the wire.
 fn words(parameters: &Parameters) -> Vec<u64> {
     let block = parameters.block();
     let (words, _) = block.as_chunks::<8>();

@@ -1,4 +1,4 @@
-//! Plugins in a sidecar: which are there, what a request's plugin is, and what lanes call.
+//! Plugins in a sidecar: which are installed, how a request's plugin is resolved, and what lanes call.
 
 mod calls;
 mod loader;
@@ -20,10 +20,10 @@ use ronde_wire::{Epoch, PluginCall, PluginUse, Request, Seq, SetId, limits};
 
 pub(crate) use calls::LanePlugins;
 pub(crate) use registry::Answer;
-use registry::{Ordered, Registry};
+use registry::{LanePlugin, Registry};
 use residuals::Residuals;
 
-/// How long a lane waits for a module: less than the silence for which others give a sidecar up.
+/// How long a lane waits for a module: less than the silence after which peers declare a sidecar dead.
 const LOAD_TIMEOUT: Duration = Duration::from_millis(2_500);
 
 /// The plugins of a sidecar; all threads share it.
@@ -33,7 +33,7 @@ pub(crate) struct Plugins {
     work: Work,
 }
 
-/// What lanes have done by plugins.
+/// Counters of the lanes' calls.
 #[derive(Debug, Default)]
 struct Work {
     spans: AtomicU64,
@@ -41,16 +41,16 @@ struct Work {
     nanoseconds: AtomicU64,
 }
 
-/// What plugins have done, and what codecs keep.
+/// Counters of plugins, and the size of the state that codecs keep.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PluginStats {
-    /// Spans of tensors that were handed to plugins.
+    /// Spans of tensors that plugins were called for.
     pub(crate) spans: u64,
     /// Those of them that failed.
     pub(crate) faults: u64,
-    /// Time that this took on all lanes together, copies included.
+    /// Time of all lanes in plugins, copies included.
     pub(crate) time: Duration,
-    /// What codecs keep between operations, in bytes.
+    /// State that codecs keep between operations, in bytes.
     pub(crate) state_bytes: u64,
 }
 
@@ -63,11 +63,11 @@ impl Work {
 }
 
 impl Plugins {
-    /// Looks at what is there. Modules are read when they are first asked for. `answered` is called, on another thread, when
-    /// one is there, or is known not to come.
+    /// Lists the installed plugins. Modules are read when they are first requested. `answered` is called, on another
+    /// thread, when one is loaded or has failed to load.
     ///
     /// # Errors
-    /// When a key or a digest cannot be read, or a path is not there.
+    /// When a key or a digest cannot be read, or a path does not exist.
     pub(crate) fn new(settings: &PluginSettings, answered: impl Fn() + Send + 'static) -> anyhow::Result<Arc<Self>> {
         let policy = policy(settings)?;
         let host = HostConfig { cache_dir: cache_dir(), policy, ..HostConfig::default() };
@@ -76,18 +76,19 @@ impl Plugins {
         Ok(Arc::new(Self { registry: Mutex::new(registry), residuals: Mutex::new(residuals), work: Work::default() }))
     }
 
-    /// What a request's plugin is here, as far as that is known. The request's process set has so many ranks.
+    /// Resolves a request's plugin, if it is known. The request's process set has this many ranks.
     pub(crate) fn resolve(&self, call: &PluginCall, what: &Request, set_ranks: usize) -> Answer {
         self.registry().resolve(call, what, set_ranks)
     }
 
-    /// The module of an ordered plugin. It is waited for where no rank of this sidecar has asked for it, as all have joined.
+    /// Returns the module of an ordered plugin. It waits for one that no rank of this sidecar has requested, as all
+    /// have joined.
     fn module(&self, uses: &PluginUse) -> Result<Arc<Plugin>, String> {
-        // Without the registry: others ask meanwhile.
+        // Wait without the registry's lock, which others need.
         let ordered = self.registry().ordered(uses)?;
         match ordered {
-            Ordered::Here(plugin) => Ok(plugin),
-            Ordered::Coming(coming) => coming
+            LanePlugin::Here(plugin) => Ok(plugin),
+            LanePlugin::Coming(coming) => coming
                 .recv_timeout(LOAD_TIMEOUT)
                 .map_err(|_| format!("plugin {uses} was not loaded within {} ms", LOAD_TIMEOUT.as_millis()))?,
         }
@@ -102,28 +103,28 @@ impl Plugins {
         self.residuals().begin(operation, admission.topology.set, of, names);
     }
 
-    /// It stands.
+    /// Commits an operation's codec state.
     pub(crate) fn commit(&self, epoch: Epoch, seq: Seq) {
         self.residuals().commit((epoch, seq));
     }
 
-    /// It does not, and no lane works on it any more.
+    /// Discards an operation's codec state; no lane works on it any more.
     pub(crate) fn discard(&self, epoch: Epoch, seq: Seq) {
         self.residuals().discard((epoch, seq));
     }
 
-    /// A process set is gone, and no operation of it goes on: another one may come by its id.
+    /// Removes a process set that has no operation in progress; a later set may reuse its id.
     pub(crate) fn forget_set(&self, set: SetId) {
         let_go(self.residuals().remove_set(set));
     }
 
-    /// An epoch begins: what is kept is kept within one, as other sidecars may be new.
+    /// Begins an epoch: state lasts for one epoch only, because peers may be new.
     pub(crate) fn clear(&self) {
         let old = self.residuals().clear();
         let_go(Some(old).filter(|old| old.bytes() > 0));
     }
 
-    /// What they have done until now.
+    /// Returns the counters.
     pub(crate) fn stats(&self) -> PluginStats {
         PluginStats {
             spans: self.work.spans.load(Ordering::Relaxed),
@@ -133,7 +134,7 @@ impl Plugins {
         }
     }
 
-    // A thread that panicked ends the sidecar; what it held is not looked at.
+    // A thread that panicked ends the sidecar; its data is not used.
     fn registry(&self) -> MutexGuard<'_, Registry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -143,15 +144,15 @@ impl Plugins {
     }
 }
 
-/// Gives back what codecs kept, if there was something. Gigabytes take a while, so that is done beside the control thread.
+/// Drops codec state on another thread: freeing gigabytes takes a while.
 fn let_go(kept: Option<impl Send + 'static>) {
     let Some(kept) = kept else { return };
     if let Err(error) = std::thread::Builder::new().name("plugins' state".to_owned()).spawn(move || drop(kept)) {
-        tracing::warn!("there is no thread for giving memory back: {error}");
+        tracing::warn!("cannot start a thread to free memory: {error}");
     }
 }
 
-/// Both lists at once would leave open whether one of them is enough.
+/// Rejects a configuration with both lists, which would leave open whether one of them is enough.
 fn policy(settings: &PluginSettings) -> anyhow::Result<Policy> {
     match (settings.keys.as_slice(), settings.digests.as_slice()) {
         ([], []) => Ok(Policy::Unsigned),
@@ -163,15 +164,15 @@ fn policy(settings: &PluginSettings) -> anyhow::Result<Policy> {
         }
         ([], digests) => {
             let digest = |text: &String| {
-                trust::digest_from_text(text).with_context(|| format!("{text:?} is no SHA-256 digest of a plugin"))
+                trust::digest_from_text(text).with_context(|| format!("{text:?} is not a SHA-256 digest of a plugin"))
             };
             Ok(Policy::Digests(digests.iter().map(digest).collect::<Result<_, _>>()?))
         }
-        _ => anyhow::bail!("plugins are let in by key or by digest, not by both; leave one of the two lists out"),
+        _ => anyhow::bail!("plugins are trusted by key or by digest, not by both; remove one of the two lists"),
     }
 }
 
-/// Where compiled modules are kept: with this user's other caches, if there is such a place.
+/// Returns the directory for compiled modules: among this user's caches, if there is one.
 fn cache_dir() -> Option<PathBuf> {
     let of = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let caches = of("XDG_CACHE_HOME").or_else(|| of("HOME").map(|home| home.join(".cache")))?;

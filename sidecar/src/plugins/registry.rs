@@ -1,4 +1,4 @@
-//! Which plugins are there, and what is known of them. Nobody waits here: what takes long is done by the loader's thread.
+//! The installed plugins and what is known of them. Nothing blocks here: the loader's thread does what takes long.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -12,59 +12,59 @@ use anyhow::{Context, bail, ensure};
 use ronde_plugin_host::{HostConfig, Parameters, Plugin, Shape, inspect, trust};
 use ronde_wire::{DType, PluginCall, PluginUse, ReduceOp, Request, SetId, limits};
 
-use super::loader::{self, Answers, Job, Question, Resolved};
+use super::loader::{self, Answers, Job, PluginQuery, Resolved};
 use crate::plugins::shipped;
 
-/// See the module's text.
+/// The registry of plugins.
 pub(super) struct Registry {
     jobs: Sender<Job>,
     answers: Answers,
-    /// What was asked and has no answer yet, in order.
-    asked: VecDeque<Asked>,
-    /// Of each thing that was asked: its answer, or `None` while there is none.
-    known: HashMap<Asked, Option<Answered>>,
+    /// Questions without an answer yet, in order.
+    asked: VecDeque<RequestKey>,
+    /// The answer to each question, or `None` while it is open.
+    known: HashMap<RequestKey, Option<Answered>>,
     /// Modules that requests have named, for lanes.
     modules: HashMap<String, Arc<Plugin>>,
 }
 
-/// An answer, and when it came.
+/// An answer, and when it arrived.
 type Answered = (Result<Resolved, String>, Instant);
 
-/// What a request's plugin is here.
+/// The result of resolving a request's plugin.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
-    /// It is this one.
+    /// The plugin is loaded.
     Known(Arc<PluginUse>),
-    /// There is none for it, in words for the caller.
+    /// It cannot be used; the text is for the caller.
     Refused(String),
-    /// It is being loaded; the question is to be asked again when something has been.
+    /// It is being loaded; ask again after the next notification.
     Later,
 }
 
 /// A request's plugin in a form that can be compared.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Asked {
+struct RequestKey {
     name: String,
     parameters: Vec<(String, String)>,
     dtype: DType,
     reduces: bool,
 }
 
-/// A plugin that a lane is to run.
-pub(super) enum Ordered {
+/// A plugin that a lane must run.
+pub(super) enum LanePlugin {
     Here(Arc<Plugin>),
-    /// It has not been named by a rank of this sidecar, and comes in a moment.
+    /// No rank of this sidecar has named it; the loader delivers it.
     Coming(Receiver<Result<Arc<Plugin>, String>>),
 }
 
-/// Different requests that are remembered.
+/// The most requests that are kept.
 const KNOWN_MAX: usize = 1_024;
-/// How long a refusal holds: a file that could not be read may be there then.
+/// How long a refusal is kept: a file that could not be read may exist later.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 
 impl Registry {
-    /// Looks at what is there. Modules that were named come before those of directories, and shipped ones last. `answered` is
-    /// called, on another thread, when something is known that was asked for.
+    /// Lists the installed plugins. Named modules take precedence over those of directories, and shipped ones come
+    /// last. `answered` is called, on another thread, after each answer.
     pub(super) fn new(
         host: HostConfig,
         paths: &[PathBuf],
@@ -75,12 +75,12 @@ impl Registry {
         Ok(Self { jobs, answers, asked: VecDeque::new(), known: HashMap::new(), modules: HashMap::new() })
     }
 
-    /// What a request's plugin is here. Its process set has so many ranks.
+    /// Resolves a request's plugin. Its process set has this many ranks.
     pub(super) fn resolve(&mut self, call: &PluginCall, what: &Request, set_ranks: usize) -> Answer {
         self.take_answers();
         let parameters = call.parameters.iter().map(|(name, value)| (name.clone(), format!("{value:?}"))).collect();
         let (dtype, reduces) = (what.dtype, what.collective.reduce_op() == Some(ReduceOp::Plugin));
-        let asked = Asked { name: call.name.clone(), parameters, dtype, reduces };
+        let asked = RequestKey { name: call.name.clone(), parameters, dtype, reduces };
         match self.known.get(&asked) {
             Some(None) => Answer::Later,
             Some(Some((Err(reason), since))) if since.elapsed() < REFUSED_FOR => Answer::Refused(reason.clone()),
@@ -88,11 +88,11 @@ impl Registry {
                 Some(reason) => Answer::Refused(format!("plugin {uses}: {reason}")),
                 None => Answer::Known(Arc::clone(uses)),
             },
-            None | Some(Some((Err(_), _))) => self.ask(asked, Question { call: call.clone(), dtype, reduces }),
+            None | Some(Some((Err(_), _))) => self.ask(asked, PluginQuery { call: call.clone(), dtype, reduces }),
         }
     }
 
-    fn ask(&mut self, asked: Asked, question: Question) -> Answer {
+    fn ask(&mut self, asked: RequestKey, question: PluginQuery) -> Answer {
         if self.known.len() >= KNOWN_MAX {
             self.known.retain(|_, answer| answer.is_none());
         }
@@ -118,20 +118,20 @@ impl Registry {
         }
     }
 
-    /// The module of an ordered plugin.
-    pub(super) fn ordered(&mut self, uses: &PluginUse) -> Result<Ordered, String> {
+    /// Returns the module of an ordered plugin.
+    pub(super) fn ordered(&mut self, uses: &PluginUse) -> Result<LanePlugin, String> {
         self.take_answers();
         if let Some(plugin) = self.modules.get(&uses.name) {
-            return Ok(Ordered::Here(Arc::clone(plugin)));
+            return Ok(LanePlugin::Here(Arc::clone(plugin)));
         }
         let (reply, coming) = mpsc::sync_channel(1);
         let sent = self.jobs.send(Job::Module(uses.name.clone(), reply));
         sent.map_err(|_| "the thread that loads plugins has ended; see the sidecar's log".to_owned())?;
-        Ok(Ordered::Coming(coming))
+        Ok(LanePlugin::Coming(coming))
     }
 }
 
-/// Why a plugin that is here does not do what is asked for, before anybody has moved anything for it.
+/// Returns why a loaded plugin cannot serve a request, before any data moves.
 fn unusable(uses: &PluginUse, plugin: &Plugin, (set, ranks): (SetId, usize)) -> Option<String> {
     let disabled = plugin.disabled();
     let most = plugin.manifest().limits.ranks;
@@ -147,10 +147,10 @@ fn unusable(uses: &PluginUse, plugin: &Plugin, (set, ranks): (SetId, usize)) -> 
     })
 }
 
-/// The parameters that a module is ordered with.
+/// Returns the parameters that a module is ordered with.
 ///
 /// # Errors
-/// When it is another module, or does not take these parameters, in words.
+/// When it is another module, or does not accept these parameters; the text is the reason.
 pub(super) fn ordered_parameters(plugin: &Plugin, uses: &PluginUse) -> Result<Parameters, String> {
     if plugin.digest() != uses.digest {
         let here = trust::digest_text(&plugin.digest());
@@ -160,13 +160,13 @@ pub(super) fn ordered_parameters(plugin: &Plugin, uses: &PluginUse) -> Result<Pa
     Parameters::from_block(plugin.manifest(), &block).map_err(|error| error.to_string())
 }
 
-/// The files of plugins, by their names.
+/// Returns the files of plugins, by their names.
 fn files(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     let mut files = BTreeMap::new();
     let (directories, modules): (Vec<&PathBuf>, Vec<&PathBuf>) = paths.iter().partition(|path| path.is_dir());
     for path in modules {
         let bytes = loader::read(path).map_err(anyhow::Error::msg)?;
-        let name = inspect(&bytes).with_context(|| format!("{} is no plugin", path.display()))?.manifest.name;
+        let name = inspect(&bytes).with_context(|| format!("{} is not a plugin", path.display()))?.manifest.name;
         take(&mut files, name, path.clone())?;
     }
     for directory in directories {
@@ -174,7 +174,7 @@ fn files(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, PathBuf>> {
             files.entry(name).or_insert(path);
         }
     }
-    // Nobody has named these: what is wrong with them stops no job that needs none.
+    // No request names these: an unusable one fails no job that does not need it.
     for folder in shipped::folders().into_iter().filter(|folder| folder.is_dir()) {
         match modules_of(&folder) {
             Ok(modules) => {
@@ -190,8 +190,8 @@ fn files(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     Ok(files)
 }
 
-/// The modules of a directory, by the names in their manifests. Those without one that can be read go by their files' names:
-/// who asks for them is told what is wrong with them.
+/// Returns the modules of a directory, by the names in their manifests. A module without a readable manifest is listed
+/// by its file's name, so that a request for it fails with the reason.
 fn modules_of(directory: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     let mut modules = BTreeMap::new();
     let mut unreadable = Vec::new();
@@ -209,7 +209,7 @@ fn modules_of(directory: &Path) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     Ok(modules)
 }
 
-/// The files of a directory whose names end in `.wasm`, in order.
+/// Returns the files of a directory whose names end in `.wasm`, in order.
 fn wasm_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let cannot = || format!("the plugins of {} cannot be listed", directory.display());
     let mut paths = Vec::new();
@@ -225,12 +225,12 @@ fn wasm_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Notes where a plugin lies that nothing else is called like.
+/// Adds a plugin's file; two files of one name are an error.
 fn take(files: &mut BTreeMap<String, PathBuf>, name: String, path: PathBuf) -> anyhow::Result<()> {
     match files.entry(name) {
         Entry::Occupied(other) => {
             let (name, other) = (other.key(), other.get().display());
-            bail!("{other} and {} are both plugin {name}; leave one of them out", path.display())
+            bail!("{other} and {} are both plugin {name}; remove one of them", path.display())
         }
         Entry::Vacant(free) => {
             free.insert(path);
@@ -276,7 +276,7 @@ mod tests {
         ]);
         let modules = modules_of(folder.path()).expect("a folder with a plugin");
         let path = |name: &str| folder.path().join(name);
-        // What asks for the broken one is told so.
+        // A request for the broken one fails with the reason.
         let expected = [("broken".to_owned(), path("broken.wasm")), ("mean".to_owned(), path("build-17.wasm"))];
         assert_eq!(modules, expected.into());
     }
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_anything_is_not_read() {
+    fn a_folder_with_too_many_modules_is_not_read() {
         let names: Vec<String> = (0..=limits::PLUGINS_MAX).map(|number| format!("{number}.wasm")).collect();
         let folder = folder(&names.iter().map(|name| (name.as_str(), b"".as_slice())).collect::<Vec<_>>());
         let error = modules_of(folder.path()).expect_err("too many").to_string();

@@ -1,4 +1,4 @@
-//! What codecs keep between operations: it becomes valid when an operation stands, on all sidecars alike.
+//! State that codecs keep between operations (residuals): it is committed with its operation, on all sidecars alike.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -14,12 +14,12 @@ pub(super) type Tensor = (SetId, TensorName);
 /// A block of a tensor's contribution or result: its first element.
 pub(super) type Block = (Stage, u64);
 
-/// State by tensor and block. A tensor that comes with another plugin, other parameters, another type or another length
-/// begins anew.
+/// State by tensor and block. A tensor that returns with another plugin, other parameters, another type or another
+/// length starts without state.
 ///
-/// Tensors that came once are forgotten, the oldest first, where there are too many or no bytes are left: calls without a
-/// name are such tensors. How many a set remembers is counted by set, in the order of its operations, so that all its members
-/// forget the same ones and count the rounds of the others alike.
+/// Tensors that were used once are evicted, oldest first, when there are too many or no bytes are left: calls without a
+/// name are such tensors. The number of tensors is limited for each set, in the order of its operations, so that all
+/// its members evict the same ones and count the rounds of the others alike.
 #[derive(Debug, Default)]
 pub(super) struct Residuals {
     sets: HashMap<SetId, Tensors>,
@@ -32,51 +32,51 @@ pub(super) struct Residuals {
 /// The tensors of a set.
 #[derive(Debug, Default)]
 pub(super) struct Tensors {
-    kept: HashMap<TensorName, Kept>,
-    /// Their names by when they came last.
+    kept: HashMap<TensorName, TensorState>,
+    /// Their names by last use.
     order: BTreeMap<u64, TensorName>,
-    /// How many have come.
+    /// How many tensors have been used.
     came: u64,
 }
 
-/// What a tensor is to be like for its state to go on.
+/// The properties that a tensor must keep for its state to be kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Kind {
+struct TensorKind {
     plugin: Arc<PluginUse>,
     dtype: DType,
     elements: u64,
 }
 
 #[derive(Debug)]
-struct Kept {
-    kind: Kind,
-    /// When it came last.
+struct TensorState {
+    kind: TensorKind,
+    /// Its last use.
     came: u64,
-    /// Operations that stand.
+    /// Its committed operations.
     round: u64,
-    /// What plugins know the tensor by.
+    /// The tensor's number for plugins.
     number: u64,
     blocks: HashMap<Block, Arc<Vec<u8>>>,
-    /// Whether blocks had to go for others' sake: what they held is missing from every later result.
+    /// Whether blocks were evicted: their values are missing from every later result.
     has_lost: bool,
 }
 
-/// What an operation leaves when it stands.
+/// The state that an operation leaves when it is committed.
 #[derive(Debug, Default)]
 struct Pending {
     tensors: Vec<Tensor>,
-    blocks: Vec<Put>,
+    blocks: Vec<NewState>,
 }
 
-/// What a block's state is to be.
+/// The new state of a block.
 #[derive(Debug)]
-struct Put {
+struct NewState {
     tensor: Tensor,
     block: Block,
     state: Arc<Vec<u8>>,
 }
 
-/// Tensors that a set remembers.
+/// The most tensors that a set keeps state of.
 const TENSORS_MAX: usize = 1 << 16;
 
 impl Residuals {
@@ -84,7 +84,7 @@ impl Residuals {
         Self { bytes_max, ..Self::default() }
     }
 
-    /// An operation begins.
+    /// Begins an operation.
     pub(super) fn begin<'a>(
         &mut self,
         operation: Operation,
@@ -95,26 +95,26 @@ impl Residuals {
         let mut pending = Pending::default();
         for (name, elements) in tensors {
             pending.tensors.push((set, name.clone()));
-            let kind = Kind { plugin: Arc::clone(plugin), dtype, elements };
+            let kind = TensorKind { plugin: Arc::clone(plugin), dtype, elements };
             self.bytes -= self.sets.entry(set).or_default().come(set, name, kind);
         }
         self.pending.insert(operation, pending);
     }
 
-    /// How often a tensor of an operation that has begun was reduced before, and what plugins know it by.
+    /// Returns how often a tensor of a running operation was reduced before, and its number for plugins.
     pub(super) fn round(&self, (set, name): &Tensor) -> (u64, u64) {
         self.kept(*set, name).map_or((0, 0), |kept| (kept.round, kept.number))
     }
 
-    /// A block's state; `None` for the zeros that it is at first.
+    /// Returns a block's state; `None` for the initial zeros.
     pub(super) fn state(&self, (set, name): &Tensor, block: Block) -> Option<Arc<Vec<u8>>> {
         self.kept(*set, name)?.blocks.get(&block).cloned()
     }
 
-    /// What an operation leaves as a block's state, when it stands.
+    /// Stores the state that an operation leaves for a block, if it is committed.
     ///
     /// # Errors
-    /// When there is no room for it, in words.
+    /// When there is no room for it; the text is the reason.
     pub(super) fn put(
         &mut self,
         operation: Operation,
@@ -122,7 +122,7 @@ impl Residuals {
         block: Block,
         state: Vec<u8>,
     ) -> Result<(), String> {
-        // Of an operation that is over nothing is kept.
+        // An operation that is over leaves nothing.
         if !self.pending.contains_key(&operation) {
             return Ok(());
         }
@@ -133,18 +133,18 @@ impl Residuals {
         if has_lost || self.bytes + more > max {
             let bytes = self.bytes + more;
             return Err(format!(
-                "what codecs keep would be {bytes} bytes, more than the {max} of --plugin-state-mb; raise that, and \
+                "the state of codecs would be {bytes} bytes, more than the {max} of --plugin-state-mb; raise that, and \
                  name calls, so that their tensors are known again"
             ));
         }
         if let Some(pending) = self.pending.get_mut(&operation) {
             self.bytes += more;
-            pending.blocks.push(Put { tensor: tensor.clone(), block, state: Arc::new(state) });
+            pending.blocks.push(NewState { tensor: tensor.clone(), block, state: Arc::new(state) });
         }
         Ok(())
     }
 
-    /// An operation stands.
+    /// Commits an operation.
     pub(super) fn commit(&mut self, operation: Operation) {
         let Some(pending) = self.pending.remove(&operation) else { return };
         for (set, name) in &pending.tensors {
@@ -152,7 +152,7 @@ impl Residuals {
                 kept.round += 1;
             }
         }
-        for Put { tensor: (set, name), block, state } in pending.blocks {
+        for NewState { tensor: (set, name), block, state } in pending.blocks {
             let bytes = state.len() as u64;
             let gone = match self.kept_mut(set, &name) {
                 Some(kept) => kept.blocks.insert(block, state).map_or(0, |old| old.len() as u64),
@@ -162,21 +162,21 @@ impl Residuals {
         }
     }
 
-    /// An operation does not stand.
+    /// Discards an operation.
     pub(super) fn discard(&mut self, operation: Operation) {
         let Some(pending) = self.pending.remove(&operation) else { return };
         self.bytes -= pending.blocks.iter().map(|put| put.state.len() as u64).sum::<u64>();
     }
 
-    /// Forgets a process set of which no operation goes on; what was kept for it is given back, as letting go of it takes a
-    /// while. Lanes may still let go of operations that do not stand.
+    /// Removes a process set without operations in progress; returns its state, because freeing it takes a while. Lanes
+    /// may discard failed operations later.
     pub(super) fn remove_set(&mut self, set: SetId) -> Option<Tensors> {
         let tensors = self.sets.remove(&set)?;
-        self.bytes -= tensors.kept.values().map(Kept::bytes).sum::<u64>();
+        self.bytes -= tensors.kept.values().map(TensorState::bytes).sum::<u64>();
         Some(tensors)
     }
 
-    /// Forgets everything; what there was is given back, as letting go of it takes a while.
+    /// Removes everything; returns it, because freeing it takes a while.
     pub(super) fn clear(&mut self) -> Self {
         let fresh = Self::new(self.bytes_max);
         std::mem::replace(self, fresh)
@@ -186,11 +186,11 @@ impl Residuals {
         self.bytes
     }
 
-    /// Drops the oldest blocks of tensors that came once, and that nothing is pending of, until so many bytes fit.
+    /// Evicts the oldest blocks of tensors that were used once and have no pending state, until this many bytes fit.
     fn make_room(&mut self, more: u64) {
         while self.bytes + more > self.bytes_max {
             let busy: HashSet<&Tensor> = self.pending.values().flat_map(|pending| &pending.tensors).collect();
-            let once = |set: SetId, name: &TensorName, kept: &Kept| {
+            let once = |set: SetId, name: &TensorName, kept: &TensorState| {
                 kept.round == 1 && !kept.blocks.is_empty() && !busy.contains(&(set, name.clone()))
             };
             let oldest = |set: SetId, tensors: &Tensors| {
@@ -204,18 +204,18 @@ impl Residuals {
         }
     }
 
-    fn kept(&self, set: SetId, name: &TensorName) -> Option<&Kept> {
+    fn kept(&self, set: SetId, name: &TensorName) -> Option<&TensorState> {
         self.sets.get(&set)?.kept.get(name)
     }
 
-    fn kept_mut(&mut self, set: SetId, name: &TensorName) -> Option<&mut Kept> {
+    fn kept_mut(&mut self, set: SetId, name: &TensorName) -> Option<&mut TensorState> {
         self.sets.get_mut(&set)?.kept.get_mut(name)
     }
 }
 
 impl Tensors {
-    /// A tensor comes; gives the bytes of blocks that are dropped for it.
-    fn come(&mut self, set: SetId, name: &TensorName, kind: Kind) -> u64 {
+    /// Registers the use of a tensor; returns the bytes of blocks that are evicted for it.
+    fn come(&mut self, set: SetId, name: &TensorName, kind: TensorKind) -> u64 {
         self.came += 1;
         let mut dropped = 0;
         match self.kept.get_mut(name) {
@@ -225,12 +225,13 @@ impl Tensors {
             }
             old => {
                 if let Some(kept) = old {
-                    tracing::debug!(%name, "what a codec kept of a tensor is dropped: it has come in another form");
+                    tracing::debug!(%name, "the codec state of a tensor is dropped: its type, length or plugin has changed");
                     self.order.remove(&kept.came);
                     dropped += kept.bytes();
                 }
                 let number = Span::tensor_number(set.0, name.as_str());
-                let kept = Kept { kind, came: self.came, round: 0, number, blocks: HashMap::new(), has_lost: false };
+                let kept =
+                    TensorState { kind, came: self.came, round: 0, number, blocks: HashMap::new(), has_lost: false };
                 self.kept.insert(name.clone(), kept);
             }
         }
@@ -243,12 +244,12 @@ impl Tensors {
     }
 }
 
-impl Kept {
+impl TensorState {
     fn bytes(&self) -> u64 {
         self.blocks.values().map(|block| block.len() as u64).sum()
     }
 
-    /// Drops its blocks; gives their bytes.
+    /// Evicts its blocks; returns their bytes.
     fn forget(&mut self) -> u64 {
         let bytes = self.bytes();
         self.blocks.clear();
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_counts_once_its_operation_stands() {
+    fn residuals_count_only_after_their_operation_is_committed() {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
         residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
@@ -303,14 +304,14 @@ mod tests {
         assert_eq!(residuals.bytes(), 4);
     }
 
-    /// A set that is added later may have its id.
+    /// A set that is added later may reuse its id.
     #[test]
-    fn a_set_that_is_gone_leaves_nothing() {
+    fn a_removed_process_set_leaves_no_residuals() {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
         residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
         residuals.commit(first);
-        // It has failed, and a lane has not let go of it yet.
+        // It has failed, and a lane has not discarded it yet.
         let second = begin(&mut residuals, 2, 0, 100);
         residuals.put(second, &tensor(), BLOCK, vec![8; 4]).expect("room");
         assert!(residuals.remove_set(SetId(1)).is_none() && residuals.bytes() == 8);
@@ -318,14 +319,14 @@ mod tests {
         residuals.put(second, &tensor(), (Stage::Result, 0), vec![8; 4]).expect("room");
         residuals.discard(second);
         assert_eq!(residuals.bytes(), 0);
-        let anew = begin(&mut residuals, 3, 0, 100);
+        let restarted = begin(&mut residuals, 3, 0, 100);
         assert_eq!((state(&residuals), residuals.round(&tensor()).0), (None, 0));
-        residuals.commit(anew);
+        residuals.commit(restarted);
         assert_eq!(residuals.round(&tensor()).0, 1);
     }
 
     #[test]
-    fn another_plugin_or_shape_begins_anew() {
+    fn another_plugin_or_shape_starts_without_residuals() {
         for (parameter, elements) in [(1, 100), (0, 101)] {
             let mut residuals = Residuals::new(100);
             let first = begin(&mut residuals, 1, 0, 100);
@@ -337,9 +338,9 @@ mod tests {
         }
     }
 
-    /// Its ranks hear of a failure before the lanes have let go of the operation, and may ask for the tensor again.
+    /// Its ranks receive a failure before the lanes have discarded the operation, and may submit the tensor again.
     #[test]
-    fn an_operation_that_fails_gives_back_what_it_took_whatever_began_since() {
+    fn a_failed_operation_restores_its_residuals() {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
         residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_names_its_setting() {
+    fn an_error_about_the_limit_names_its_setting() {
         let mut residuals = Residuals::new(7);
         let first = begin(&mut residuals, 1, 0, 100);
         residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
@@ -366,7 +367,7 @@ mod tests {
         assert_eq!(residuals.bytes(), 0);
     }
     #[test]
-    fn another_type_begins_anew() {
+    fn another_type_starts_without_residuals() {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
         residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
@@ -376,7 +377,7 @@ mod tests {
         assert_eq!((state(&residuals), residuals.bytes()), (None, 0));
     }
 
-    /// Performs an operation on a tensor of its own that keeps four bytes.
+    /// Performs an operation on its own tensor with four bytes of state.
     fn once(residuals: &mut Residuals, seq: u64, name: &str) -> Result<(), String> {
         let (operation, tensor) = ((Epoch(1), Seq(seq)), (SetId(0), TensorName::new(name).expect("a name")));
         residuals.begin(operation, tensor.0, (&plugin(0), DType::F32), [(&tensor.1, 8)].into_iter());
@@ -385,9 +386,9 @@ mod tests {
         put
     }
 
-    /// Calls without a name have a new one each time.
+    /// Calls without a name have a new name each time.
     #[test]
-    fn tensors_that_came_once_make_room_and_say_so_when_they_come_again() {
+    fn tensors_used_once_are_evicted_and_fail_when_they_return() {
         let mut residuals = Residuals::new(12);
         for seq in 1..=2 {
             once(&mut residuals, seq, "kept").expect("room for the old and the new");
@@ -402,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_operation_works_on_makes_no_room() {
+    fn residuals_in_use_are_not_evicted() {
         let mut residuals = Residuals::new(8);
         once(&mut residuals, 1, "t").expect("room");
         let second = begin(&mut residuals, 2, 0, 8);
@@ -413,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_remembers_so_many_tensors() {
+    fn a_process_set_keeps_residuals_of_a_bounded_number_of_tensors() {
         let mut residuals = Residuals::new(u64::MAX);
         for seq in 0..=TENSORS_MAX as u64 {
             once(&mut residuals, seq, &format!("t{seq}")).expect("room");

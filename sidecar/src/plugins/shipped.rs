@@ -1,19 +1,19 @@
-//! Where the plugins lie that come with ronde.
+//! Finds the plugins that come with ronde.
 
 use std::path::{Path, PathBuf};
 
 /// Names another folder.
 const FOLDER_VARIABLE: &str = "RONDE_PLUGINS";
 
-/// The module of a shipped plugin, if there is one of this name.
+/// Returns the module of a shipped plugin, if there is one of this name.
 pub fn find(name: &str) -> Option<PathBuf> {
     let file = format!("{name}.wasm");
-    // A name is no path.
+    // A name must not be a path.
     let plain = Path::new(&file).components().count() == 1 && !name.contains('/');
     folders().into_iter().map(|folder| folder.join(&file)).find(|path| plain && path.is_file())
 }
 
-/// The folders that are looked into: what RONDE_PLUGINS names, else those where builds and installations put plugins.
+/// Returns the folders to search: that of RONDE_PLUGINS, else those where builds and installations put plugins.
 pub fn folders() -> Vec<PathBuf> {
     match std::env::var_os(FOLDER_VARIABLE).filter(|folder| !folder.is_empty()) {
         Some(folder) => vec![PathBuf::from(folder)],
@@ -21,7 +21,7 @@ pub fn folders() -> Vec<PathBuf> {
     }
 }
 
-/// Beside the program, and in the folder above: a build's, and an installation's with `bin` and `share`.
+/// The folders next to the program and one level up: a build's, and an installation's with `bin` and `share`.
 fn beside(program: &Path) -> Vec<PathBuf> {
     let folder = program.parent().unwrap_or(Path::new("."));
     let above = folder.parent().unwrap_or(folder);
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_no_path() {
+    fn a_plugin_name_must_not_be_a_path() {
         assert_eq!(find("../bin/ronde"), None);
         assert_eq!(find(""), None);
     }

@@ -1,13 +1,13 @@
-//! The cores on which the threads of this process run.
+//! Sets the CPU affinity of the threads of this process.
 
 use anyhow::{Context, ensure};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// Lets all threads of this process, also those that it starts from now on, run on these cores only; on any when there are none.
+/// Pins all threads of this process, and those that it starts later, to these cores; without cores it does nothing.
 ///
 /// # Errors
-/// When one of them is not there, or not for this process, naming it.
+/// When a core does not exist or is not available to this process; the error names the core.
 pub(crate) fn pin(cores: &[usize]) -> anyhow::Result<()> {
     if cores.is_empty() {
         return Ok(());
@@ -24,12 +24,12 @@ pub(crate) fn pin(cores: &[usize]) -> anyhow::Result<()> {
         );
         wanted.set(core).with_context(|| format!("core {core} cannot be named to the system"))?;
     }
-    // Threads start others with their own cores, so that those that are there are enough.
+    // Threads inherit the affinity of the thread that starts them, so the existing threads are enough.
     for thread in std::fs::read_dir("/proc/self/task").context("cannot list the threads of this process")? {
         let name = thread.context("cannot list the threads of this process")?.file_name();
         let Some(id) = name.to_str().and_then(|id| id.parse().ok()) else { continue };
         match sched_setaffinity(Pid::from_raw(id), &wanted) {
-            // It has ended in the meantime.
+            // The thread has ended in the meantime.
             Err(nix::Error::ESRCH) => {}
             set => set.with_context(|| format!("cannot keep thread {id} on the cores of --thread-affinity"))?,
         }

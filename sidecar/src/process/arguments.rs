@@ -1,4 +1,4 @@
-//! `ronde sidecar`: its arguments. The work is [`crate::process`]'s.
+//! The arguments of `ronde sidecar`. [`crate::process`] runs it.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -19,11 +19,11 @@ pub struct SidecarArgs {
     /// Take configuration and certificate from a launcher: one JSON object a line on standard input and output.
     #[arg(long)]
     pub(crate) bootstrap: bool,
-    /// A configuration file (TOML) with a table for each subcommand; the environment and the command line count more.
+    /// A configuration file (TOML) with a table for each subcommand; environment and command line take precedence.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Serve so many workers of this host and no other sidecar, without credentials, until standard input ends: what a
-    /// Python program starts for itself when nobody started it.
+    /// Serve this many workers of this host and no other sidecar, without credentials, until standard input ends. A
+    /// Python program that no launcher started runs this itself.
     #[arg(
         long,
         value_name = "N",
@@ -34,33 +34,33 @@ pub struct SidecarArgs {
     /// The directory with cert.pem, key.pem and ca.pem, as `ronde certs issue` makes it.
     #[arg(long, value_name = "DIR")]
     pub(crate) certs: Option<PathBuf>,
-    /// In place of --certs: the file with the job's secret, as `ronde certs secret` makes it. Needs --job and --index.
+    /// Instead of --certs: the file with the job's secret, as `ronde certs secret` makes it. Needs --job and --index.
     #[arg(long, value_name = "FILE")]
     pub(crate) job_secret_file: Option<PathBuf>,
     /// With --job-secret-file: the job's name, the same on all hosts.
     #[arg(long, value_name = "NAME", value_parser = |name: &str| JobName::new(name))]
     pub(crate) job: Option<JobName>,
-    /// With --job-secret-file: this sidecar's place in --peers, from 0.
+    /// With --job-secret-file: this sidecar's index in --peers, from 0.
     #[arg(long, value_name = "I")]
     pub(crate) index: Option<u32>,
-    /// With --job-secret-file: the name of whoever runs jobs here, the same on all hosts.
+    /// With --job-secret-file: the trust domain, a name for whoever runs jobs here, the same on all hosts.
     #[arg(long, value_name = "NAME", default_value = "ronde.local", value_parser = |name: &str| TrustDomain::new(name))]
     pub(crate) trust_domain: TrustDomain,
-    /// With --job-secret-file: how long each certificate is valid; the next is made when two thirds of it are over.
+    /// With --job-secret-file: how long each certificate is valid; it is replaced after two thirds of that time.
     #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u64).range(6..=2_592_000))]
     pub(crate) certificate_life: u64,
-    /// Where all sidecars of the job are, in the order of their indices, this one included. Data lanes take the ports
-    /// behind the named one.
+    /// The addresses of all sidecars of the job, in the order of their indices, this one included. Data lanes use the
+    /// ports after the named one.
     #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',')]
     pub(crate) peers: Vec<String>,
     /// For each rank, the index of its sidecar. [default: one rank on each sidecar]
     #[arg(long, value_name = "INDEX,...", value_delimiter = ',')]
     pub(crate) placement: Vec<u32>,
-    /// The address to listen on. [default: what this sidecar's entry in --peers stands for]
+    /// The address to listen on. [default: the address of this sidecar's entry in --peers]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<IpAddr>,
-    /// Listen on the addresses of the first interface or network in this list that this host has, a star for the end of a
-    /// name.
+    /// Listen on the addresses of the first interface or network in this list that this host has; a trailing star
+    /// matches any rest of a name.
     #[arg(
         long,
         alias = "network-interface",
@@ -74,7 +74,7 @@ pub struct SidecarArgs {
     pub(crate) runtime_dir: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) container: ContainerArgs,
-    /// How long the names and links of the other sidecars may take to come.
+    /// How long resolving the names of the other sidecars and connecting to them may take.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) start_timeout: u64,
     #[command(flatten)]

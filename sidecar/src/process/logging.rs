@@ -1,13 +1,14 @@
-//! Log lines: one of text or JSON for each event, with the job and the sidecar on every line.
+//! Formats log lines: one of text or JSON for each event, with the job and the sidecar on every line.
 //!
-//! The events' own fields have fixed names: `rank`, `peer`, `epoch`, `seq`, `operation` (a tensor's name), `reason`. Lines
-//! hold names and numbers, never elements of tensors, tokens or keys.
+//! The events' own fields have fixed names: `rank`, `peer`, `epoch`, `seq`, `operation` (a tensor's name), `reason`.
+//! Lines contain names and numbers, never elements of tensors, tokens or keys.
 //!
-//! The formatters of tracing-subscriber are not used, for two reasons. They write control characters of a field's value as
-//! they are, and tensors' names, which workers choose, are such values: a name could forge a line or move a terminal's cursor.
-//! And they put the job and the sidecar on a line only from a span that every task and thread would have to enter, nested
-//! under a key of its own. Their speed is no reason: on a busy machine of 2 cores a line of text cost 4.5 us and one of
-//! JSON 7.5 us with them, 4.5 to 4.9 us and 8.5 to 9.3 us here (release build, 300,000 lines with three fields, to nowhere).
+//! The formatters of tracing-subscriber are not used, for two reasons. They do not escape control characters in the
+//! value of a field, and tensors' names, which workers choose, are such values: a name could forge a line or move a
+//! terminal's cursor. And they print the job and the sidecar only from a span that every task and thread would have to
+//! enter, nested under a key. Speed is no reason: on a busy machine of 2 cores, a line of text cost 4.5 us and one of
+//! JSON 7.5 us with them, and 4.5 to 4.9 us and 8.5 to 9.3 us here (release build, 300,000 lines with three fields,
+//! output discarded).
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
@@ -25,7 +26,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Sends the events of this process to its standard error.
+/// Writes the events of this process to standard error.
 pub(crate) fn start(options: &LogArgs) {
     let from_environment = || std::env::var(LOG_VARIABLE).ok().map(EnvFilter::try_new);
     let (filter, mistake) = match (options.log_level, from_environment()) {
@@ -44,30 +45,30 @@ pub(crate) fn start(options: &LogArgs) {
         .init();
     std::panic::set_hook(Box::new(log_panic));
     if let Some(error) = mistake {
-        tracing::warn!(%error, "{LOG_VARIABLE} is not understood, so that warnings are logged");
+        tracing::warn!(%error, "{LOG_VARIABLE} cannot be parsed, so warnings are logged");
     }
 }
 
-/// Of other crates no more than warnings, as they log by the packet.
+/// Other crates log warnings only, because they log every packet.
 fn filter(level: LogLevel) -> EnvFilter {
     let others = if level == LogLevel::Error { "error" } else { "warn" };
     EnvFilter::new(format!("{others},ronde={}", level.name()))
 }
 
-/// From here on every line says who writes it.
+/// Sets the job and the sidecar that every later line contains.
 pub(crate) fn identify(job: &JobName, sidecar: SidecarIndex) {
     // A process takes part in one job.
-    let _ = WHO.set(Who { job: job.to_string(), sidecar: sidecar.0 });
+    let _ = IDENTITY.set(LogIdentity { job: job.to_string(), sidecar: sidecar.0 });
 }
 
-struct Who {
+struct LogIdentity {
     job: String,
     sidecar: u32,
 }
 
-static WHO: OnceLock<Who> = OnceLock::new();
+static IDENTITY: OnceLock<LogIdentity> = OnceLock::new();
 
-/// The form of a line.
+/// The format of lines.
 struct Lines {
     format: LogFormat,
     has_time: bool,
@@ -82,7 +83,7 @@ where
         let mut fields = Fields::default();
         event.record(&mut fields);
         let metadata = event.metadata();
-        let (level, target, who) = (metadata.level().as_str(), metadata.target(), WHO.get());
+        let (level, target, who) = (metadata.level().as_str(), metadata.target(), IDENTITY.get());
         let line = match self.format {
             LogFormat::Json => json(level, target, who, &fields),
             LogFormat::Text => {
@@ -94,7 +95,7 @@ where
     }
 }
 
-/// What an event says.
+/// The fields of an event.
 #[derive(Default)]
 struct Fields {
     message: String,
@@ -139,17 +140,17 @@ impl Visit for Fields {
     }
 }
 
-fn json(level: &str, target: &str, who: Option<&Who>, fields: &Fields) -> String {
+fn json(level: &str, target: &str, who: Option<&LogIdentity>, fields: &Fields) -> String {
     let who = who.map(|who| (who.job.as_str(), who.sidecar));
     let (job, sidecar) = who.unzip();
     let head = Head { level, job, sidecar, target, message: &fields.message };
     logs::json_line(&head, &fields.others)
 }
 
-fn text(time: Option<String>, level: &str, target: &str, who: Option<&Who>, fields: &Fields) -> String {
+fn text(time: Option<String>, level: &str, target: &str, who: Option<&LogIdentity>, fields: &Fields) -> String {
     let time = time.map(|time| time + " ").unwrap_or_default();
     let mut line = format!("{time}{level} {target}: {}", printable(&fields.message, true));
-    if let Some(Who { job, sidecar }) = who {
+    if let Some(LogIdentity { job, sidecar }) = who {
         line.push_str(&format!(" job={job} sidecar={sidecar}"));
     }
     for (name, value) in &fields.others {
@@ -174,7 +175,7 @@ fn coloured(level: &str, colours: bool) -> String {
     format!("\x1b[{colour}m{level:>5}\x1b[0m")
 }
 
-/// Words of workers and peers are in some lines: none of them moves a terminal's cursor.
+/// Escapes control characters: some lines contain text of workers and peers, which must not move a terminal's cursor.
 fn printable(text: &str, lines: bool) -> String {
     let escaped = |c: char| c.is_control() && !(lines && c == '\n');
     if !text.contains(escaped) {
@@ -186,10 +187,11 @@ fn printable(text: &str, lines: bool) -> String {
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let place = panic.location().map(ToString::to_string).unwrap_or_default();
     let payload = panic.payload();
-    let said = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let message =
+        payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let trace = Backtrace::capture();
     let trace = if trace.status() == BacktraceStatus::Captured { trace.to_string() } else { String::new() };
-    tracing::error!(place, trace, "a thread panicked; this is a bug in ronde: {}", said.unwrap_or("no text"));
+    tracing::error!(place, trace, "a thread panicked; this is a bug in ronde: {}", message.unwrap_or("no text"));
 }
 
 #[cfg(test)]
@@ -202,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_line_of_json_has_who_and_what_and_no_key_twice() {
-        let who = Who { job: "run-1".to_owned(), sidecar: 3 };
+        let who = LogIdentity { job: "run-1".to_owned(), sidecar: 3 };
         let fields =
             fields("gone:\n\"x\"", vec![("rank", 2.into()), ("job", "other".into()), ("reason", "\x1b".into())]);
         let line = json("WARN", "ronde::driver", Some(&who), &fields);
@@ -216,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_line_of_text_moves_no_cursor() {
-        let who = Who { job: "run-1".to_owned(), sidecar: 3 };
+        let who = LogIdentity { job: "run-1".to_owned(), sidecar: 3 };
         let others = vec![("rank", 2.into()), ("reason", "two words".into()), ("name", "a\x1b[2J\nb".into())];
         let of = |time| text(time, " WARN", "ronde", Some(&who), &fields("first\nsecond \x1b[2J", others.clone()));
         let line = of(None);
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_quieter_than_ronde() {
+    fn other_crates_log_only_warnings() {
         assert_eq!(filter(LogLevel::Debug).to_string(), "ronde=debug,warn");
         assert_eq!(filter(LogLevel::Error).to_string(), "ronde=error,error");
     }

@@ -1,4 +1,4 @@
-//! The wiring of a sidecar process, from its first line of input to its last line of output. Read this first.
+//! Wires a sidecar process, from its first line of input to its last line of output. Read this first.
 
 mod affinity;
 pub mod arguments;
@@ -46,13 +46,13 @@ use crate::process::container::ContainerArgs;
 use crate::process::credentials::Credentials;
 use crate::process::ports::Ports;
 use crate::process::settings::{Settings, world_of};
-use crate::session::directory::{Place, RuntimeDir, random_bytes};
+use crate::session::directory::{DirectoryOptions, RuntimeDir, random_bytes};
 use crate::session::segments;
 use crate::session::service::Service;
 use crate::session::table::Sessions;
 use crate::web;
 
-/// `ronde sidecar`: takes part in one job, as the launcher says on standard input, or the certificate and command line.
+/// Runs `ronde sidecar`: takes part in one job, as the launcher, or the certificate and command line, define it.
 pub fn main(args: &SidecarArgs) -> ExitCode {
     logging::start(&args.logs);
     ronde_shm::heap::keep_freed_memory();
@@ -78,7 +78,7 @@ pub fn main(args: &SidecarArgs) -> ExitCode {
 }
 
 async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
-    // Who am I, where do I listen, and who are the others?
+    // The identity, the addresses to listen on, and the peers.
     let mut launcher = (args.bootstrap || args.local_ranks.is_some()).then(Launcher::new);
     let Membership { settings, ports, identity, renewal, peers, world } = match (args.local_ranks, &mut launcher) {
         (Some(ranks), _) => standalone::local(args, ranks)?,
@@ -87,7 +87,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     };
     let incarnation = Incarnation(u64::from_le_bytes(random_bytes()?));
 
-    // Data threads: a lane each, with its socket and its executor; then those that work on this host only.
+    // Data threads: one for each lane, with its socket and its executor; then those for operations on this host only.
     let options = settings.link_options();
     let start = |port, purpose, addresses| {
         start_port(port, &identity, local_hello(&settings, incarnation, purpose), addresses, options.clone())
@@ -135,7 +135,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     );
     FromSidecar::Serving { socket_dir: directory.path().to_path_buf(), token_files, admin, web: web_address }.send();
 
-    // Serve until the launcher closes our input or a signal comes; then let sessions end, but not for ever.
+    // Serve until the launcher closes our input or a signal arrives; then drain the sessions, for a bounded time.
     let (mut inbox, mut signals) = (Inbox { commands, control: control_commands, reports }, Signals::new()?);
     driver.open_control_links();
     driver
@@ -155,15 +155,15 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     finish(driver, &settings, args.container.report.as_deref()).await
 }
 
-/// Where workers come to this sidecar, and who may.
-fn socket_setup<'a>(settings: &'a Settings, container: &'a ContainerArgs) -> (Place<'a>, BTreeSet<u32>) {
+/// The sockets for local workers, and who may connect.
+fn socket_setup<'a>(settings: &'a Settings, container: &'a ContainerArgs) -> (DirectoryOptions<'a>, BTreeSet<u32>) {
     let (base, exact) = (settings.runtime_dir.as_deref(), container.socket_dir.as_deref());
     let own = nix::unistd::geteuid().as_raw();
     let allowed: BTreeSet<u32> = container.worker_uids.iter().copied().chain([own]).collect();
-    (Place { base, exact, for_group: allowed.len() > 1 }, allowed)
+    (DirectoryOptions { base, exact, for_group: allowed.len() > 1 }, allowed)
 }
 
-/// Makes a token for each rank, and its file.
+/// Draws a token for each rank and writes its file.
 fn written_tokens(
     directory: &RuntimeDir,
     ranks: Vec<Rank>,
@@ -173,15 +173,15 @@ fn written_tokens(
     Ok(written.into_iter().unzip())
 }
 
-/// Ends what is left, reports the counters, and turns a fatal condition into an error.
+/// Ends all remaining sessions, reports the counters, and turns a fatal condition into an error.
 async fn finish(mut driver: Driver, settings: &Settings, report: Option<&Path>) -> anyhow::Result<()> {
     let reason = driver.fatal.take();
-    let goodbye = reason.clone().unwrap_or_else(|| format!("{} is shutting down", settings.me));
+    let close_reason = reason.clone().unwrap_or_else(|| format!("{} is shutting down", settings.me));
     let cause = if reason.is_some() { Cause::SidecarLost } else { Cause::ShutDown };
-    driver.end_sessions(cause, &goodbye);
+    driver.end_sessions(cause, &close_reason);
     let summary = driver.summary().await;
     let failure = reason.or_else(|| driver.liveness.failure());
-    Box::pin(driver.shut_down(&goodbye)).await;
+    Box::pin(driver.shut_down(&close_reason)).await;
     if let Some(path) = report {
         write_report(path, settings.me, &summary, failure.as_deref()).context(Code::ReportUnwritable)?;
     }
@@ -192,7 +192,7 @@ async fn finish(mut driver: Driver, settings: &Settings, report: Option<&Path>) 
     Ok(())
 }
 
-/// Writes what was done, at one moment: whoever finds the file finds all of it.
+/// Writes the report atomically, so that a reader never sees a part of it.
 fn write_report(path: &Path, me: SidecarIndex, summary: &Summary, failure: Option<&str>) -> anyhow::Result<()> {
     let fresh = path.with_extension("new");
     let text = serde_json::json!({ "sidecar": me.0, "summary": summary, "failure": failure });
@@ -200,12 +200,12 @@ fn write_report(path: &Path, me: SidecarIndex, summary: &Summary, failure: Optio
     written.with_context(|| format!("cannot write the report {}", path.display()))
 }
 
-/// What a sidecar knows before it serves.
+/// The configuration of a sidecar before it serves.
 pub(crate) struct Membership {
     pub(crate) settings: Settings,
     pub(crate) ports: Ports,
     pub(crate) identity: Arc<Identity>,
-    /// Where fresh identities come from; absent when a launcher gave the only one.
+    /// The source of new identities; `None` when a launcher gave the only one.
     pub(crate) renewal: Option<Credentials>,
     /// All sidecars of the job.
     pub(crate) peers: Vec<Peer>,
@@ -222,7 +222,7 @@ impl Launcher {
         Self { lines: BufReader::new(tokio::io::stdin()).lines() }
     }
 
-    /// The exchange of lines at whose end the sidecar knows everybody.
+    /// Exchanges lines with the launcher until all peers are known.
     async fn membership(&mut self) -> anyhow::Result<Membership> {
         let settings = self.start().await?;
         let ports = Ports::bind(&settings)?;
@@ -241,14 +241,18 @@ impl Launcher {
                 affinity::pin(&start.tuning.thread_affinity).context(Code::SidecarSettings)?;
                 Settings::new(*start).context(Code::SidecarSettings)
             }
-            ToSidecar::Join(_) | ToSidecar::WorkerExited(_) => bail!("the launcher's first line is not the start"),
+            ToSidecar::Join(_) | ToSidecar::WorkerExited(_) => {
+                bail!("the launcher's first line is not a start message")
+            }
         }
     }
 
     async fn join(&mut self) -> anyhow::Result<Join> {
         match self.next().await? {
             ToSidecar::Join(join) => Ok(join),
-            ToSidecar::Start(_) | ToSidecar::WorkerExited(_) => bail!("the launcher's second line is not the join"),
+            ToSidecar::Start(_) | ToSidecar::WorkerExited(_) => {
+                bail!("the launcher's second line is not a join message")
+            }
         }
     }
 
@@ -259,14 +263,14 @@ impl Launcher {
     async fn read(&mut self) -> anyhow::Result<ToSidecar> {
         let line = self.lines.next_line().await.context("cannot read from the launcher")?;
         let line = line.context("the launcher closed its end; `ronde sidecar` is started by `ronde run`")?;
-        serde_json::from_str(&line).context("the launcher's line is not understood")
+        serde_json::from_str(&line).context("the launcher's line cannot be parsed")
     }
 
-    /// Passes on what the launcher says; resolves when it has closed its end or is gone.
+    /// Forwards the launcher's messages; resolves when the launcher has closed its end or is gone.
     async fn closed(&mut self, commands: &mpsc::Sender<ControlCommand>) {
         while let Ok(Some(line)) = self.lines.next_line().await {
             match serde_json::from_str(&line) {
-                // Fails only when the control thread has ended, and the process with it.
+                // Sending fails only when the control thread has ended, and the process with it.
                 Ok(ToSidecar::WorkerExited(exited)) => drop(commands.send(ControlCommand::WorkerExited(exited)).await),
                 _ => tracing::warn!(bytes = line.len(), "an unexpected line of the launcher is ignored"),
             }
@@ -274,7 +278,7 @@ impl Launcher {
     }
 }
 
-/// Resolves when the launcher has closed its end; never without one.
+/// Resolves when the launcher has closed its end; never without a launcher.
 async fn closed(launcher: &mut Option<Launcher>, commands: &mpsc::Sender<ControlCommand>) {
     match launcher {
         Some(launcher) => launcher.closed(commands).await,
@@ -316,7 +320,7 @@ fn identity(settings: &Settings, key: KeyRequest, join: &Join) -> anyhow::Result
     identity.map(Arc::new).context("the launcher's certificate cannot be used")
 }
 
-/// What this sidecar says of itself on the links of one port.
+/// Builds the hello that this sidecar sends on the links of one port.
 fn local_hello(settings: &Settings, incarnation: Incarnation, purpose: Purpose) -> LocalHello {
     LocalHello {
         job: settings.job.clone(),
@@ -327,7 +331,7 @@ fn local_hello(settings: &Settings, incarnation: Incarnation, purpose: Purpose) 
     }
 }
 
-/// What starts a port, once on the thread that will own it.
+/// Prepares the start of a port, once, on the thread that will own it.
 fn start_port(
     port: BoundPort,
     identity: &Arc<Identity>,
@@ -339,13 +343,13 @@ fn start_port(
     move || port.start(identity, &hello, peers, options).context("cannot start a port")
 }
 
-/// The plugins of this sidecar, whose thread tells the driver when there is something to be asked again.
+/// Creates the plugins of this sidecar; their thread notifies the driver when it has loaded one or failed.
 fn load_plugins(settings: &Settings, commands: mpsc::Sender<ControlCommand>) -> anyhow::Result<Arc<Plugins>> {
-    // Where the driver has gone nothing waits.
+    // Without a driver nothing waits.
     Plugins::new(&settings.tuning.plugins, move || drop(commands.blocking_send(ControlCommand::PluginsAnswered)))
 }
 
-/// Spawns the data threads; gives them with the channel that all of them report to, and the plugins that they call.
+/// Spawns the data threads; returns them with the channel for their reports and the plugins that they call.
 fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
     settings: &Settings,
     peers: &[Peer],
@@ -367,7 +371,7 @@ fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
     Ok((lanes, reports, plugins))
 }
 
-/// Serves the admin pages; gives their address, and writes it down.
+/// Serves the admin pages; returns their address and writes it to a file.
 async fn serve_admin(
     args: &SidecarArgs,
     settings: &Settings,
@@ -380,7 +384,7 @@ async fn serve_admin(
     Ok(address)
 }
 
-/// Serves gRPC-Web, where that is wanted; gives its address and what takes fresh certificates for it.
+/// Serves gRPC-Web if it is enabled; returns its address and what receives new certificates for it.
 fn serve_web(
     settings: &Settings,
     identity: &Identity,
@@ -400,8 +404,8 @@ fn lane_config(settings: &Settings, lane: Lane, plugins: &Arc<Plugins>) -> LaneC
     LaneConfig { me: settings.me, lane, early_grant_bytes: settings.early_grant_bytes(), plugins }
 }
 
-/// Where to dial each peer's port that `port` names, best first. A peer may offer fewer lanes; plans then use no more than
-/// those, so a missing address is never dialled.
+/// Returns where to dial each peer's port that `port` names, best address first. A peer may offer fewer lanes; plans
+/// then use no more than those, so a missing address is never dialled.
 fn addresses(peers: &[Peer], port: impl Fn(&Peer) -> Option<SocketAddr>) -> HashMap<SidecarIndex, Vec<SocketAddr>> {
     let own = interfaces::of_this_host();
     let ways = |peer: &Peer| Some((SidecarIndex(peer.sidecar), interfaces::routes_to(peer, port(peer)?.port(), &own)));
@@ -428,16 +432,16 @@ fn engine_config(settings: &Settings, peers: &[Peer], world: &World) -> EngineCo
     }
 }
 
-/// When schedules are issued, if they are wanted and anything is remembered.
+/// Returns when schedules are issued, if they are enabled and the request cache has room.
 fn run_ahead(settings: &Settings) -> Option<RunAhead> {
     let defaults = RunAhead::default();
     let tensors_max = settings.tuning.cache_capacity.unwrap_or(defaults.tensors_max);
     (!settings.tuning.no_run_ahead && tensors_max > 0).then_some(RunAhead { tensors_max, ..defaults })
 }
 
-/// Submits are bounded by each session's own limit, and an all-gather's result is as many times larger as there are ranks.
-/// The arena as a whole must hold what all sessions may ask for, because after ordering nothing may fail here any more.
-/// This is address space; pages are taken when a result needs them.
+/// Returns the size of the result arena. Each session limits its submissions, and an all-gather's result is larger by
+/// the number of ranks. The arena must hold the results of all sessions, because nothing may fail here after ordering.
+/// This is address space; a result takes pages only when it needs them.
 fn result_bytes_max(settings: &Settings, world: &World) -> u64 {
     let sessions = world.ranks_of(settings.me).len() as u64;
     settings.tuning.arena_bytes_max().saturating_mul(sessions).saturating_mul(1 + world.size() as u64)
@@ -455,22 +459,22 @@ fn description(settings: &Settings, peers: &[Peer], world: &World) -> v1::Descri
     }
 }
 
-/// The name of this sidecar's host, as the others know it.
+/// Returns the name of this sidecar's host, as its peers know it.
 fn host_of(settings: &Settings, peers: &[Peer]) -> String {
     peers.iter().find(|peer| peer.sidecar == settings.me.0).map(|peer| peer.host.clone()).unwrap_or_default()
 }
 
-/// Messages from workers that wait for the control thread; a full queue slows the workers' streams down.
+/// Messages from workers queued for the control thread; a full queue slows the workers' streams down.
 const COMMANDS_MAX: usize = 4_096;
-/// Commands of the rest of the process that wait for the control thread; a full queue makes their senders wait.
+/// Commands of the rest of the process queued for the control thread; a full queue blocks their senders.
 const CONTROL_COMMANDS_MAX: usize = 256;
-/// Reports of lanes that wait for the control thread; a full queue slows the lanes down.
+/// Reports of lanes queued for the control thread; a full queue slows the lanes down.
 const REPORTS_MAX: usize = 4_096;
-/// How long sessions may go on after the sidecar was asked to leave.
+/// How long sessions may continue after the sidecar was asked to shut down.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Driver {
-    /// What this sidecar has done.
+    /// Logs the counters of this sidecar.
     async fn summary(&mut self) -> Summary {
         let snapshot = self.snapshot().await;
         let ports = snapshot.lanes.iter().map(|lane| lane.port).chain([snapshot.control]);

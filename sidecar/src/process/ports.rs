@@ -13,7 +13,7 @@ use ronde_wire::control::Purpose;
 
 use crate::process::settings::Settings;
 
-/// The sockets of a sidecar, bound before anybody knows who it is.
+/// The sockets of a sidecar, bound before its identity is known.
 pub(crate) struct Ports {
     /// For control messages.
     pub(crate) control: BoundPort,
@@ -25,12 +25,13 @@ pub(crate) struct Ports {
 impl Ports {
     /// Binds a socket for control messages and one for each lane.
     ///
-    /// One socket serves all addresses: packets leave by the way that the host's routes say, and answers from the address
-    /// that was asked. A socket for each address would multiply buffers and handshakes for nothing. With one address the
-    /// socket is bound to that one; with several to all of the host's, and connections to others are not answered.
+    /// One socket serves all addresses: the host's routes choose how packets leave, and answers leave from the address
+    /// that was asked. One socket for each address would multiply buffers and handshakes for nothing. With one address
+    /// the socket is bound to that address; with several it is bound to all of the host's, and connections to others
+    /// are not answered.
     ///
     /// # Errors
-    /// Which port of which address is not to be had, and what to do.
+    /// Which port of which address is not available, and what to do.
     pub(crate) fn bind(settings: &Settings) -> anyhow::Result<Self> {
         Self::bind_uncoded(settings).context(Code::PortBind)
     }
@@ -53,7 +54,7 @@ impl Ports {
         Ok(Self { control, lanes: bound, first_address })
     }
 
-    /// What the launcher is told.
+    /// The addresses that the launcher receives.
     pub(crate) fn bound(&self, key: &KeyRequest) -> FromSidecar {
         let at = |port: &BoundPort| SocketAddr::new(self.first_address, port.local_addr().port());
         FromSidecar::Bound {
@@ -65,7 +66,7 @@ impl Ports {
     }
 }
 
-/// Which ports a sidecar takes.
+/// Which ports a sidecar uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortChoice {
     /// Any free ones.
@@ -77,7 +78,7 @@ pub(crate) enum PortChoice {
 }
 
 impl PortChoice {
-    /// The ports to try, in order; whether one that is taken may be left out.
+    /// Returns the ports to try, in order, and whether one in use may be skipped.
     fn candidates(self) -> Box<dyn Iterator<Item = (u16, bool)>> {
         match self {
             Self::Any => Box::new(std::iter::repeat((0, false))),
@@ -87,11 +88,11 @@ impl PortChoice {
     }
 }
 
-/// Why there is no port.
+/// Why no port is available.
 enum NoPort {
-    /// All that could be tried have been.
+    /// All candidates have been tried.
     NoneLeft,
-    /// The system refuses one.
+    /// The system refuses a port.
     Refused(PortError),
 }
 
@@ -107,8 +108,8 @@ impl NoPort {
                 if source.kind() == io::ErrorKind::AddrInUse =>
             {
                 anyhow!(
-                    "{protocol} port {} at {} is in use; end the process that has it (`ss -tulpn 'sport = :{}'` shows \
-                     it), or give this sidecar another port in --peers (lanes take the {} behind it)",
+                    "{protocol} port {} at {} is in use; end the process that uses it (`ss -tulpn 'sport = :{}'` shows \
+                     it), or give this sidecar another port in --peers (lanes use the {} after it)",
                     addr.port(),
                     addr.ip(),
                     addr.port(),
@@ -139,7 +140,7 @@ fn lane_number(lane: usize) -> Lane {
     Lane(u16::try_from(lane).expect("lanes are at most LANES_MAX"))
 }
 
-/// What stands for all addresses of the host, when there are several to listen on.
+/// Returns the wildcard address, if there are several addresses to listen on.
 fn wildcard(addresses: &[IpAddr]) -> Option<IpAddr> {
     match addresses {
         [] | [_] => None,
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_gives_what_is_free_in_it_and_says_when_nothing_is() {
+    fn a_port_range_yields_a_free_port_or_an_error() {
         let taken = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = taken.local_addr().expect("bound").port();
         let address = Ipv4Addr::LOCALHOST.into();

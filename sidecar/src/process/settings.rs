@@ -1,4 +1,4 @@
-//! The settings of a sidecar: what the launcher gives, completed by documented defaults and checked once.
+//! The settings of a sidecar: the launcher's, completed by documented defaults and checked once.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -27,21 +27,21 @@ pub(crate) struct Settings {
     pub(crate) ports: PortChoice,
     /// Where the session directory is made.
     pub(crate) runtime_dir: Option<PathBuf>,
-    /// How long links may take to come.
+    /// How long connecting the links may take.
     pub(crate) start_timeout: Duration,
-    /// The settings that the launcher and the sidecar both take.
+    /// The settings that the launcher and the sidecar share.
     pub(crate) tuning: Tuning,
-    /// Whether the sidecar is told how its workers' processes end.
+    /// Whether the launcher reports how workers' processes end.
     pub(crate) exits_are_reported: bool,
-    /// Sidecars below one on the tree of control links. Default: [`limits::CONTROL_FAN_OUT`].
+    /// The fan-out of the tree of control links. Default: [`limits::CONTROL_FAN_OUT`].
     pub(crate) control_fan_out: usize,
 }
 
 impl Settings {
-    /// Checks what the launcher gave.
+    /// Checks the settings of the launcher.
     ///
     /// # Errors
-    /// When a value is out of its range, naming it.
+    /// When a value is out of range; the error names it.
     pub(crate) fn new(start: Start) -> anyhow::Result<Self> {
         start.tuning.check()?;
         ensure!(
@@ -80,22 +80,22 @@ impl Settings {
         })
     }
 
-    /// What the links to other sidecars are like.
+    /// Returns the options of the links to other sidecars.
     pub(crate) fn link_options(&self) -> LinkOptions {
         let (start_timeout, congestion) = (self.start_timeout, self.tuning.tcp_congestion.clone());
         LinkOptions { start_timeout, congestion, ..LinkOptions::default() }
     }
 
-    /// Bytes of chunks for operations not yet admitted that one lane holds for one peer.
+    /// Returns the bytes of chunks for operations not yet admitted that one lane holds for one peer.
     pub(crate) fn early_grant_bytes(&self) -> u64 {
         limits::EARLY_BUFFER_BYTES as u64 / u64::from(self.tuning.lanes())
     }
 }
 
-/// The membership: for each rank its sidecar's index, and where the sidecars are.
+/// Builds the membership: for each rank its sidecar's index, and the sidecars' addresses.
 ///
 /// # Errors
-/// When it is not well formed, or a sidecar with ranks has no address.
+/// When it is malformed, or a sidecar with ranks has no address.
 pub(crate) fn world_of(placement: &[u32], peers: &[Peer], me: SidecarIndex) -> anyhow::Result<World> {
     let placement = placement.iter().map(|index| SidecarIndex(*index)).collect();
     let world = World::new(placement).context("the placement of ranks is not usable")?;

@@ -1,4 +1,5 @@
-//! A sidecar without a launcher: who it is say its credentials, who the others are its command line or configuration file.
+//! A sidecar without a launcher: its credentials define its identity; command line or configuration file name its
+//! peers.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -20,32 +21,32 @@ use crate::process::logging;
 use crate::process::ports::Ports;
 use crate::process::settings::{Settings, world_of};
 
-/// Reads the credentials, looks up the peers and binds the ports.
+/// Reads the credentials, resolves the peers and binds the ports.
 ///
 /// # Errors
-/// What cannot be used, with its code.
+/// Which part cannot be used, with its code.
 pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership> {
     let mut credentials = Credentials::named(args)?;
     let identity = Arc::new(credentials.load()?);
     let me = identity.id().sidecar;
     logging::identify(&identity.id().job, me);
     let deadline = Instant::now() + Duration::from_secs(args.start_timeout);
-    let places = args.peers.iter().map(|peer| Place::parse(peer)).collect::<anyhow::Result<Vec<_>>>();
-    let places = places.context(Code::SidecarSettings)?;
-    let own = own_place(&places, me).context(Code::SidecarSettings)?;
+    let listed = args.peers.iter().map(|peer| PeerAddress::parse(peer)).collect::<anyhow::Result<Vec<_>>>();
+    let listed = listed.context(Code::SidecarSettings)?;
+    let own = own_address(&listed, me).context(Code::SidecarSettings)?;
     let addresses = match args.listen {
         Some(address) => vec![address],
         None if !args.network_interfaces.is_empty() => named_addresses(&args.network_interfaces)?,
-        None => vec![look_up(own, None, deadline).await?.ip()],
+        None => vec![resolve(own, None, deadline).await?.ip()],
     };
     let address = addresses[0];
     let settings = settings(args, &identity, addresses, Some(own.port)).context(Code::SidecarSettings)?;
-    // Bound first: who looks this sidecar up finds it.
+    // Bind first, so that peers that resolve this sidecar can connect.
     let ports = Ports::bind(&settings)?;
-    let mut peers = Vec::with_capacity(places.len());
-    for (index, place) in (0_u32..).zip(&places) {
-        let control = look_up(place, Some(address), deadline).await?;
-        let (host, lanes) = (place.host.clone(), lanes_behind(control));
+    let mut peers = Vec::with_capacity(listed.len());
+    for (index, peer) in (0_u32..).zip(&listed) {
+        let control = resolve(peer, Some(address), deadline).await?;
+        let (host, lanes) = (peer.host.clone(), lane_addresses(control));
         peers.push(Peer { sidecar: index, host, control, lanes, addresses: Vec::new() });
     }
     let placement = if args.placement.is_empty() { (0..).take(peers.len()).collect() } else { args.placement.clone() };
@@ -53,11 +54,11 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
     Ok(Membership { settings, ports, identity, renewal: Some(credentials), peers, world })
 }
 
-/// A sidecar for so many workers of this host, without others: its authority lives until its certificate is made, and no
-/// link will ever need that.
+/// Configures a sidecar for this many workers of this host, without peers. Its authority lives only until the
+/// certificate is issued; no link ever needs it.
 ///
 /// # Errors
-/// What cannot be used, with its code.
+/// Which part cannot be used, with its code.
 pub(crate) fn local(args: &SidecarArgs, ranks: u16) -> anyhow::Result<Membership> {
     let job = args.job.clone().map_or_else(|| JobName::new(LOCAL_JOB).context(Code::SidecarSettings), Ok)?;
     let identity = Arc::new(own_identity(job.clone(), args).context(Code::CertificateNotIssued)?);
@@ -80,17 +81,17 @@ fn own_identity(job: JobName, args: &SidecarArgs) -> Result<Identity, CaError> {
     key.into_identity(&certificate, authority.ca_certificate_pem(), authority.id_of(SidecarIndex(0)))
 }
 
-/// Where the admin pages are served: where `--admin-listen` says, else at a free port of the loopback.
+/// Returns the address of the admin pages: that of `--admin-listen`, or a free port of the loopback.
 ///
 /// # Errors
-/// When the address cannot be understood, or its name not looked up.
+/// When the address cannot be parsed or its name cannot be resolved.
 pub(crate) async fn admin_address(args: &SidecarArgs) -> anyhow::Result<SocketAddr> {
     let Some(text) = &args.container.admin_listen else { return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))) };
-    let place = Place::parse(text).context("--admin-listen").context(Code::SidecarSettings)?;
-    look_up(&place, None, Instant::now() + Duration::from_secs(args.start_timeout)).await
+    let peer = PeerAddress::parse(text).context("--admin-listen").context(Code::SidecarSettings)?;
+    resolve(&peer, None, Instant::now() + Duration::from_secs(args.start_timeout)).await
 }
 
-/// The settings that a launcher would have said; the threads go to their cores.
+/// Builds the settings that a launcher would have sent, and pins the threads to their cores.
 fn settings(
     args: &SidecarArgs,
     identity: &Identity,
@@ -107,14 +108,14 @@ fn settings(
         ports: None,
         runtime_dir: args.runtime_dir.clone(),
         start_timeout_ms: args.start_timeout.saturating_mul(1_000),
-        // Where nobody keeps an authority, no client of gRPC-Web can have a certificate.
+        // Without a stored authority, no client of gRPC-Web can have a certificate.
         tuning: args.tuning.clone().resolve(args.local_ranks.is_none())?,
         exits_are_reported: false,
         control_fan_out: None,
     })
 }
 
-/// The addresses that `--network-interfaces` means, at least one.
+/// Returns the addresses that `--network-interfaces` selects, at least one.
 fn named_addresses(selectors: &[Selector]) -> anyhow::Result<Vec<IpAddr>> {
     let found = interfaces::of_this_host();
     let addresses: Vec<IpAddr> = interfaces::select(&found, selectors).iter().map(|own| own.address).collect();
@@ -128,26 +129,26 @@ fn named_addresses(selectors: &[Selector]) -> anyhow::Result<Vec<IpAddr>> {
     Ok(addresses)
 }
 
-fn own_place(places: &[Place], me: SidecarIndex) -> anyhow::Result<&Place> {
-    let count = places.len();
+fn own_address(listed: &[PeerAddress], me: SidecarIndex) -> anyhow::Result<&PeerAddress> {
+    let count = listed.len();
     ensure!(
         count > 0,
         "no peers are given; name all sidecars in the order of their indices: --peers alpha:7400,beta:7400"
     );
-    places
+    listed
         .get(me.0 as usize)
         .with_context(|| format!("this is {me}, but --peers names {count} sidecars, 0 to {}", count - 1))
 }
 
-/// Where a sidecar is said to be.
+/// An entry of `--peers`.
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct PeerAddress {
     host: String,
     port: u16,
 }
 
-impl Place {
-    /// Reads `HOST:PORT`; an IPv6 address stands in brackets.
+impl PeerAddress {
+    /// Parses `HOST:PORT`; an IPv6 address is in brackets.
     fn parse(text: &str) -> anyhow::Result<Self> {
         let wrong = || anyhow!("{text:?} is not HOST:PORT, for example alpha:7400 or [fd00::1]:7400");
         let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
@@ -162,10 +163,10 @@ impl Place {
     }
 }
 
-/// Looks a name up until it stands for an address of the same family as this sidecar's: where containers are started
-/// together, names come with them.
-async fn look_up(place: &Place, like: Option<IpAddr>, deadline: Instant) -> anyhow::Result<SocketAddr> {
-    let Place { host, port } = place;
+/// Resolves a name, and retries until it has an address of the family of this sidecar's own address: where containers
+/// start together, names become known later.
+async fn resolve(peer: &PeerAddress, like: Option<IpAddr>, deadline: Instant) -> anyhow::Result<SocketAddr> {
+    let PeerAddress { host, port } = peer;
     loop {
         let found = tokio::net::lookup_host((host.as_str(), *port)).await;
         let reason = match found {
@@ -177,60 +178,60 @@ async fn look_up(place: &Place, like: Option<IpAddr>, deadline: Instant) -> anyh
             }
             Err(error) => error.to_string(),
         };
-        if Instant::now() + LOOK_UP_PAUSE > deadline {
+        if Instant::now() + RESOLVE_PAUSE > deadline {
             return Err(anyhow!("cannot look up {host:?}: {reason}")).context(Code::PeerMissing);
         }
-        sleep(LOOK_UP_PAUSE).await;
+        sleep(RESOLVE_PAUSE).await;
     }
 }
 
-/// The ports of a sidecar's lanes follow its control port.
-fn lanes_behind(control: SocketAddr) -> Vec<SocketAddr> {
+/// Returns the addresses of a sidecar's lanes, whose ports follow its control port.
+fn lane_addresses(control: SocketAddr) -> Vec<SocketAddr> {
     let offsets = 1..=u16::try_from(ronde_wire::limits::LANES_MAX).unwrap_or(u16::MAX);
     let ports = offsets.filter_map(|offset| control.port().checked_add(offset));
     ports.map(|port| SocketAddr::new(control.ip(), port)).collect()
 }
 
-/// The job's name where nobody gave one.
+/// The job's name if none was given.
 const LOCAL_JOB: &str = "local";
-const LOOK_UP_PAUSE: Duration = Duration::from_secs(1);
+const RESOLVE_PAUSE: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn places_are_read_and_nonsense_is_refused() {
-        let place = |host: &str, port| Place { host: host.to_owned(), port };
-        assert_eq!(Place::parse("alpha:7400").expect("good"), place("alpha", 7_400));
-        assert_eq!(Place::parse("[fd00::1]:7400").expect("good"), place("fd00::1", 7_400));
+    fn peer_addresses_are_parsed_and_malformed_ones_rejected() {
+        let peer = |host: &str, port| PeerAddress { host: host.to_owned(), port };
+        assert_eq!(PeerAddress::parse("alpha:7400").expect("good"), peer("alpha", 7_400));
+        assert_eq!(PeerAddress::parse("[fd00::1]:7400").expect("good"), peer("fd00::1", 7_400));
         for bad in ["", "alpha", "alpha:", ":7400", "alpha:0", "alpha:65536", "fd00::1:7400", "[fd00::1:7400", "[]:1"] {
-            let error = Place::parse(bad).expect_err(bad).to_string();
+            let error = PeerAddress::parse(bad).expect_err(bad).to_string();
             assert!(error.contains("is not HOST:PORT"), "{error}");
         }
     }
 
     #[test]
     fn the_lanes_follow_the_control_port() {
-        let lanes = lanes_behind("10.0.0.1:7400".parse().expect("an address"));
+        let lanes = lane_addresses("10.0.0.1:7400".parse().expect("an address"));
         assert_eq!(lanes[0].port(), 7_401);
         assert_eq!(lanes.len(), ronde_wire::limits::LANES_MAX);
-        assert_eq!(lanes_behind("10.0.0.1:65535".parse().expect("an address")), []);
+        assert_eq!(lane_addresses("10.0.0.1:65535".parse().expect("an address")), []);
     }
 
     #[test]
-    fn the_own_place_is_the_one_of_the_own_index() {
-        let places = [Place::parse("a:1").expect("good"), Place::parse("b:2").expect("good")];
-        assert_eq!(own_place(&places, SidecarIndex(1)).expect("there").port, 2);
-        let error = own_place(&places, SidecarIndex(2)).expect_err("not there").to_string();
+    fn the_own_address_is_the_entry_of_the_own_index() {
+        let listed = [PeerAddress::parse("a:1").expect("good"), PeerAddress::parse("b:2").expect("good")];
+        assert_eq!(own_address(&listed, SidecarIndex(1)).expect("there").port, 2);
+        let error = own_address(&listed, SidecarIndex(2)).expect_err("not there").to_string();
         assert!(error.contains("--peers names 2 sidecars, 0 to 1"), "{error}");
-        assert!(own_place(&[], SidecarIndex(0)).is_err());
+        assert!(own_address(&[], SidecarIndex(0)).is_err());
     }
 
     #[tokio::test]
-    async fn a_name_that_does_not_come_is_named() {
-        let place = Place { host: "nowhere.invalid".to_owned(), port: 1 };
-        let error = look_up(&place, None, Instant::now()).await.expect_err("reserved for names that do not exist");
+    async fn a_host_name_that_cannot_be_resolved_is_reported() {
+        let peer = PeerAddress { host: "nowhere.invalid".to_owned(), port: 1 };
+        let error = resolve(&peer, None, Instant::now()).await.expect_err("reserved for names that do not exist");
         assert!(format!("{error:#}").contains("cannot look up \"nowhere.invalid\""), "{error:#}");
     }
 }

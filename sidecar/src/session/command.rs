@@ -1,4 +1,4 @@
-//! What sessions ask of the driver.
+//! The commands of sessions to the driver.
 
 use ronde_rpc::convert::{Claim, Refused, Submission};
 use ronde_shm::SessionToken;
@@ -10,108 +10,108 @@ use crate::session::ring::RingOut;
 use crate::session::table::{Outgoing, SessionId};
 use crate::timeline::{Batches, RecordingId};
 
-/// What a session asks of the driver.
+/// A command of a session to the driver.
 pub(crate) enum SessionCommand {
     /// A worker claims a rank.
     Claim(Box<ClaimRequest>),
-    /// A worker submits a request; what cannot be parsed is answered and announced by the driver too.
+    /// A worker submits a request; the driver also answers and announces requests that cannot be parsed.
     Submit {
-        /// Whose.
+        /// The session.
         session: SessionId,
-        /// What.
+        /// The submission.
         submission: Box<Result<Submission, Refused>>,
     },
-    /// A worker takes no part in what others may wait for.
+    /// A worker does not take part in an operation that others may wait for.
     Abstain {
-        /// Whose.
+        /// The session.
         session: SessionId,
         /// The process set.
         set: SetId,
         /// The name.
         name: TensorName,
-        /// The group that goes on without it.
+        /// The group that continues without it.
         group: Option<Group>,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A worker no longer waits.
+    /// A worker no longer waits for a request.
     Withdraw {
-        /// Whose.
+        /// The session.
         session: SessionId,
-        /// Which request.
+        /// The request.
         request: RequestId,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A result has been read.
+    /// A worker has read a result.
     Release {
-        /// Whose.
+        /// The session.
         session: SessionId,
-        /// Which request's.
+        /// The request.
         request: RequestId,
     },
-    /// A worker has attached a ring: messages for it go there from now on.
+    /// A worker has attached a ring, which carries all further messages to it.
     Ring {
-        /// Whose.
+        /// The session.
         session: SessionId,
         /// The ring's outgoing direction.
         ring: Box<RingOut>,
     },
     /// A worker has made room in its ring.
     Room {
-        /// Whose.
+        /// The session.
         session: SessionId,
     },
-    /// A sign of life.
+    /// A heartbeat.
     Heartbeat {
-        /// Whose.
+        /// The session.
         session: SessionId,
     },
-    /// The session will end in order.
-    Goodbye {
-        /// Whose.
+    /// The worker shuts its session down.
+    ShutDown {
+        /// The session.
         session: SessionId,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// The stream is over.
     Closed {
-        /// Whose.
+        /// The session.
         session: SessionId,
-        /// What was seen.
+        /// How it ended.
         reason: String,
     },
-    /// A worker wants to record what happens.
+    /// A worker wants to record a timeline.
     Record(RecordRequest),
-    /// A worker records no longer.
+    /// A worker has stopped recording.
     EndRecording(RecordingId),
 }
 
 /// A claim with everything that the driver needs to decide.
 pub(crate) struct ClaimRequest {
-    /// What the worker said.
+    /// The worker's message.
     pub(crate) claim: Claim,
-    /// How it came.
+    /// How the worker connects.
     pub(crate) access: Access,
-    /// The version that both speak.
+    /// The negotiated protocol version.
     pub(crate) protocol: u32,
-    /// A fresh token for the session.
+    /// A new token for the session.
     pub(crate) session_token: SessionToken,
-    /// Where messages for the worker go.
+    /// The channel for messages to the worker.
     pub(crate) outgoing: Outgoing,
-    /// The decision.
+    /// The channel for the decision.
     pub(crate) reply: oneshot::Sender<Result<SessionId, Status>>,
 }
 
-/// How a worker came to the sidecar.
+/// How a worker connects to the sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Over rpc.sock; its process is of this uid, as the kernel says, and may share memory.
+    /// Over rpc.sock; the kernel reports the uid of its process, which may share memory.
     Socket {
         /// The uid.
         uid: u32,
     },
-    /// Over gRPC-Web: everything travels inside messages.
+    /// Over gRPC-Web: all data travels inside messages.
     Web,
 }
 
@@ -122,14 +122,14 @@ impl Access {
     }
 }
 
-/// What is needed to record for a worker.
+/// A request to record a timeline.
 pub(crate) struct RecordRequest {
-    /// Of the session whose worker asks.
+    /// The token of the worker's session.
     pub(crate) session_token: SessionToken,
-    /// Whether the coordinator's orders are marked.
+    /// Whether the coordinator's cycles are marked.
     pub(crate) mark_cycles: bool,
-    /// Where batches go.
+    /// The channel for batches.
     pub(crate) batches: Batches,
-    /// The decision.
+    /// The channel for the decision.
     pub(crate) reply: oneshot::Sender<Result<RecordingId, Status>>,
 }

@@ -1,5 +1,5 @@
-//! The session directory: two sockets, a token file for each local rank, and the address of the admin pages. It is all that
-//! a worker's container shares with its sidecar.
+//! The session directory: two sockets, a token file for each local rank, and the address of the admin pages. A worker's
+//! container shares nothing else with its sidecar.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write;
@@ -17,36 +17,36 @@ use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::directory::{ADMIN_FILE, default_base};
 use ronde_bootstrap::messages::TokenFile;
 
-/// Where the directory is, and who may come there.
+/// Where the directory is, and who may use it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
-    /// Where a fresh directory is made; the default when absent.
+pub(crate) struct DirectoryOptions<'a> {
+    /// Where a new directory is made; `None` for the default.
     pub(crate) base: Option<&'a Path>,
-    /// The directory itself, in place of a fresh one: a volume that a worker's container shares.
+    /// The directory itself, instead of a new one: a volume shared with a worker's container.
     pub(crate) exact: Option<&'a Path>,
-    /// Whether the sidecar's group may enter it and use what is in it, as workers of other users need.
+    /// Whether the sidecar's group may use the directory, as workers of other users need.
     pub(crate) for_group: bool,
 }
 
-/// The directory while the sidecar lives. When dropped it is removed with all that is in it; one that was given stays, and
-/// what this sidecar made in it is removed.
+/// The directory while the sidecar lives. Dropping it removes the directory with its contents; of a directory that was
+/// given, only the sidecar's files.
 pub(crate) struct RuntimeDir {
     dir: Owned,
     for_group: bool,
 }
 
 impl RuntimeDir {
-    /// Makes `<base>/ronde-<job>-<sidecar>-<random>`, or takes the given one, and opens it to this uid only, or also to its
-    /// group.
+    /// Creates `<base>/ronde-<job>-<sidecar>-<random>`, or takes the given one, and opens it to this uid only, or also
+    /// to its group.
     ///
     /// # Errors
-    /// When it cannot be made, another sidecar serves there, or its path is too long for a Unix socket (107 bytes).
-    pub(crate) fn create(place: Place<'_>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
-        Self::make(place, job, sidecar).context(Code::SocketDirectory)
+    /// When it cannot be created, another sidecar serves there, or its path is too long for a Unix socket (107 bytes).
+    pub(crate) fn create(options: DirectoryOptions<'_>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
+        Self::make(options, job, sidecar).context(Code::SocketDirectory)
     }
 
-    fn make(place: Place<'_>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
-        let Place { base, exact, for_group } = place;
+    fn make(options: DirectoryOptions<'_>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
+        let DirectoryOptions { base, exact, for_group } = options;
         let dir = match exact {
             Some(path) => Owned::take(path)?,
             None => {
@@ -65,10 +65,10 @@ impl RuntimeDir {
         Ok(made)
     }
 
-    /// Lets workers of the group connect, if they may; others cannot come to the sockets in either case.
+    /// Lets workers of the group connect, if they may; other users cannot reach the sockets in either case.
     ///
     /// # Errors
-    /// When a socket is not there.
+    /// When a socket does not exist.
     pub(crate) fn open_sockets(&self) -> anyhow::Result<()> {
         let sockets = [paths::rpc_socket(self.path()), paths::mem_socket(self.path())];
         sockets.iter().try_for_each(|socket| self.restrict(socket, 0o700, 0o770)).context(Code::SocketDirectory)
@@ -85,18 +85,18 @@ impl RuntimeDir {
         })
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Writes where the admin pages are, for `ronde status`.
+    /// Writes the address of the admin pages, for `ronde status`.
     ///
     /// # Errors
     /// When the file cannot be written.
     pub(crate) fn write_admin(&self, admin: SocketAddr) -> anyhow::Result<()> {
         let (fresh, path) = (self.path().join(FRESH_ADMIN_FILE), self.path().join(ADMIN_FILE));
-        // Whoever finds it finds all of it.
+        // Written atomically, so that a reader never sees a part of it.
         let written = fs::write(&fresh, format!("{admin}\n")).and_then(|()| fs::rename(&fresh, &path));
         written.with_context(|| format!("cannot write {}", path.display()))
     }
@@ -130,16 +130,16 @@ pub(crate) fn random_bytes<const N: usize>() -> anyhow::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// What that is while it is written.
+/// The name of that file while it is written.
 const FRESH_ADMIN_FILE: &str = "admin.new";
-/// `sun_path` has 108 bytes with its final zero.
+/// `sun_path` has 108 bytes, including the final zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// A directory whose files are the sidecar's.
 enum Owned {
-    /// It was made, and is removed when dropped.
+    /// One that was created, and is removed when dropped.
     Fresh(PathBuf),
-    /// It was there, and only the files go.
+    /// One that existed; only the files are removed.
     Given(PathBuf),
 }
 
@@ -151,7 +151,7 @@ impl Owned {
         Ok(Self::Fresh(path))
     }
 
-    /// What a sidecar that was killed has left there goes first.
+    /// Takes a directory that exists, and removes files of a sidecar that was killed.
     fn take(path: &Path) -> anyhow::Result<Self> {
         let unusable = || format!("cannot use the directory {}", path.display());
         fs::create_dir_all(path).with_context(unusable)?;
@@ -183,7 +183,7 @@ impl Drop for Owned {
     }
 }
 
-/// Removes sockets, tokens and the address of the admin pages, and nothing else: the directory is somebody's.
+/// Removes sockets, tokens and the address of the admin pages, and nothing else: the directory belongs to someone else.
 fn remove_files(directory: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
@@ -203,7 +203,7 @@ mod tests {
 
     fn taken(path: &Path, for_group: bool) -> anyhow::Result<RuntimeDir> {
         let job = JobName::new("night").expect("a good name");
-        RuntimeDir::create(Place { base: None, exact: Some(path), for_group }, &job, SidecarIndex(0))
+        RuntimeDir::create(DirectoryOptions { base: None, exact: Some(path), for_group }, &job, SidecarIndex(0))
     }
 
     fn mode(path: &Path) -> u32 {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_of_other_users_come_by_the_group() {
+    fn workers_of_other_users_connect_by_the_group() {
         let base = tempfile::tempdir().expect("a temporary directory");
         let path = base.path().join("sockets");
         let directory = taken(&path, true).expect("it can be made");

@@ -1,4 +1,4 @@
-//! What a session keeps of a request: its contribution, the place for its result, and the result itself.
+//! The data that a session keeps of a request: its contribution, the location of its result, and the result's name.
 
 use std::sync::Arc;
 
@@ -13,22 +13,22 @@ pub(crate) enum Input {
     Arena {
         /// The mapping.
         segment: Arc<WorkerSegment>,
-        /// The first byte.
+        /// The offset of the first byte.
         offset: u64,
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
-    /// It came with the request.
+    /// The bytes that came with the request.
     Inline(Bytes),
-    /// The rank hands over nothing: it only waits, or only receives.
+    /// No bytes: the rank only waits, or only receives.
     None,
 }
 
 impl Input {
-    /// A private copy of the whole contribution, which has `bytes` bytes.
+    /// Copies the whole contribution of `bytes` bytes into private memory.
     ///
     /// # Errors
-    /// When it has not, or its memory cannot be read, in words.
+    /// When it has another length, or its memory cannot be read; the text is the reason.
     pub(crate) fn copy(&self, bytes: usize) -> Result<Bytes, String> {
         match self {
             Self::Inline(data) if data.len() == bytes => Ok(data.clone()),
@@ -37,19 +37,19 @@ impl Input {
                 segment.copy_to(*offset, &mut copy).map_err(|error| error.to_string())?;
                 Ok(copy.into())
             }
-            _ => Err(format!("the contribution has not the {bytes} bytes that its shape says")),
+            _ => Err(format!("the contribution does not have the {bytes} bytes of its shape")),
         }
     }
 }
 
-/// A place in a worker's own segment, for its result.
+/// A location in a worker's own segment, for its result.
 #[derive(Clone)]
 pub(crate) struct Output {
     /// The mapping.
     pub(crate) segment: Arc<WorkerSegment>,
-    /// The first byte.
+    /// The offset of the first byte.
     pub(crate) offset: u64,
-    /// How many.
+    /// The number of bytes.
     pub(crate) bytes: u64,
 }
 
@@ -60,8 +60,8 @@ pub(crate) struct ResultId {
     pub(crate) epoch: Epoch,
     /// The operation.
     pub(crate) seq: Seq,
-    /// The tensor within it.
+    /// The index of the tensor within it.
     pub(crate) tensor: u32,
-    /// The rank whose own it is; `None` for the one that the local ranks share.
+    /// The rank that owns it; `None` for the result that the local ranks share.
     pub(crate) rank: Option<Rank>,
 }

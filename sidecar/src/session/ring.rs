@@ -1,4 +1,5 @@
-//! A session's ring, the sidecar's side: what its reader waits for, and what the control thread sends.
+//! The sidecar's end of a session's ring: the direction that its reader waits for, and the one that the control thread
+//! writes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,25 +13,26 @@ use tokio::net::unix::pipe;
 
 use crate::session::service::OUTGOING_MAX;
 
-/// A ring that a worker has attached and that nobody uses yet.
+/// A ring that a worker has attached and that is not used yet.
 pub(crate) struct AttachedRing {
     /// The memory.
     pub(crate) ring: PeerRing,
-    /// The connection that is the bell.
+    /// The connection that serves as the doorbell.
     pub(crate) bell: std::os::unix::net::UnixStream,
 }
 
 impl AttachedRing {
-    /// Takes the ring into use on the control thread, which spins for a message that is expected soon for at most `spin`.
+    /// Prepares the ring for use on the control thread's runtime; its reader spins for an expected message for at most
+    /// `spin`.
     ///
     /// # Errors
-    /// Why its bell cannot be waited for.
+    /// When the doorbell cannot be polled.
     pub(crate) fn open(self, spin: Duration) -> Result<(RingIn, RingOut), String> {
         let bell = Bell::over(self.bell).map_err(|error| error.to_string())?;
         let listening = bell.listen().map_err(|error| error.to_string())?;
-        // As a pipe, so that it is waited for to be read alone; see `Bell::listen`.
+        // As a pipe, so that only its readability is polled; see `Bell::listen`.
         let listening = pipe::Receiver::from_owned_fd_unchecked(listening.into())
-            .map_err(|error| format!("the sidecar cannot wait for the ring's bell: {error}"))?;
+            .map_err(|error| format!("the sidecar cannot poll the ring's doorbell: {error}"))?;
         let RingEnd { producer, consumer, .. } = self.ring.into_end(bell);
         let waits_for_room = Arc::new(AtomicBool::new(false));
         let incoming = RingIn {
@@ -51,29 +53,29 @@ pub(crate) struct RingIn {
     /// `None` once the worker has closed it.
     bell: Option<pipe::Receiver>,
     consumer: Consumer,
-    /// Memory of the last message.
+    /// The buffer of the last message.
     message: Vec<u8>,
     /// How long the reader spins for the next message before it parks on the bell.
     spin: Duration,
-    /// Until when it spins, if a message is expected soon.
+    /// When it stops spinning, if a message is expected soon.
     expected: Option<Instant>,
     room: Arc<AtomicBool>,
 }
 
 impl RingIn {
-    /// The next message, if there is one.
+    /// Returns the next message, if there is one.
     ///
     /// # Errors
-    /// How the worker broke the ring.
+    /// When the worker broke the ring.
     pub(crate) fn pop(&mut self) -> Result<Option<v1::ClientMessage>, String> {
         if !self.consumer.pop(&mut self.message).map_err(|error| error.to_string())? {
             return Ok(None);
         }
         let message = ring::decode(&self.message);
-        message.map(Some).map_err(|error| format!("what it wrote to its ring is no message: {error}"))
+        message.map(Some).map_err(|error| format!("its ring contains an invalid message: {error}"))
     }
 
-    /// Spins for the next message from now on, because it may come soon.
+    /// Starts to spin for the next message, because it may arrive soon.
     pub(crate) fn expect_next(&mut self) {
         self.expected = Instant::now().checked_add(self.spin);
     }
@@ -83,24 +85,24 @@ impl RingIn {
         self.expected.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Whether nothing is there, so that the bell is to be waited for.
+    /// Returns whether the ring is empty, so that the reader may park on the bell.
     ///
     /// # Errors
-    /// How the worker broke the ring.
+    /// When the worker broke the ring.
     pub(crate) fn arm(&mut self) -> Result<bool, RingError> {
         self.consumer.arm(Wait::Bell)
     }
 
-    /// Waits for the bell. May be cancelled.
+    /// Waits for the bell. Cancel safe.
     pub(crate) async fn rung(&mut self) {
         let Some(bell) = &mut self.bell else { return std::future::pending().await };
         if !matches!(bell.read(&mut [0; RUNG_MAX]).await, Ok(1..)) {
-            // The worker has closed it. Its stream tells the rest.
+            // The worker has closed it; its stream reports why.
             self.bell = None;
         }
     }
 
-    /// Whether messages for the worker wait for room, which the bell may have announced.
+    /// Returns whether messages for the worker wait for room, which the bell may have announced.
     pub(crate) fn is_awaited(&self) -> bool {
         self.room.load(Ordering::Relaxed)
     }
@@ -111,16 +113,16 @@ pub(crate) struct RingOut {
     producer: Producer,
     /// Messages that wait for room, oldest first; at most [`OUTGOING_MAX`].
     backlog: VecDeque<v1::ServerMessage>,
-    /// Memory of the last message.
+    /// The buffer of the last message.
     message: Vec<u8>,
     waits_for_room: Arc<AtomicBool>,
 }
 
 impl RingOut {
-    /// Sends a message, or keeps it until there is room.
+    /// Sends a message, or queues it until there is room.
     ///
     /// # Errors
-    /// Why the session must end: the worker does not read, or broke the ring.
+    /// When the session must end: the worker does not read, or broke the ring.
     pub(crate) fn send(&mut self, message: v1::ServerMessage) -> Result<(), String> {
         if self.backlog.is_empty() && self.push(&message)? == Pushed::Done {
             self.producer.wake();
@@ -133,7 +135,7 @@ impl RingOut {
         self.flush()
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends queued messages, as far as there is room.
     ///
     /// # Errors
     /// Those of [`RingOut::send`].
@@ -154,7 +156,7 @@ impl RingOut {
         self.producer.push(&self.message).map_err(|error| error.to_string())
     }
 
-    /// Asks for room, and takes it if it came in this moment.
+    /// Requests a wake-up for room, and uses room that appeared in this moment.
     fn retry(&mut self, message: &v1::ServerMessage) -> Result<bool, String> {
         let room = self.producer.want_room(self.message.len() as u64).map_err(|error| error.to_string())?;
         Ok(room && self.push(message)? == Pushed::Done)
@@ -163,5 +165,5 @@ impl RingOut {
 
 /// Why a session with a worker that does not read ends.
 pub(crate) const NOT_READING: &str = "it does not read the messages of its session";
-/// Wake-ups taken at once; more are taken in the next turn.
+/// Wake-ups handled at once; more are handled in the next turn.
 const RUNG_MAX: usize = 1_024;

@@ -38,50 +38,50 @@ struct SessionSegments {
     limit_bytes: u64,
     mapped_bytes: u64,
     inputs: HashMap<SegmentId, Arc<WorkerSegment>>,
-    ring: RingPlace,
+    ring: RingState,
 }
 
 /// The one ring that a session may have.
-enum RingPlace {
+enum RingState {
     Free,
     Attached(AttachedRing),
     Taken,
 }
 
 impl Segments {
-    /// Lets a session attach segments, up to its limit.
+    /// Allows a session to attach segments, up to its limit.
     pub(crate) fn open_session(&self, token: SessionToken, uid: u32, limit_bytes: u64) {
-        let (inputs, ring) = (HashMap::new(), RingPlace::Free);
+        let (inputs, ring) = (HashMap::new(), RingState::Free);
         let session = SessionSegments { token, uid, limit_bytes, mapped_bytes: 0, inputs, ring };
         self.lock().sessions.push(session);
     }
 
-    /// Forgets a session; its segments are unmapped when the last operation that reads or writes them is over.
+    /// Removes a session; its segments are unmapped when the last operation that uses them is over.
     pub(crate) fn close_session(&self, token: &SessionToken) {
         self.lock().sessions.retain(|session| session.token != *token);
     }
 
-    /// A worker's own segment.
+    /// Returns a segment of a worker.
     pub(crate) fn input(&self, token: &SessionToken, segment: SegmentId) -> Option<Arc<WorkerSegment>> {
         self.lock().sessions.iter().find(|s| s.token == *token)?.inputs.get(&segment).cloned()
     }
 
-    /// Bytes of all input segments of live sessions.
+    /// Returns the bytes of all input segments of live sessions.
     pub(crate) fn mapped_bytes(&self) -> u64 {
         self.lock().sessions.iter().map(|session| session.mapped_bytes).sum()
     }
 
-    /// The ring that a session has attached. Once only.
+    /// Takes the ring that a session has attached, once.
     pub(crate) fn take_ring(&self, token: &SessionToken) -> Option<AttachedRing> {
         let mut tables = self.lock();
         let session = tables.sessions.iter_mut().find(|s| s.token == *token)?;
-        match std::mem::replace(&mut session.ring, RingPlace::Taken) {
-            RingPlace::Attached(ring) => Some(ring),
-            RingPlace::Free | RingPlace::Taken => None,
+        match std::mem::replace(&mut session.ring, RingState::Taken) {
+            RingState::Attached(ring) => Some(ring),
+            RingState::Free | RingState::Taken => None,
         }
     }
 
-    /// Makes a result segment known to workers.
+    /// Publishes a result segment to workers.
     pub(crate) fn add_result(&self, id: SegmentId, segment: Arc<OwnedSegment>) {
         self.lock().results.insert(id, segment);
     }
@@ -92,8 +92,8 @@ impl Segments {
     }
 }
 
-/// Serves mem.sock on threads of its own: one that accepts, and one a connection, most of the time asleep. Gives the table of
-/// what comes there.
+/// Serves mem.sock on its own threads: one that accepts, and one for each connection, mostly blocked. Returns the table
+/// of the sessions' segments.
 ///
 /// # Errors
 /// When the socket cannot be bound.
@@ -121,7 +121,7 @@ fn start_connection(segments: &Segments, stream: UnixStream) {
     {
         let mut tables = segments.lock();
         if tables.connections >= CONNECTIONS_MAX {
-            tracing::warn!(limit = CONNECTIONS_MAX, "mem.sock: too many connections, one is turned away");
+            tracing::warn!(limit = CONNECTIONS_MAX, "mem.sock: too many connections, one is rejected");
             return;
         }
         tables.connections += 1;
@@ -147,7 +147,7 @@ fn serve_connection(segments: &Segments, stream: &UnixStream) {
         match serve_one(stream, &mut host) {
             Ok(ServeOutcome::Granted(_) | ServeOutcome::Idle) => {}
             Ok(ServeOutcome::Refused { request, reason }) => tracing::warn!(?request, reason, "mem.sock: refused"),
-            // The session's reader has a ring's bell now.
+            // The session's reader owns the ring's bell now.
             Ok(ServeOutcome::Closed | ServeOutcome::Ringing) => return,
             Err(error) => {
                 tracing::warn!(%error, "mem.sock: a connection is closed");
@@ -157,7 +157,7 @@ fn serve_connection(segments: &Segments, stream: &UnixStream) {
     }
 }
 
-/// What one connection may reach: sessions of its own uid.
+/// The host of one connection, which may reach sessions of its own uid.
 struct ConnectionHost {
     segments: Segments,
     uid: u32,
@@ -188,7 +188,7 @@ impl MemHost for ConnectionHost {
         let bytes = mapped.len();
         self.with_session(token, |session| {
             if session.inputs.contains_key(&segment) {
-                return Err(format!("segment {segment} is attached already; give each segment a number of its own"));
+                return Err(format!("segment {segment} is attached already; give each segment its own number"));
             }
             if session.limit_bytes - session.mapped_bytes < bytes || session.inputs.len() >= SEGMENTS_PER_SESSION_MAX {
                 return Err(format!(
@@ -215,7 +215,7 @@ impl MemHost for ConnectionHost {
     fn ring(&mut self, token: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String> {
         self.with_session(token, |session| {
             session.check_ring(ring.capacity())?;
-            session.ring = RingPlace::Attached(AttachedRing { ring, bell });
+            session.ring = RingState::Attached(AttachedRing { ring, bell });
             Ok(())
         })
     }
@@ -224,20 +224,20 @@ impl MemHost for ConnectionHost {
 impl SessionSegments {
     fn check_ring(&self, capacity: u64) -> Result<(), String> {
         if capacity != limits::RING_BYTES as u64 {
-            return Err(format!("a ring has {} bytes a direction, as Claimed says", limits::RING_BYTES));
+            return Err(format!("a ring has {} bytes in each direction, as in Claimed", limits::RING_BYTES));
         }
         match self.ring {
-            RingPlace::Free => Ok(()),
-            RingPlace::Attached(_) | RingPlace::Taken => Err("the session has a ring already".to_owned()),
+            RingState::Free => Ok(()),
+            RingState::Attached(_) | RingState::Taken => Err("the session has a ring already".to_owned()),
         }
     }
 }
 
-/// One connection for each session, and as many again for sessions that are just ending.
+/// One connection for each session, and as many again for sessions that are ending.
 const CONNECTIONS_MAX: usize = 2 * limits::LOCAL_RANKS_MAX;
-/// Segments of one session; with growth by doubling or more nobody needs a tenth of it.
+/// Segments of one session; a worker that doubles its segments needs less than a tenth of it.
 const SEGMENTS_PER_SESSION_MAX: usize = 1_024;
-/// How long one read or write on mem.sock may take; an idle connection is only polled this often.
+/// The timeout of one read or write on mem.sock; an idle connection is only polled this often.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause after a failed accept (no descriptors left), so that the thread does not spin.
+/// The pause after a failed accept (no descriptors left), so that the thread does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -1,5 +1,5 @@
-//! The sessions of local workers, as the control thread sees them: who has claimed which rank, which requests and results
-//! it holds, and where to send messages.
+//! The control thread's table of local workers' sessions: their ranks, their requests and results, and their outgoing
+//! channels.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) struct SessionId(pub u64);
 
 /// The outgoing half of a session's stream.
 pub(crate) type Outgoing = mpsc::Sender<Result<v1::ServerMessage, Status>>;
-/// Tells whether the session still has it.
+/// The same, without keeping the stream open.
 pub(crate) type WeakOutgoing = mpsc::WeakSender<Result<v1::ServerMessage, Status>>;
 
 /// A live session.
@@ -30,27 +30,27 @@ pub(crate) struct Session {
     pub(crate) id: SessionId,
     /// The rank it holds.
     pub(crate) rank: Rank,
-    /// Joins mem.sock to it.
+    /// The token that links mem.sock to it.
     pub(crate) token: SessionToken,
     /// `None` once the stream is over.
     outgoing: Option<Outgoing>,
-    /// Where messages go instead of the stream, once the worker has asked for it.
+    /// The ring that replaces the stream, once the worker has requested it.
     ring: Option<RingOut>,
     /// Requests that are not over.
     pub(crate) pending: HashMap<RequestId, Pending>,
     /// Completed requests whose result is not released.
-    pub(crate) held: HashMap<RequestId, Held>,
+    pub(crate) held: HashMap<RequestId, HeldResult>,
     /// Bytes of results that pending and held requests may take.
     pub(crate) result_bytes: u64,
-    /// Whether its end is expected: a goodbye has come.
-    pub(crate) goodbye: Option<String>,
-    /// Its stream is over, but not yet its part in operations: see `crate::driver::worker_exits`.
+    /// Why the worker shuts the session down; `None` if no shutdown was announced.
+    pub(crate) shutdown_reason: Option<String>,
+    /// The stream is over, but operations continue: see `crate::driver::worker_exits`.
     pub(crate) closing: Option<Closing>,
-    /// Its process, as that says itself; 0 when it does not.
+    /// The pid that the process reported; 0 for none.
     pub(crate) pid: u32,
     /// The record of a first failure that the worker has received.
     pub(crate) sent_record: Option<Arc<Record>>,
-    /// The epoch that was running when it claimed its rank: that epoch's end does not concern it.
+    /// The epoch that was running when it claimed its rank; that epoch's end does not concern it.
     pub(crate) claimed_during: Option<Epoch>,
     /// Why a message did not reach the worker.
     lost: Option<String>,
@@ -58,9 +58,9 @@ pub(crate) struct Session {
 
 /// A session whose stream is over.
 pub(crate) struct Closing {
-    /// What was seen.
+    /// How it ended.
     pub(crate) reason: String,
-    /// When the other ranks are notified, even if nothing more is known then.
+    /// When the other ranks are notified at the latest.
     pub(crate) until: Instant,
 }
 
@@ -68,29 +68,29 @@ pub(crate) struct Closing {
 pub(crate) struct Pending {
     /// The contribution.
     pub(crate) input: Input,
-    /// Where the worker wants the result, if it has named a place.
+    /// The location that the worker named for the result.
     pub(crate) output: Option<Output>,
-    /// Whether the result goes there.
+    /// Whether the result is written there.
     pub(crate) in_output: bool,
-    /// What it counts against the session's limit of result bytes.
+    /// The bytes that it counts against the session's limit.
     pub(crate) result_bytes: u64,
 }
 
 /// A result that a session holds.
-pub(crate) struct Held {
-    /// Which.
+pub(crate) struct HeldResult {
+    /// The result.
     pub(crate) result: ResultId,
-    /// What it counts against the session's limit of result bytes.
+    /// The bytes that it counts against the session's limit.
     pub(crate) result_bytes: u64,
 }
 
 impl Session {
-    /// Whether the worker wants its results inside messages: it sent its contribution that way.
+    /// Whether the worker receives results inside messages: it sent its contribution that way.
     pub(crate) fn is_inline(&self, request: RequestId) -> bool {
         matches!(self.pending.get(&request).map(|p| &p.input), Some(Input::Inline(_)))
     }
 
-    /// Queues a message for the worker. When that fails, as with one that does not read, the session [must
+    /// Queues a message for the worker. When that fails, for example because it does not read, the session [must
     /// end](Self::lost).
     pub(crate) fn send(&mut self, message: v1::server_message::Message) {
         let message = v1::ServerMessage { message: Some(message) };
@@ -102,47 +102,47 @@ impl Session {
         }
     }
 
-    /// Answers a heartbeat, on the stream whatever else goes over a ring.
+    /// Answers a heartbeat, always on the stream.
     pub(crate) fn answer_heartbeat(&mut self) {
         self.send_on_stream(v1::ServerMessage { message: Some(Alive(v1::Alive {})) });
     }
 
-    /// Sends messages over a ring from now on, and says so on the stream.
+    /// Sends messages over a ring from now on, and announces that on the stream.
     pub(crate) fn switch_to(&mut self, ring: RingOut) {
         self.send_on_stream(v1::ServerMessage { message: Some(RingTaken(v1::RingTaken {})) });
         self.ring = Some(ring);
     }
 
-    /// The worker has made room in its ring.
+    /// Sends queued messages, because the worker has made room in its ring.
     pub(crate) fn flush_ring(&mut self) {
         let flushed = self.ring.as_mut().map_or(Ok(()), RingOut::flush);
         self.note(flushed);
     }
 
-    /// Whether messages go over a ring.
+    /// Returns whether messages use a ring.
     pub(crate) fn has_ring(&self) -> bool {
         self.ring.is_some()
     }
 
-    /// Ends the sidecar's half of the stream, for whose end a client that has said goodbye waits.
+    /// Ends the sidecar's half of the stream, for which a client that shuts down waits.
     pub(crate) fn hang_up(&mut self) {
         self.outgoing = None;
     }
 
-    /// Why a message could not be queued, if so.
+    /// Returns why a message could not be queued, if so.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.lost.as_deref()
     }
 
     fn send_on_stream(&mut self, message: v1::ServerMessage) {
-        // A stream that is closed is reported by its reader, which knows how it ended.
+        // The reader reports a closed stream, because it knows how it ended.
         let Some(outgoing) = &self.outgoing else { return };
         if let Err(mpsc::error::TrySendError::Full(_)) = outgoing.try_send(Ok(message)) {
             self.note(Err(NOT_READING.to_owned()));
         }
     }
 
-    /// The first reason stays.
+    /// Notes why the session must end; the first reason counts.
     fn note(&mut self, sent: Result<(), String>) {
         if let Err(reason) = sent {
             self.lost.get_or_insert(reason);
@@ -159,17 +159,17 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    /// No sessions; `tokens` has the secret of each rank placed here.
+    /// Creates an empty table; `tokens` has the secret of each rank placed here.
     pub(crate) fn new(tokens: HashMap<Rank, RankToken>) -> Self {
         Self { tokens, live: HashMap::new(), by_rank: HashMap::new(), next: 1 }
     }
 
-    /// Whether a token is the one of a rank that is placed here.
+    /// Returns whether a token is that of a rank that is placed here.
     pub(crate) fn is_entitled(&self, rank: Rank, token: &RankToken) -> bool {
         self.tokens.get(&rank).is_some_and(|expected| expected == token)
     }
 
-    /// Gives a rank to a worker that knows its token.
+    /// Claims a rank for a worker that presents its token.
     ///
     /// # Errors
     /// A status for the worker: the rank is not placed here, the token is wrong, or a live session holds the rank.
@@ -204,7 +204,7 @@ impl Sessions {
             pending: HashMap::new(),
             held: HashMap::new(),
             result_bytes: 0,
-            goodbye: None,
+            shutdown_reason: None,
             closing: None,
             pid: 0,
             sent_record: None,
@@ -216,19 +216,19 @@ impl Sessions {
         Ok(id)
     }
 
-    /// Ends a session and the claim with it.
+    /// Removes a session and its claim.
     pub(crate) fn close(&mut self, id: SessionId) -> Option<Session> {
         let session = self.live.remove(&id)?;
         self.by_rank.remove(&session.rank);
         Some(session)
     }
 
-    /// A session by number.
+    /// Returns a session by number.
     pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
         self.live.get_mut(&id)
     }
 
-    /// The session that holds a rank.
+    /// Returns the session that holds a rank.
     pub(crate) fn of_rank(&mut self, rank: Rank) -> Option<&mut Session> {
         let id = self.by_rank.get(&rank)?;
         self.live.get_mut(id)
@@ -238,29 +238,29 @@ impl Sessions {
         self.of_rank(rank)?.pending.get_mut(&request)
     }
 
-    /// All live sessions.
+    /// Iterates over all live sessions.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Session> {
         self.live.values_mut()
     }
 
-    /// How many of them talk over a ring.
+    /// Returns the number of sessions that use a ring.
     pub(crate) fn with_ring(&self) -> usize {
         self.live.values().filter(|session| session.has_ring()).count()
     }
 
-    /// How many there are.
+    /// Returns the number of sessions.
     pub(crate) fn len(&self) -> usize {
         self.live.len()
     }
 }
 
 impl Sessions {
-    /// The contribution of a request.
+    /// Returns the contribution of a request.
     pub(crate) fn input(&mut self, rank: Rank, request: RequestId) -> Input {
         self.pending_mut(rank, request).map_or(Input::None, |pending| pending.input.clone())
     }
 
-    /// Where the rank wants a result of so many bytes, if it has named such a place. The result goes there then.
+    /// Returns the location that the rank named for a result of this many bytes, and marks that the result goes there.
     pub(crate) fn output(&mut self, rank: Rank, request: RequestId, bytes: u64) -> Option<Output> {
         let pending = self.pending_mut(rank, request)?;
         let output = pending.output.clone().filter(|output| output.bytes == bytes)?;

@@ -1,8 +1,8 @@
-//! What happens to each tensor, told to the worker of rank 0 that wants to record it.
+//! The timeline: sends the events of each tensor to the worker of rank 0 that records them.
 //!
-//! The engine and the threads that perform operations say what happened ([`Trace`], [`LaneTrace`]); here it gets its time, and
-//! is sent in batches over a stream of its own. A worker that reads too slowly loses events, which are counted; nothing waits
-//! for it. While nobody records, all of this costs a branch.
+//! The engine and the threads that perform operations report events ([`Trace`], [`LaneTrace`]); this module adds the
+//! time and sends them in batches over a separate stream. A worker that reads too slowly loses events, which are
+//! counted; nothing waits for it. Without a recording, all of this costs a branch.
 
 mod work;
 
@@ -17,10 +17,10 @@ use tonic::Status;
 
 pub(crate) use work::{LaneTrace, Tracer};
 
-/// Where batches go.
+/// The channel for batches.
 pub(crate) type Batches = mpsc::Sender<Result<v1::TimelineBatch, Status>>;
 
-/// Names a recording; never used again.
+/// Identifies a recording; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordingId(u64);
 
@@ -37,59 +37,59 @@ struct Recording {
     began: Instant,
     mark_cycles: bool,
     events: Vec<v1::TimelineEvent>,
-    /// About the bytes that these take in a message.
+    /// The approximate size of these events in a message.
     bytes: usize,
-    /// When what is kept has to be sent.
+    /// When the events have to be sent.
     due: Option<Instant>,
     dropped: u64,
 }
 
 impl Timeline {
-    /// Begins a recording in the place of the one before, which ends.
+    /// Begins a recording; an earlier one ends.
     pub(crate) fn begin(&mut self, now: Instant, batches: Batches, mark_cycles: bool) -> RecordingId {
         self.last += 1;
         let id = RecordingId(self.last);
         self.end();
         let mut recording =
             Recording { id, batches, began: now, mark_cycles, events: Vec::new(), bytes: 0, due: None, dropped: 0 };
-        // The answer: an empty batch.
+        // The reply: an empty batch.
         let is_wanted = recording.send();
         self.recording = is_wanted.then_some(recording);
         id
     }
 
-    /// Ends a recording with what is left of it, if it has not ended.
+    /// Ends a recording and sends its remaining events, if it has not ended.
     pub(crate) fn end_of(&mut self, id: RecordingId) {
         if self.recording.as_ref().is_some_and(|recording| recording.id == id) {
             self.end();
         }
     }
 
-    /// Ends whatever is recorded.
+    /// Ends the current recording.
     pub(crate) fn end(&mut self) {
         if let Some(recording) = self.recording.take() {
             recording.finish();
         }
     }
 
-    /// Whether anything is recorded.
+    /// Returns whether there is a recording.
     pub(crate) fn is_on(&self) -> bool {
         self.recording.is_some()
     }
 
-    /// When [`Self::flush`] is due.
+    /// Returns when [`Self::flush`] is due.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.recording.as_ref()?.due
     }
 
-    /// Sends what has been kept for long enough.
+    /// Sends events that are old enough.
     pub(crate) fn flush(&mut self, now: Instant) {
         if self.due().is_some_and(|due| due <= now) {
             self.send();
         }
     }
 
-    /// Things have happened.
+    /// Adds events.
     pub(crate) fn note(&mut self, now: Instant, traces: Vec<Trace>) {
         for trace in traces {
             if let Some(recording) = self.recording.as_mut().filter(|of| of.mark_cycles || trace != Trace::Cycle) {
@@ -99,7 +99,7 @@ impl Timeline {
         }
     }
 
-    /// A thread has done its part of an operation; `None` for the control thread.
+    /// Adds the trace of a thread's part of an operation; `None` is the control thread.
     pub(crate) fn performed(&mut self, now: Instant, seq: Seq, lane: Option<Lane>, work: &LaneTrace) {
         if let Some(recording) = &mut self.recording {
             let spans = work.spans(recording.began);
@@ -115,7 +115,7 @@ impl Timeline {
         }
     }
 
-    /// Sends what is kept; a recording ends whose worker has gone.
+    /// Sends the collected events; ends the recording if its worker is gone.
     fn send(&mut self) {
         if self.recording.as_mut().is_some_and(|recording| !recording.send()) {
             self.recording = None;
@@ -134,15 +134,15 @@ impl Recording {
         self.events.len() >= BATCH_EVENTS || self.bytes >= BATCH_BYTES
     }
 
-    /// Sends the last batch, for which room is waited for beside everything else, and ends the stream behind it.
+    /// Sends the last batch, in a task that waits for room, and then ends the stream.
     fn finish(self) {
         let Self { batches, events, dropped, .. } = self;
         let batch = v1::TimelineBatch { events, dropped };
-        // A worker that has gone or does not read ends it as well.
+        // A worker that is gone or does not read ends it as well.
         tokio::spawn(async move { drop(tokio::time::timeout(LAST_BATCH_TIMEOUT, batches.send(Ok(batch))).await) });
     }
 
-    /// Whether somebody still listens.
+    /// Returns whether the worker is still connected.
     fn send(&mut self) -> bool {
         let events = std::mem::take(&mut self.events);
         (self.due, self.bytes) = (None, 0);
@@ -185,7 +185,7 @@ fn event(trace: Trace) -> Event {
     }
 }
 
-/// About the bytes of an event in a message.
+/// Estimates the size of an event in a message.
 fn bytes_of(event: &Event) -> usize {
     match event {
         Event::Ready(Ready { name, .. }) | Event::Settled(Settled { name, .. }) => EVENT_BYTES + name.len(),
@@ -198,24 +198,24 @@ fn bytes_of(event: &Event) -> usize {
     }
 }
 
-/// Microseconds of a recording; 0 for what lies before it.
+/// Returns the time in microseconds since the recording began; 0 for earlier times.
 fn microseconds(began: Instant, at: Instant) -> u64 {
     u64::try_from(at.saturating_duration_since(began).as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Events that are sent at once, at the latest.
+/// The number of events after which a batch is sent.
 const BATCH_EVENTS: usize = 256;
-/// Bytes that are sent at once, at the latest: with one more event, which is of an order of at most a control frame, they fit
-/// into a message of the service.
+/// The size after which a batch is sent: with one more event, which is at most the size of a control frame's order, it
+/// fits into a message of the service.
 const BATCH_BYTES: usize = 16 << 10;
-/// What an event, or a part of it, takes besides names and shapes; and a number.
+/// The size of an event, or a part of it, without names and shapes; and the size of a number.
 const EVENT_BYTES: usize = 40;
 const NUMBER_BYTES: usize = 10;
-/// For how long an event is kept for others that travel with it.
+/// How long an event waits for others to form a batch.
 const BATCH_AGE: Duration = Duration::from_millis(20);
 /// How long the last batch of a recording may wait for room.
 const LAST_BATCH_TIMEOUT: Duration = Duration::from_secs(10);
-/// Batches that wait for the worker; what comes when there is no room is dropped.
+/// Batches queued for the worker; those beyond it are dropped.
 pub(crate) const BATCHES_MAX: usize = 256;
 
 #[cfg(test)]

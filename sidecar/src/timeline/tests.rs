@@ -12,7 +12,7 @@ fn batch(receiver: &mut mpsc::Receiver<Result<v1::TimelineBatch, Status>>) -> v1
 }
 
 #[test]
-fn the_answer_is_an_empty_batch_and_events_come_later_or_when_they_are_many() {
+fn the_reply_is_an_empty_batch_and_events_are_sent_when_old_or_many() {
     let (batches, mut receiver) = channel(8);
     let (mut timeline, began) = (Timeline::default(), Instant::now());
     timeline.begin(began, batches, false);
@@ -41,7 +41,7 @@ fn the_answer_is_an_empty_batch_and_events_come_later_or_when_they_are_many() {
 }
 
 #[tokio::test]
-async fn what_a_slow_worker_misses_is_counted_and_its_last_batch_comes() {
+async fn events_dropped_for_a_slow_worker_are_counted_and_its_last_batch_arrives() {
     let (batches, mut receiver) = channel(2);
     let (mut timeline, now) = (Timeline::default(), Instant::now());
     let recording = timeline.begin(now, batches, true);
@@ -55,7 +55,7 @@ async fn what_a_slow_worker_misses_is_counted_and_its_last_batch_comes() {
     assert_eq!(batch(&mut receiver).events.len(), BATCH_EVENTS);
     let last = receiver.recv().await.expect("the last batch waits for room").expect("no refusal");
     assert_eq!((last.events.len(), last.dropped), (1, 3 * BATCH_EVENTS as u64));
-    assert!(receiver.recv().await.is_none(), "the stream ends behind it");
+    assert!(receiver.recv().await.is_none(), "the stream ends after it");
 }
 
 #[tokio::test]
@@ -65,7 +65,7 @@ async fn a_recording_ends_with_its_worker_or_with_the_next_one() {
     let first = timeline.begin(now, batches, true);
     drop(receiver);
     timeline.note(now, vec![Trace::Cycle; BATCH_EVENTS]);
-    assert!(!timeline.is_on(), "nobody listens");
+    assert!(!timeline.is_on(), "the worker is gone");
     let (batches, mut receiver) = channel(2);
     timeline.begin(now, batches, true);
     timeline.end_of(first);
@@ -78,13 +78,13 @@ async fn a_recording_ends_with_its_worker_or_with_the_next_one() {
 }
 
 #[test]
-fn a_thread_tells_what_it_did_for_an_operation() {
+fn a_thread_records_its_work_on_an_operation() {
     let mut tracer = Tracer::default();
     let worked = |phase| ExecutorAction::Worked { work: Some((Seq(3), phase)) };
     tracer.polled(tracer.now(), &worked(Phase::Reduce));
-    assert_eq!(tracer.take(Seq(3)), None, "nobody wants it");
+    assert_eq!(tracer.take(Seq(3)), None, "tracing is off");
     tracer.set(true);
-    let began = tracer.now().expect("it is wanted");
+    let began = tracer.now().expect("tracing is on");
     tracer.received(Seq(3), 100);
     tracer.received(Seq(3), 50);
     for phase in [Phase::ReadInput, Phase::Reduce, Phase::Reduce, Phase::CopyResult] {

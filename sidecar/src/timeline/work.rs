@@ -1,4 +1,4 @@
-//! What a thread that performs operations spends its time on.
+//! Measures what a thread that performs operations spends its time on.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use ronde_wire::Seq;
 /// Collects the work of a thread while there is a recording.
 #[derive(Default)]
 pub(crate) struct Tracer {
-    /// By operation; `None` while nothing is recorded. What is in it is under way, or about to be.
+    /// The work by operation; `None` without a recording. The operations are in progress, or about to start.
     operations: Option<BTreeMap<Seq, LaneTrace>>,
 }
 
@@ -39,17 +39,17 @@ struct Work {
 }
 
 impl Tracer {
-    /// A recording begins or ends.
+    /// Switches tracing on or off.
     pub(crate) fn set(&mut self, wanted: bool) {
         self.operations = wanted.then(BTreeMap::new);
     }
 
-    /// The time, if it matters.
+    /// Returns the time, if tracing is on.
     pub(crate) fn now(&self) -> Option<Instant> {
         self.operations.as_ref().map(|_| Instant::now())
     }
 
-    /// The executor was polled at `begin` and gave this.
+    /// Notes what a poll of the executor, started at `begin`, returned.
     pub(crate) fn polled(&mut self, begin: Option<Instant>, action: &ExecutorAction) {
         let (Some(begin), Some(_)) = (begin, &self.operations) else { return };
         let (seq, kind, bytes) = match action {
@@ -60,19 +60,19 @@ impl Tracer {
         self.note(seq, kind, begin, bytes);
     }
 
-    /// A chunk of an operation has come.
+    /// Notes the arrival of a chunk of an operation.
     pub(crate) fn received(&mut self, seq: Seq, bytes: usize) {
         if let Some(now) = self.now() {
             self.note(seq, Kind::Receive, now, bytes as u64);
         }
     }
 
-    /// What was done for an operation, whose part here is over.
+    /// Takes the trace of an operation, whose part here is over.
     pub(crate) fn take(&mut self, seq: Seq) -> Option<LaneTrace> {
         self.operations.as_mut()?.remove(&seq)
     }
 
-    /// Operations are dropped, all up to this one, or all of an epoch.
+    /// Drops operations, all up to this one, or all of an epoch.
     pub(crate) fn forget(&mut self, up_to: Option<Seq>) {
         if let Some(operations) = &mut self.operations {
             operations.retain(|seq, _| up_to.is_some_and(|last| *seq > last));
@@ -87,18 +87,18 @@ impl Tracer {
         }
         let work = Work { begin, end, busy: Duration::ZERO, pieces: 0, bytes: 0 };
         let work = operations.entry(seq).or_default().0.entry(kind).or_insert(work);
-        // What is sent and received is handed over only: the connection seals and opens beside this.
+        // Sending and receiving only pass chunks on: the connection encrypts and decrypts concurrently.
         let busy = if matches!(kind, Kind::Send | Kind::Receive) { Duration::ZERO } else { end - begin };
         (work.end, work.busy) = (end, work.busy + busy);
         (work.pieces, work.bytes) = (work.pieces + 1, work.bytes + bytes);
     }
 }
 
-/// Operations of which work is kept; far more than are under way. Chunks of others come from peers only.
+/// The most operations that are traced; far more than are in progress. Chunks of others come from peers only.
 const OPERATIONS_MAX: usize = 4_096;
 
 impl LaneTrace {
-    /// As it is sent, in the time of a recording.
+    /// Converts to the protocol's type, in the time of a recording.
     pub(super) fn spans(&self, began: Instant) -> Vec<Span> {
         let span = |(kind, work): (&Kind, &Work)| Span {
             phase: kind.to_wire().into(),

@@ -1,10 +1,10 @@
-//! The calls of `ronde.v1.RondeWeb`.
+//! The methods of the service `ronde.v1.RondeWeb`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as ClientMessage;
+use ronde_rpc::v1::client_message;
 use ronde_rpc::v1::ronde_web_server::RondeWeb;
 use ronde_wire::Rank;
 use tokio::sync::mpsc;
@@ -18,7 +18,7 @@ use crate::admin::Pages;
 use crate::session::command::Access;
 use crate::session::service::Service;
 
-/// Answers them.
+/// The implementation of the service.
 #[derive(Clone)]
 pub(super) struct Calls {
     service: Arc<Service>,
@@ -27,7 +27,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// With the sessions of a service and what the admin pages show.
+    /// Creates the service from the sessions of a gRPC service and the admin pages.
     pub(super) fn new(service: Arc<Service>, pages: Pages) -> Self {
         Self { service, pages, sessions: Sessions::default() }
     }
@@ -63,7 +63,7 @@ impl RondeWeb for Calls {
         }
         let (inbox, incoming) = mpsc::channel(INBOX_MAX);
         // The channel is new: there is room.
-        let _ = inbox.try_send(Ok(v1::ClientMessage { message: Some(ClientMessage::Claim(claim)) }));
+        let _ = inbox.try_send(Ok(v1::ClientMessage { message: Some(client_message::Message::Claim(claim)) }));
         let outgoing = self.service.open_session(Access::Web, Box::pin(ReceiverStream::new(incoming)));
         Ok(Response::new(MessageStream::new(&self.sessions, rank, inbox, outgoing)))
     }
@@ -72,20 +72,20 @@ impl RondeWeb for Calls {
         let rank = caller(&request)?;
         let v1::SayRequest { session_token, number, messages } = request.into_inner();
         let session = self.sessions.of(&session_token, rank)?;
-        match timeout(SAY_TIMEOUT, session.receive(number, messages)).await {
+        match timeout(RECEIVE_TIMEOUT, session.receive(number, messages)).await {
             Ok(received) => received.map(|()| Response::new(v1::SayAnswer {})),
-            Err(_) => Err(Status::unavailable("the sidecar's control thread takes no messages; see its log")),
+            Err(_) => Err(Status::unavailable("the sidecar's control thread accepts no messages; see its log")),
         }
     }
 }
 
-/// Whose token the head carried.
+/// Returns the rank whose token the head carried.
 fn caller<T>(request: &Request<T>) -> Result<Rank, Status> {
     let caller = request.extensions().get::<Caller>();
     caller.map(|Caller(rank)| *rank).ok_or_else(|| Status::unauthenticated("the call has not passed the gate"))
 }
 
-/// How long the control thread and the lanes may take to say how they are.
+/// How long the control thread and the lanes may take to report their state.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the control thread may take no messages.
-const SAY_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the control thread may take to accept messages.
+const RECEIVE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,5 +1,5 @@
-//! What a request of HTTP is by its head alone, before a byte of its body is read: a call of a worker that knows a token, a
-//! browser's question whether a page may call, or nothing that is answered here.
+//! Classifies an HTTP request by its head, before its body is read: a call with a worker's token, a browser's CORS
+//! preflight, or nothing that is answered here.
 
 use axum::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
@@ -13,7 +13,7 @@ use ronde_wire::{Rank, limits};
 use tonic::Status;
 use tonic::body::Body;
 
-/// Knows who may call.
+/// Decides who may call.
 pub(super) struct Gate {
     tokens: Vec<(Rank, RankToken)>,
     origins: Vec<String>,
@@ -23,38 +23,38 @@ pub(super) struct Gate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Caller(pub(super) Rank);
 
-/// What may come in.
+/// A request that is accepted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// A call, whose body is to be read.
+    /// A call, whose body is read next.
     Call(Caller),
-    /// A browser's question before a page calls.
+    /// A CORS preflight of a browser.
     Preflight,
 }
 
 /// Why a request is not answered.
 #[derive(Debug)]
 pub(super) struct Refusal {
-    /// What HTTP says.
+    /// The HTTP status.
     http: StatusCode,
-    /// What gRPC says.
+    /// The gRPC status.
     status: Status,
 }
 
 impl Gate {
-    /// For the workers of these ranks, and pages of these origins.
+    /// Creates a gate for the workers of these ranks, and pages of these origins.
     pub(super) fn new(tokens: impl IntoIterator<Item = (Rank, RankToken)>, origins: Vec<String>) -> Self {
         Self { tokens: tokens.into_iter().collect(), origins }
     }
 
-    /// Judges a head.
+    /// Checks a head.
     ///
     /// # Errors
-    /// The first thing for which it is turned away.
+    /// The first reason for which it is rejected.
     pub(super) fn judge(&self, head: &Parts) -> Result<Entry, Refusal> {
         let is_asked_by_page = self.check_origin(head)?;
         if !PATHS.contains(&head.uri.path()) {
-            let reason = "there is nothing but the calls of ronde.v1.RondeWeb here; see docs/WEB.md";
+            let reason = "this listener serves only the calls of ronde.v1.RondeWeb; see docs/WEB.md";
             return Err(Refusal::new(StatusCode::NOT_FOUND, Status::unimplemented(reason)));
         }
         let asks = head.method == Method::OPTIONS && head.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD);
@@ -67,7 +67,7 @@ impl Gate {
         }
         if !is_grpc_web(head) {
             let reason =
-                "a call has the content type application/grpc-web+proto; text and other protocols are not taken";
+                "a call has the content type application/grpc-web+proto; text and other protocols are not supported";
             return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Status::unimplemented(reason)));
         }
         let caller = self.caller(head)?;
@@ -78,7 +78,7 @@ impl Gate {
         Ok(Entry::Call(caller))
     }
 
-    /// The answer to a browser's question.
+    /// Answers a CORS preflight.
     pub(super) fn allow(&self, head: &Parts) -> Response<Body> {
         let mut answer = Response::new(Body::empty());
         *answer.status_mut() = StatusCode::NO_CONTENT;
@@ -89,7 +89,7 @@ impl Gate {
         self.open_to_page(head, answer)
     }
 
-    /// Lets the page that called read the answer, if it may call.
+    /// Lets the calling page read the answer, if it may call.
     pub(super) fn open_to_page(&self, head: &Parts, mut answer: Response<Body>) -> Response<Body> {
         let origin = head.headers.get(ORIGIN).filter(|origin| self.knows_origin(origin));
         if let Some(origin) = origin {
@@ -101,13 +101,13 @@ impl Gate {
         answer
     }
 
-    /// Whether a page asks; one that may.
+    /// Returns the origin of the calling page, if there is one; it must be allowed.
     fn check_origin(&self, head: &Parts) -> Result<bool, Refusal> {
         let Some(origin) = head.headers.get(ORIGIN) else { return Ok(false) };
         if self.knows_origin(origin) {
             return Ok(true);
         }
-        let reason = "pages of this origin may not call; --web-origin says which may";
+        let reason = "pages of this origin may not call; --web-origin lists those that may";
         Err(Refusal::new(StatusCode::FORBIDDEN, Status::permission_denied(reason)))
     }
 
@@ -125,7 +125,7 @@ impl Gate {
         let Some(token) = web::token_in(value.as_bytes()) else {
             return refuse("the authorization is not Bearer and the 64 hexadecimal digits of a rank's token file");
         };
-        // Compared with all, so that the time does not tell which came close.
+        // Compared with all of them, so that the time reveals nothing.
         let found =
             self.tokens.iter().fold(None, |found, (rank, known)| if *known == token { Some(*rank) } else { found });
         match found {
@@ -138,20 +138,20 @@ impl Gate {
 }
 
 impl Refusal {
-    /// A refusal.
+    /// Builds a refusal.
     pub(super) fn new(http: StatusCode, status: Status) -> Self {
         Self { http, status }
     }
 
-    /// More than a call may have.
+    /// Refuses a body that is too large.
     pub(super) fn too_large() -> Self {
         let reason =
             format!("a call has at most {} bytes; use shared memory for large tensors", limits::WEB_BODY_BYTES_MAX);
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, Status::resource_exhausted(reason))
     }
 
-    /// The answer: a status of gRPC for whoever speaks it, a line of text for others. The connection ends, because of what
-    /// may come behind the head nothing is read.
+    /// Builds the answer: a gRPC status for gRPC clients, a line of text for others. The connection closes, because a
+    /// body that may follow the head is not read.
     pub(super) fn answer(self, head: &Parts) -> Response<Body> {
         let mut answer: Response<Body> = self.status.clone().into_http();
         *answer.status_mut() = self.http;
@@ -177,9 +177,9 @@ fn is_grpc_web(head: &Parts) -> bool {
 }
 
 const CONTENT_TYPE_OF_CALLS: &str = "application/grpc-web+proto";
-/// What clients of gRPC-Web send besides what every page may.
+/// The headers that clients of gRPC-Web send besides those that every page may send.
 const HEADERS_OF_CALLS: &str = "authorization,content-type,grpc-timeout,x-grpc-web,x-user-agent";
-/// All that is answered.
+/// All paths that are served.
 const PATHS: [&str; 4] =
     ["/ronde.v1.RondeWeb/Describe", "/ronde.v1.RondeWeb/Open", "/ronde.v1.RondeWeb/Say", "/ronde.v1.RondeWeb/Status"];
 
@@ -200,10 +200,10 @@ mod tests {
         Gate::new([(Rank(4), token(4)), (Rank(5), token(5))], vec![PAGE.to_owned()])
     }
 
-    /// Method, path, other headers; the status and some words of the refusal.
+    /// Method, path, other headers; the status and a part of the refusal.
     type Case<'a> = (Method, &'a str, &'a [(&'static str, &'a str)], u16, &'a str);
 
-    /// A good call with some headers instead of its own; an empty value for none.
+    /// A good call with some headers replaced; an empty value removes one.
     fn head(method: Method, path: &str, others: &[(&'static str, &str)]) -> Parts {
         let own = [("content-type", CONTENT_TYPE_OF_CALLS.to_owned()), ("authorization", web::bearer(&token(5)))];
         let mut request = Request::new(());
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_known_by_its_token() {
+    fn a_call_is_authenticated_by_its_token() {
         for path in PATHS {
             assert_eq!(judged(Method::POST, path, &[]), Ok(Entry::Call(Caller(Rank(5)))));
             let other = web::bearer(&token(4));
@@ -237,13 +237,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_call_is_refused_by_its_head() {
-        let stranger = web::bearer(&token(6));
+    fn invalid_requests_are_rejected_by_their_head() {
+        let foreign = web::bearer(&token(6));
         let large = (limits::WEB_BODY_BYTES_MAX + 1).to_string();
         let cases: [Case<'_>; 14] = [
-            (Method::POST, "/", &[], 404, "nothing but the calls"),
-            (Method::POST, "/ronde.v1.Ronde/Session", &[], 404, "nothing but the calls"),
-            (Method::POST, "/ronde.v1.RondeWeb/Open/", &[], 404, "nothing but the calls"),
+            (Method::POST, "/", &[], 404, "only the calls"),
+            (Method::POST, "/ronde.v1.Ronde/Session", &[], 404, "only the calls"),
+            (Method::POST, "/ronde.v1.RondeWeb/Open/", &[], 404, "only the calls"),
             (Method::GET, PATHS[0], &[], 405, "a POST"),
             (Method::OPTIONS, PATHS[0], &[("access-control-request-method", "POST")], 405, "a POST"),
             (Method::POST, PATHS[0], &[("content-type", "")], 415, "content type"),
@@ -251,7 +251,7 @@ mod tests {
             (Method::POST, PATHS[0], &[("content-type", "application/grpc-web-text")], 415, "text"),
             (Method::POST, PATHS[0], &[("authorization", "")], 401, "carries a rank's token"),
             (Method::POST, PATHS[0], &[("authorization", "Bearer 00")], 401, "64 hexadecimal digits"),
-            (Method::POST, PATHS[0], &[("authorization", &stranger)], 401, "of no rank of this sidecar"),
+            (Method::POST, PATHS[0], &[("authorization", &foreign)], 401, "of no rank of this sidecar"),
             (Method::POST, PATHS[0], &[("content-length", &large)], 413, "at most 1114112 bytes"),
             (Method::POST, PATHS[0], &[("origin", "https://evil.example")], 403, "--web-origin"),
             (Method::POST, PATHS[0], &[("origin", "null")], 403, "--web-origin"),
@@ -271,10 +271,10 @@ mod tests {
         assert_eq!(answer.status(), StatusCode::NO_CONTENT);
         assert_eq!(answer.headers()[ACCESS_CONTROL_ALLOW_ORIGIN], PAGE);
         assert!(answer.headers()[ACCESS_CONTROL_ALLOW_HEADERS].to_str().expect("text").contains("authorization"));
-        // Nobody else's page reads anything, a refusal included.
-        let stranger = head(Method::POST, PATHS[1], &[("origin", "https://evil.example")]);
-        let refused = gate().judge(&stranger).expect_err("not named").answer(&stranger);
-        let refused = gate().open_to_page(&stranger, refused);
+        // No other page may read anything, not even a refusal.
+        let foreign = head(Method::POST, PATHS[1], &[("origin", "https://evil.example")]);
+        let refused = gate().judge(&foreign).expect_err("not named").answer(&foreign);
+        let refused = gate().open_to_page(&foreign, refused);
         assert_eq!(refused.headers().get(ACCESS_CONTROL_ALLOW_ORIGIN), None);
     }
 

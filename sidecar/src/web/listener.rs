@@ -1,4 +1,4 @@
-//! Connections, and requests on them: every wait and every length is bounded before anything is believed.
+//! Accepts connections and reads requests: every wait and every length is bounded before the input is trusted.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ use tower::{Layer, Service};
 use super::calls::Calls;
 use super::gate::{Entry, Gate, Refusal};
 
-/// All that connections share.
+/// The state that all connections share.
 pub(super) struct Endpoint {
     gate: Gate,
     calls: GrpcWebService<RondeWebServer<Calls>>,
@@ -40,7 +40,7 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Answers calls that the gate lets in; without TLS if there is none.
+    /// Answers calls that the gate accepts; without TLS if `tls` is `None`.
     pub(super) fn new(gate: Gate, calls: Calls, tls: Option<Arc<MutualTls>>) -> Self {
         let calls = RondeWebServer::new(calls)
             .max_decoding_message_size(limits::WEB_BODY_BYTES_MAX)
@@ -73,7 +73,7 @@ impl Endpoint {
         self.gate.open_to_page(&head, answer)
     }
 
-    /// Reads a body that may be decoded, with leave to do so.
+    /// Reads a body that may be decoded, with a permit for it.
     async fn read(&self, body: Incoming) -> Result<(Bytes, SemaphorePermit<'_>), Refusal> {
         let busy = || {
             let reason = format!("{} calls are being read; try again", limits::WEB_BODIES_MAX);
@@ -82,7 +82,7 @@ impl Endpoint {
         let turn = timeout(BODY_TIMEOUT, self.bodies.acquire()).await.map_err(|_| busy())?.map_err(|_| busy())?;
         let collected = timeout(BODY_TIMEOUT, Limited::new(body, limits::WEB_BODY_BYTES_MAX).collect()).await;
         let collected = collected.map_err(|_| {
-            let reason = format!("the body did not come within {} s", BODY_TIMEOUT.as_secs());
+            let reason = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
             Refusal::new(StatusCode::REQUEST_TIMEOUT, Status::deadline_exceeded(reason))
         })?;
         let body = collected.map_err(|error| match error.is::<LengthLimitError>() {
@@ -104,16 +104,16 @@ fn refused(refusal: Refusal, head: &Parts) -> Response<Body> {
     refusal.answer(head)
 }
 
-/// Accepts connections for ever.
+/// Accepts connections forever.
 ///
 /// # Errors
-/// When the runtime does not take the listener.
+/// When the runtime does not accept the listener.
 pub(super) async fn run(listener: std::net::TcpListener, endpoint: Arc<Endpoint>) -> std::io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => start(&endpoint, stream, peer),
-            // Of the process or the system, such as too many open files; others end theirs meanwhile.
+            // An error of the process or the system, such as too many open files, which other connections may free.
             Err(error) => {
                 tracing::warn!(%error, "gRPC-Web: accepting failed");
                 sleep(ACCEPT_PAUSE).await;
@@ -124,7 +124,7 @@ pub(super) async fn run(listener: std::net::TcpListener, endpoint: Arc<Endpoint>
 
 fn start(endpoint: &Arc<Endpoint>, stream: TcpStream, peer: SocketAddr) {
     let Ok(place) = Arc::clone(&endpoint.connections).try_acquire_owned() else {
-        tracing::warn!(%peer, limit = limits::WEB_CONNECTIONS_MAX, "gRPC-Web: too many connections, one is turned away");
+        tracing::warn!(%peer, limit = limits::WEB_CONNECTIONS_MAX, "gRPC-Web: too many connections, one is rejected");
         return;
     };
     let endpoint = Arc::clone(endpoint);
@@ -136,7 +136,7 @@ fn start(endpoint: &Arc<Endpoint>, stream: TcpStream, peer: SocketAddr) {
     });
 }
 
-/// Serves a connection to its end, at the latest to that of a certificate.
+/// Serves a connection to its end, at the latest until a certificate expires.
 async fn connection(endpoint: Arc<Endpoint>, stream: TcpStream) -> Result<(), String> {
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
     let Some(tls) = endpoint.tls.clone() else { return requests(endpoint, stream).await };
@@ -167,16 +167,16 @@ async fn requests(endpoint: Arc<Endpoint>, stream: impl AsyncRead + AsyncWrite +
         .map_err(|error| error.to_string())
 }
 
-/// How long a client may take for its half of TLS.
+/// How long a client may take for its part of the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a connection may be idle between two calls, and a head on its way. Clients that keep connections for later give
-/// them up before.
+/// How long a connection may be idle between two calls, and a head may take to arrive. Clients that keep connections
+/// open close them before that.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a body may be on its way, and wait until it is read.
+/// How long a body may take to arrive, and wait until it is read.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a client may take none of an answer.
+/// How long a client may accept nothing of an answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
-/// After an error that the next attempt would meet again.
+/// The pause after an error that an immediate retry would meet again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const HEADERS_MAX: usize = 64;
 /// The largest answer, a status page; parts of results are small.

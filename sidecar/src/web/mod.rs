@@ -1,9 +1,9 @@
-//! The listener for gRPC-Web: sessions of workers that have neither Unix sockets nor shared memory, such as WebAssembly in a
-//! browser or in Node. Off unless asked for; docs/WEB.md says how it is used, docs/adr/0019-grpc-web.md why it is so.
+//! The gRPC-Web listener: sessions of workers that have neither Unix sockets nor shared memory, such as WebAssembly in
+//! a browser or in Node. It is off by default; docs/WEB.md describes its use, docs/adr/0019-grpc-web.md the reasons.
 //!
-//! A request is judged by its head ([`gate`]), read within bounds ([`listener`]), and answered ([`calls`]); a session is the
-//! very one that the service of rpc.sock has, with another way of its messages ([`sessions`]). All of it runs on a thread of
-//! its own, because TLS does not belong on the control thread.
+//! A request is checked by its head ([`gate`]), read within bounds ([`listener`]), and answered ([`calls`]). A session
+//! is the same as that of rpc.sock, but its messages travel differently ([`sessions`]). All of it runs on a separate
+//! thread, because TLS does not belong on the control thread.
 
 mod calls;
 mod gate;
@@ -26,15 +26,15 @@ use calls::Calls;
 use gate::Gate;
 use listener::Endpoint;
 
-/// The listener, as the rest of the sidecar knows it.
+/// The handle of the listener for the rest of the sidecar.
 pub(crate) struct Web {
-    /// Where it is.
+    /// Its address.
     pub(crate) address: SocketAddr,
-    /// What takes fresh certificates, where there are some.
+    /// Receives new certificates, if TLS is on.
     pub(crate) tls: Option<Arc<MutualTls>>,
 }
 
-/// Binds the listener and serves it on a thread of its own, for as long as the process runs.
+/// Binds the listener and serves it on its own thread, for as long as the process runs.
 ///
 /// # Errors
 /// When the address cannot be bound, or TLS cannot be configured.
@@ -62,10 +62,10 @@ pub(crate) fn serve(
     let runtime = runtime.context("cannot start a runtime for gRPC-Web")?;
     let serve = move || {
         if let Err(error) = runtime.block_on(listener::run(listener, Arc::new(endpoint))) {
-            tracing::error!(%error, "gRPC-Web is not answered any more");
+            tracing::error!(%error, "the gRPC-Web listener has ended");
         }
     };
     std::thread::Builder::new().name("ronde-web".into()).spawn(serve).context("cannot start the gRPC-Web thread")?;
-    tracing::info!(%address, tls = settings.tls, "gRPC-Web is answered");
+    tracing::info!(%address, tls = settings.tls, "the gRPC-Web listener serves");
     Ok(Web { address, tls })
 }

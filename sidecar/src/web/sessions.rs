@@ -1,5 +1,4 @@
-//! Open sessions over gRPC-Web: what a call of Say finds by the session's token, and the answer to Open, with whose end the
-//! session ends.
+//! Open sessions over gRPC-Web: calls of Say find their session by its token; the session ends with the answer to Open.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -8,23 +7,23 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as ClientMessage;
-use ronde_rpc::v1::server_message::Message as ServerMessage;
+use ronde_rpc::v1::client_message;
+use ronde_rpc::v1::server_message;
 use ronde_wire::{Rank, limits};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::Status;
 
-/// By token.
+/// The open sessions by token.
 #[derive(Clone, Default)]
 pub(super) struct Sessions {
     open: Arc<Mutex<HashMap<Bytes, Arc<Session>>>>,
 }
 
-/// Where what a worker says goes.
+/// The channel for a worker's messages.
 pub(super) type Inbox = mpsc::Sender<Result<v1::ClientMessage, Status>>;
 
-/// One of them.
+/// An open session.
 pub(super) struct Session {
     rank: Rank,
     inbox: Inbox,
@@ -33,13 +32,13 @@ pub(super) struct Session {
 }
 
 impl Sessions {
-    /// The session of a token, for the worker of its rank.
+    /// Returns the session of a token, for the worker of its rank.
     ///
     /// # Errors
     /// When there is none.
     pub(super) fn of(&self, token: &Bytes, caller: Rank) -> Result<Arc<Session>, Status> {
         let session = self.lock().get(token).cloned();
-        // What is another rank's is not there for this one.
+        // Another rank's session does not exist for this one.
         session.filter(|session| session.rank == caller).ok_or_else(|| {
             Status::not_found("no session of this token and rank is open here; it has ended: Open another one")
         })
@@ -52,24 +51,24 @@ impl Sessions {
 }
 
 impl Session {
-    /// Receives a call: all of its messages or none, each call once, one after another.
+    /// Receives a call: all of its messages or none, each call once, in order.
     ///
     /// # Errors
-    /// Why it is not received.
+    /// When the call is not received; the status is the reason.
     pub(super) async fn receive(&self, number: u64, messages: Vec<v1::ClientMessage>) -> Result<(), Status> {
         check(&messages)?;
         let mut received = self.received.lock().await;
         if number == 0 || number > *received + 1 {
             let expected = *received + 1;
             return Err(Status::failed_precondition(format!(
-                "call {number} came where {expected} was expected; number calls from 1 and make one after the other"
+                "call {number} arrived where {expected} was expected; number calls from 1 and make one after the other"
             )));
         }
         if number <= *received || messages.is_empty() {
             *received = number.max(*received);
             return Ok(());
         }
-        // Room for all of them first: from here on nothing waits, so that a call that is given up was not half received.
+        // Reserve room for all of them first: then nothing waits, so a call that is cancelled is never half received.
         let places = self.inbox.reserve_many(messages.len()).await;
         let places = places.map_err(|_| Status::not_found("the session has ended; Open another one"))?;
         places.zip(messages).for_each(|(place, message)| place.send(Ok(message)));
@@ -78,21 +77,22 @@ impl Session {
     }
 }
 
-/// What is said elsewhere or nowhere is refused by its name.
+/// Refuses messages that are not allowed in a call.
 fn check(messages: &[v1::ClientMessage]) -> Result<(), Status> {
     if messages.len() > limits::WEB_MESSAGES_MAX {
-        let reason = format!("{} messages in one call; at most {} are taken", messages.len(), limits::WEB_MESSAGES_MAX);
+        let reason =
+            format!("{} messages in one call; at most {} are allowed", messages.len(), limits::WEB_MESSAGES_MAX);
         return Err(Status::invalid_argument(reason));
     }
     for message in messages {
         match &message.message {
-            Some(ClientMessage::RingReady(_)) => {
+            Some(client_message::Message::RingReady(_)) => {
                 return Err(Status::invalid_argument(
-                    "RingReady is not taken over gRPC-Web, where there is no shared memory",
+                    "RingReady is not supported over gRPC-Web, where there is no shared memory",
                 ));
             }
-            Some(ClientMessage::Claim(_)) => {
-                return Err(Status::invalid_argument("Claim is not said in a session; Open another one with it"));
+            Some(client_message::Message::Claim(_)) => {
+                return Err(Status::invalid_argument("Claim is not allowed within a session; call Open with it"));
             }
             _ => {}
         }
@@ -100,18 +100,18 @@ fn check(messages: &[v1::ClientMessage]) -> Result<(), Status> {
     Ok(())
 }
 
-/// What the sidecar says in a session. Dropped, as when its connection ends, it ends the session.
+/// The stream of messages to a worker. Dropping it, as when its connection ends, ends the session.
 pub(super) struct MessageStream {
     outgoing: mpsc::Receiver<Result<v1::ServerMessage, Status>>,
     rank: Rank,
     sessions: Sessions,
-    /// The worker's way, until the session has a token.
+    /// The worker's channel, until the session has a token.
     inbox: Option<Inbox>,
     token: Option<Bytes>,
 }
 
 impl MessageStream {
-    /// Forwards outgoing messages, and makes the session known once its claim is accepted.
+    /// Forwards outgoing messages, and registers the session once its claim is accepted.
     pub(super) fn new(
         sessions: &Sessions,
         rank: Rank,
@@ -135,7 +135,7 @@ impl Stream for MessageStream {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut next = ready!(self.outgoing.poll_recv(context));
-        if let Some(Ok(v1::ServerMessage { message: Some(ServerMessage::Claimed(claimed)) })) = &mut next
+        if let Some(Ok(v1::ServerMessage { message: Some(server_message::Message::Claimed(claimed)) })) = &mut next
             && let Some(inbox) = self.inbox.take()
         {
             self.open(claimed, inbox);
@@ -149,16 +149,15 @@ impl Drop for MessageStream {
         let session = self.token.as_ref().and_then(|token| self.sessions.lock().remove(token));
         let unread = self.outgoing.len();
         if let Some(session) = session.filter(|_| unread > 0) {
-            let reason = format!(
-                "its connection ended with {unread} messages that it has not read; it has to read all the time"
-            );
-            // When there is no room, what it said last is received, and that it is gone.
+            let reason =
+                format!("its connection ended with {unread} messages that it has not read; it must read continuously");
+            // Without room, its last messages are received, and its end is noticed.
             let _ = session.inbox.try_send(Err(Status::aborted(reason)));
         }
     }
 }
 
-/// Messages of a worker that wait for the control thread: those of one call.
+/// Messages of a worker queued for the control thread: those of one call.
 pub(super) const INBOX_MAX: usize = limits::WEB_MESSAGES_MAX;
 
 #[cfg(test)]
@@ -170,12 +169,12 @@ mod tests {
     const ME: Rank = Rank(2);
     const TOKEN: &[u8] = &[9; 16];
 
-    fn message(said: ClientMessage) -> v1::ClientMessage {
-        v1::ClientMessage { message: Some(said) }
+    fn message(message: client_message::Message) -> v1::ClientMessage {
+        v1::ClientMessage { message: Some(message) }
     }
 
     fn release(request: u64) -> v1::ClientMessage {
-        message(ClientMessage::Release(v1::Release { request }))
+        message(client_message::Message::Release(v1::Release { request }))
     }
 
     struct Opened {
@@ -192,9 +191,10 @@ mod tests {
         let sessions = Sessions::default();
         let mut messages = MessageStream::new(&sessions, ME, inbox, outgoing);
         let claimed = v1::Claimed { session_token: TOKEN.into(), ring_bytes: 4_096, ..Default::default() };
-        let claimed = v1::ServerMessage { message: Some(ServerMessage::Claimed(claimed)) };
+        let claimed = v1::ServerMessage { message: Some(server_message::Message::Claimed(claimed)) };
         assert!(sender.send(Ok(claimed)).await.is_ok());
-        let Some(Ok(v1::ServerMessage { message: Some(ServerMessage::Claimed(claimed)) })) = messages.next().await
+        let Some(Ok(v1::ServerMessage { message: Some(server_message::Message::Claimed(claimed)) })) =
+            messages.next().await
         else {
             panic!("not passed on");
         };
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_session_is_there_from_its_claim_to_the_end_of_its_call() {
+    async fn a_session_exists_from_its_claim_to_the_end_of_its_call() {
         let (Opened { sessions, messages, sender, mut inbox }, claimed) = opened().await;
         assert_eq!((claimed.ring_bytes, claimed.pending_max), (0, 1_024));
         let session = sessions.of(&TOKEN.into(), ME).expect("open");
@@ -213,12 +213,12 @@ mod tests {
         assert!(inbox.recv().await.is_none() && sender.is_closed(), "both sides are closed");
     }
 
-    /// A connection on which nothing can be written ends, which is not its worker's doing.
+    /// A connection that cannot be written to ends, which is not its worker's doing.
     #[tokio::test]
-    async fn who_does_not_read_is_said_not_to() {
+    async fn a_worker_that_does_not_read_is_reported() {
         let (Opened { messages, sender, mut inbox, .. }, _) = opened().await;
         for request in 0..3 {
-            let done = ServerMessage::Completed(v1::Completed { request, ..Default::default() });
+            let done = server_message::Message::Completed(v1::Completed { request, ..Default::default() });
             assert!(sender.send(Ok(v1::ServerMessage { message: Some(done) })).await.is_ok());
         }
         drop(messages);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn calls_are_heard_once_and_in_turn() {
+    async fn calls_are_received_once_and_in_order() {
         let (mut opened, _) = opened().await;
         let session = opened.sessions.of(&TOKEN.into(), ME).expect("open");
         session.receive(1, vec![release(10), release(11)]).await.expect("the first");
@@ -242,19 +242,19 @@ mod tests {
         drop(session);
         drop(opened.messages);
         let mut received = Vec::new();
-        while let Some(said) = opened.inbox.recv().await {
-            received.push(said.expect("a message"));
+        while let Some(message) = opened.inbox.recv().await {
+            received.push(message.expect("a message"));
         }
         assert_eq!(received, [release(10), release(11), release(12)]);
     }
 
     #[tokio::test]
-    async fn what_belongs_elsewhere_is_refused_by_name_and_nothing_beside_it_is_heard() {
+    async fn ring_and_claim_messages_are_rejected_together_with_their_batch() {
         let (mut opened, _) = opened().await;
         let session = opened.sessions.of(&TOKEN.into(), ME).expect("open");
         let elsewhere = [
-            (vec![release(1), message(ClientMessage::RingReady(v1::RingReady {}))], "RingReady"),
-            (vec![release(1), message(ClientMessage::Claim(v1::Claim::default()))], "Claim"),
+            (vec![release(1), message(client_message::Message::RingReady(v1::RingReady {}))], "RingReady"),
+            (vec![release(1), message(client_message::Message::Claim(v1::Claim::default()))], "Claim"),
             (vec![release(1); limits::WEB_MESSAGES_MAX + 1], "at most 1024"),
         ];
         for (messages, words) in elsewhere {

@@ -1,8 +1,8 @@
-//! Runs decoders on bytes that no encoder wrote: docs/adr/0020-fuzzing.md.
+//! Fuzzes decoders with malformed input: see docs/adr/0020-fuzzing.md.
 //!
-//! A target is a test: it gives [`fuzz`] encodings that are right, and a function that decodes, checks what it got, and says
-//! what became of the bytes. What is done with one input is a function of the seed and of the inputs before it, so a run
-//! can be repeated. `RONDE_FUZZ_SECONDS` makes it longer, `RONDE_FUZZ_SEED` another one.
+//! A target is a test: it passes valid encodings to [`fuzz`], and a function that decodes an input, checks the result
+//! and returns an outcome. The work on an input is a function of the seed and of the inputs before it, so a run can be
+//! repeated. `RONDE_FUZZ_SECONDS` sets its length, `RONDE_FUZZ_SEED` its seed.
 
 #![forbid(unsafe_code)]
 
@@ -18,12 +18,12 @@ use std::time::Duration;
 pub use outcome::Outcome;
 use search::{Finding, Search};
 
-/// Decodes the seeds, then what was found before (`tests/corpus/<name>/`), then changed inputs until the time is over.
+/// Decodes the seeds, then inputs found earlier (`tests/corpus/<name>/`), then mutated inputs until the time is over.
 ///
-/// `decode` panics when something is wrong: that is the finding.
+/// `decode` panics when something is wrong: that is a finding.
 ///
 /// # Panics
-/// With the shortest input for which `decode` does, after it was written to the corpus; when a seed is refused.
+/// With the shortest input for which `decode` panics, after writing it to the corpus; and when a seed is refused.
 pub fn fuzz(name: &'static str, seeds: Vec<Vec<u8>>, decode: impl Fn(&[u8]) -> Outcome) {
     let time = Duration::from_secs(setting("RONDE_FUZZ_SECONDS", SECONDS));
     let folder = corpus(name);
@@ -33,22 +33,22 @@ pub fn fuzz(name: &'static str, seeds: Vec<Vec<u8>>, decode: impl Fn(&[u8]) -> O
     let found = search.take_seeds(seeds).and_then(|()| search.replay(kept(&folder))).and_then(|()| search.run(time));
     if let Err(finding) = found {
         let file = keep(&folder, &finding.input);
-        panic!("{}", told(name, &finding, &file));
+        panic!("{}", describe(name, &finding, &file));
     }
 }
 
-/// What to say of a finding.
-fn told(name: &str, finding: &Finding, file: &str) -> String {
-    let Finding { input, says, at } = finding;
+/// Describes a finding.
+fn describe(name: &str, finding: &Finding, file: &str) -> String {
+    let Finding { input, message, at } = finding;
     let shown: String = input.iter().take(SHOWN_BYTES).map(|byte| format!("{byte:02x}")).collect();
     let more = if input.len() > SHOWN_BYTES { "..." } else { "" };
     format!(
-        "target {name}, {at}: {says}\nthe shortest input has {} bytes: {shown}{more}\nit is in {file}: correct the decoder, and commit the file with it",
+        "target {name}, {at}: {message}\nthe shortest input has {} bytes: {shown}{more}\nit is in {file}: correct the decoder, and commit the file with it",
         input.len()
     )
 }
 
-/// Writes an input where the next run finds it; gives the file's name, or why it could not be written.
+/// Writes an input to the corpus; returns the file's name, or why it could not be written.
 fn keep(folder: &Path, input: &[u8]) -> String {
     // FNV-1a: a name for the content.
     let digest = input
@@ -61,7 +61,7 @@ fn keep(folder: &Path, input: &[u8]) -> String {
     }
 }
 
-/// The inputs of a folder with their names, in the order of these. None where there is no folder.
+/// The inputs of a folder with their names, ordered by name. None without a folder.
 fn kept(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry can be read").path()).collect();
@@ -74,15 +74,15 @@ fn kept(folder: &Path) -> Vec<(String, Vec<u8>)> {
 }
 
 fn corpus(name: &str) -> PathBuf {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in tests");
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate is in tests");
     tests.join("corpus").join(name)
 }
 
 fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name} is no number")))
+    std::env::var(name).map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name} is not a number")))
 }
 
-/// Time of one target within `make test`.
+/// The time of one target within `make test`.
 const SECONDS: u64 = 5;
 const SEED: u64 = 7;
 /// Bytes of an input that a failure shows; the file has all.

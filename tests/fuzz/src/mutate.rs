@@ -1,4 +1,4 @@
-//! Changes of inputs: single bits, numbers that mean something, pieces that are missing, doubled or of another input.
+//! Mutates inputs: single bits, boundary numbers, chunks that are removed, doubled or copied from another input.
 
 use fastrand::Rng;
 
@@ -53,7 +53,7 @@ fn piece<'a>(random: &mut Rng, of: &'a [u8]) -> &'a [u8] {
     &of[start..(start + random.usize(..=most)).min(of.len())]
 }
 
-/// Puts a number of 1, 2, 4 or 8 bytes, either end first, at the border of what something may be: lengths and counts.
+/// Writes a boundary number of 1, 2, 4 or 8 bytes in either byte order: lengths and counts.
 fn put(random: &mut Rng, bytes: &mut [u8], at: usize) {
     let length = bytes.len() as u64;
     let border = [0, 1, 2, 7, 8, 63, 64, 127, 128, 255, 256, 4_096, 65_535, 1 << 20, 1 << 31, 1 << 32, 1 << 63, length];
@@ -68,7 +68,7 @@ fn put(random: &mut Rng, bytes: &mut [u8], at: usize) {
     bytes[at..at + size].copy_from_slice(number);
 }
 
-/// Puts another number where digits stand from a place on.
+/// Replaces decimal digits from a position on by another number.
 fn decimal(random: &mut Rng, bytes: &mut Vec<u8>, at: usize) {
     let Some(start) = (at..bytes.len()).find(|at| bytes[*at].is_ascii_digit()) else { return };
     let end = (start..bytes.len()).find(|at| !bytes[*at].is_ascii_digit()).unwrap_or(bytes.len());
@@ -96,7 +96,7 @@ const DECIMALS: [&str; 18] = [
     "18446744073709551615",
     "18446744073709551616",
 ];
-/// The greatest u64 as a number of variable length.
+/// The greatest u64 as a varint.
 const VARINT_MAX: [u8; 10] = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
-/// Longer ones are slow and say nothing new.
+/// Longer inputs are slow and find nothing more.
 const INPUT_BYTES_MAX: usize = 64 << 10;

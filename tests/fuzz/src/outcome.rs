@@ -1,31 +1,31 @@
-//! What became of an input.
+//! The outcome of decoding an input.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt::{self, Write};
 use std::hash::Hasher;
 
-/// What a decoder made of bytes. Inputs of which it says something new are changed further, so the words are what leads a
-/// target on: the name of what was read, and the reason of a refusal.
+/// What a decoder made of an input. Inputs with a new outcome are mutated further, so its words guide a target: the
+/// name of the decoded type, and the reason of a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     is_read: bool,
-    /// Of the words; numbers, and what is quoted in them, do not count.
+    /// A hash of the words; numbers and quoted text do not count.
     pub(crate) kind: u64,
     words: String,
 }
 
 impl Outcome {
-    /// The bytes are an encoding of this.
+    /// The input is an encoding of this.
     pub fn read(what: &impl fmt::Debug) -> Self {
         Self::new(true, format_args!("{what:?}"))
     }
 
-    /// They are none, and this is why.
+    /// The input is malformed, for this reason.
     pub fn refused(why: &impl fmt::Display) -> Self {
         Self::new(false, format_args!("{why}"))
     }
 
-    /// Read or refused.
+    /// Decoded or refused.
     pub fn of<T: fmt::Debug, E: fmt::Display>(result: &Result<T, E>) -> Self {
         match result {
             Ok(what) => Self::read(what),
@@ -35,7 +35,7 @@ impl Outcome {
 
     fn new(is_read: bool, words: fmt::Arguments<'_>) -> Self {
         let mut beginning = Beginning(String::new());
-        // It says that it is full by an error.
+        // Formatting stops with an error when the buffer is full.
         let _ = beginning.write_fmt(words);
         let mut hasher = DefaultHasher::new();
         hasher.write_u8(u8::from(is_read));
@@ -49,20 +49,20 @@ impl Outcome {
         Self { is_read, kind: hasher.finish(), words: beginning.0 }
     }
 
-    /// Whether the bytes were an encoding.
+    /// Whether the input was an encoding.
     #[must_use]
     pub fn is_read(&self) -> bool {
         self.is_read
     }
 
-    /// The beginning of what the decoder said.
+    /// The beginning of the words.
     #[must_use]
     pub fn words(&self) -> &str {
         &self.words
     }
 }
 
-/// Text up to a length. Whoever writes more is stopped: the rest of a large message need not be formatted.
+/// A buffer of bounded length. Formatting stops when it is full, so the rest of a large message is not formatted.
 struct Beginning(String);
 
 impl fmt::Write for Beginning {
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_quotations_are_no_news() {
+    fn outcomes_that_differ_only_in_numbers_and_quotes_are_equal() {
         let kind = |why: &str| Outcome::refused(&why).kind;
         assert_eq!(kind("7 bytes too many"), kind("1345 bytes too many"));
         assert_eq!(kind("no codec \"a\" is known"), kind("no codec \"bcd\" is known"));

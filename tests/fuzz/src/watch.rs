@@ -1,4 +1,4 @@
-//! Ends the process when a decoder does not come back, with the input at which it does not.
+//! Aborts the process when a decoder hangs, and reports the input.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A thread that looks at the clock.
+/// A watchdog thread.
 pub(crate) struct Watch {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -20,7 +20,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// What is being decoded, and since when.
+    /// The input that is being decoded, and since when.
     running: Option<Instant>,
     input: Vec<u8>,
     is_over: bool,
@@ -33,7 +33,7 @@ impl Shared {
 }
 
 impl Watch {
-    /// Begins to watch a target. What does not come back is written to the folder.
+    /// Starts the watchdog of a target. An input that hangs is written to the folder.
     pub(crate) fn begin(name: &'static str, folder: PathBuf) -> Self {
         let shared = Arc::new(Shared::default());
         let watched = shared.clone();
@@ -58,7 +58,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.shared.lock().is_over = true;
         self.shared.over.notify_all();
-        // It panics only where it ends the process.
+        // It panics only when it aborts the process.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -66,18 +66,18 @@ impl Drop for Watch {
 fn watch(shared: &Shared, name: &str, folder: &std::path::Path) {
     let mut state = shared.lock();
     while !state.is_over {
-        let waited = shared.over.wait_timeout(state, LOOK);
+        let waited = shared.over.wait_timeout(state, POLL_INTERVAL);
         state = waited.unwrap_or_else(PoisonError::into_inner).0;
         if state.running.is_some_and(|since| since.elapsed() > PATIENCE) {
             let file = crate::keep(folder, &state.input);
-            // Past what captures the output of tests: nobody would print that behind an abort.
+            // Written directly to standard error: the captured output of tests is lost on abort.
             let _ =
-                writeln!(std::io::stderr(), "target {name} has not come back for {PATIENCE:?}; the input is in {file}");
+                writeln!(std::io::stderr(), "target {name} has not returned for {PATIENCE:?}; the input is in {file}");
             std::process::abort();
         }
     }
 }
 
-const LOOK: Duration = Duration::from_secs(1);
-/// No decoder takes a thousandth of it on a machine that does other things, too.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// No decoder takes a thousandth of it, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -5,11 +5,11 @@
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use ronde_tests::sim::{Met, Options, Saboteur, run};
+use ronde_tests::sim::{Counts, Options, Saboteur, run};
 
 fn main() -> anyhow::Result<ExitCode> {
     let (first, count, options) = parse(std::env::args().skip(1))?;
-    let (mut failures, mut met) = (0, Met::new());
+    let (mut failures, mut met) = (0, Counts::new());
     for seed in first..first + count {
         match run(seed, &options) {
             Ok(report) if count == 1 => {

@@ -1,4 +1,4 @@
-//! A worker that does what a test tells it on standard input: see `ronde_tests::script`.
+//! A worker that executes a test's commands from standard input: see `ronde_tests::script`.
 
 #![forbid(unsafe_code)]
 
@@ -30,11 +30,11 @@ async fn run() -> ExitCode {
     let client = match connected {
         Ok(client) => Rc::new(client),
         Err(error) => {
-            say(&Answer::NotConnected { text: error.to_string() });
+            send(&Answer::NotConnected { text: error.to_string() });
             return ExitCode::from(EXIT_NOT_CONNECTED);
         }
     };
-    say(&Answer::Connected { rank: client.rank(), size: client.size() });
+    send(&Answer::Connected { rank: client.rank(), size: client.size() });
     let watching = tokio::task::spawn_local(watch(Rc::clone(&client)));
     if std::env::var_os("RONDE_TEST_ENDLESS").is_some() {
         return endless(&client).await;
@@ -51,11 +51,11 @@ async fn run() -> ExitCode {
     }
     waiting.borrow_mut().drain().for_each(|(_, task)| task.abort());
     watching.abort();
-    // Both only end: what was aborted lets go of the client in its next turn.
+    // Both only end: an aborted task drops its client in its next turn.
     drop(watching.await);
     tokio::task::yield_now().await;
     if let Some(client) = Rc::into_inner(client) {
-        // Waits until the goodbye has gone out: a process that ends at once looks like one that died.
+        // Wait until the shutdown message is sent: a process that exits immediately looks like one that died.
         client.close().await;
     }
     ExitCode::SUCCESS
@@ -71,11 +71,11 @@ async fn submit(client: &Client, waiting: &Waiting, id: u64, wanted: &Wanted) {
     let tensor = TensorRef { dtype: *dtype, shape, bytes: &bytes };
     let operation = Operation::new(name.as_deref(), collective.clone(), Some(tensor));
     match client.submit(&operation).await {
-        Err(error) => say(&failed(id, &error)),
+        Err(error) => send(&failed(id, &error)),
         Ok(handle) => {
-            say(&Answer::Submitted { id });
+            send(&Answer::Submitted { id });
             let task = tokio::task::spawn_local(async move {
-                say(&match handle.wait().await {
+                send(&match handle.wait().await {
                     Ok(output) => {
                         let (bytes, shape) = output.tensor.map_or((Vec::new(), vec![0]), |t| (t.bytes, t.shape));
                         Answer::Done { id, digest: digest(&bytes), shape }
@@ -99,19 +99,19 @@ async fn train(client: &Client, steps: u64, identity: bool) {
         let averaged = averaged.to_vec::<f32>().expect("what went in as f32 comes out as f32");
         model.step(if identity { &gradient } else { &averaged });
     }
-    say(&Answer::Trained { weights: model.weights.to_vec() });
+    send(&Answer::Trained { weights: model.weights.to_vec() });
 }
 
-/// Reduces one tensor after the other until that fails: for tests in which the launcher owns standard input.
+/// Reduces one tensor after the other until that fails, for tests in which the launcher owns standard input.
 async fn endless(client: &Client) -> ExitCode {
     let shape = [1_u64 << 20];
     let contribution = vec![1.0_f32; 1 << 20];
     for id in 0.. {
         let tensor = TensorRef::of(&shape, &contribution).expect("the shape is the contribution's");
         match client.allreduce("endless", tensor, ReduceOp::Average).await {
-            Ok(result) => say(&Answer::Done { id, shape: result.shape, digest: digest(&result.bytes) }),
+            Ok(result) => send(&Answer::Done { id, shape: result.shape, digest: digest(&result.bytes) }),
             Err(error) => {
-                say(&failed(id, &error));
+                send(&failed(id, &error));
                 break;
             }
         }
@@ -119,14 +119,14 @@ async fn endless(client: &Client) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Passes on notices and the end of the session.
+/// Reports notices and the end of the session.
 async fn watch(client: Rc<Client>) {
-    let mut told = false;
+    let mut reported = false;
     loop {
-        client.take_notices().into_iter().for_each(|text| say(&Answer::Notice { text }));
-        if let Some(error) = client.over().filter(|_| !told) {
-            told = true;
-            say(&Answer::Over { text: error.to_string() });
+        client.take_notices().into_iter().for_each(|text| send(&Answer::Notice { text }));
+        if let Some(error) = client.over().filter(|_| !reported) {
+            reported = true;
+            send(&Answer::Over { text: error.to_string() });
         }
         tokio::time::sleep(WATCH_INTERVAL).await;
     }
@@ -143,7 +143,7 @@ fn failed(id: u64, error: &Error) -> Answer {
     }
 }
 
-fn say(answer: &Answer) {
+fn send(answer: &Answer) {
     println!("{}", serde_json::to_string(answer).expect("answers are plain data"));
 }
 

@@ -1,4 +1,4 @@
-//! What an eavesdropper on a host's link sees: a capture by tcpdump, and a search in it.
+//! Captures a host's link with tcpdump, as an eavesdropper would, and searches the capture.
 
 use std::collections::HashSet;
 use std::net::UdpSocket;
@@ -16,7 +16,7 @@ use super::process::Process;
 pub struct Capture {
     process: Process,
     file: PathBuf,
-    /// Of the host whose link is captured, towards another.
+    /// A socket of the captured host, connected to another one.
     towards_another: UdpSocket,
 }
 
@@ -69,14 +69,14 @@ impl Capture {
         Ok(captured)
     }
 
-    /// Sends a packet behind all others and waits until it is in the file: when it is told to end, tcpdump forgets what it
-    /// has not yet been given by the kernel, which hands packets out in blocks.
+    /// Sends a packet after all others and waits until it is in the file: tcpdump drops what the kernel has not handed
+    /// over yet when it ends, and the kernel hands packets out in blocks.
     fn await_everything(&mut self) -> Result<()> {
         let deadline = Instant::now() + super::PATIENCE;
         self.towards_another.send(END_MARK).context("cannot send the packet that ends a capture")?;
         loop {
             let written = std::fs::read(&self.file)?;
-            // Little comes behind it.
+            // Few packets follow it.
             if is_in(&written[written.len().saturating_sub(END_BYTES)..], END_MARK) {
                 return Ok(());
             }
@@ -108,7 +108,7 @@ impl Captured {
         Ok(Self { frames })
     }
 
-    /// Bytes that packets of IPv4 carry behind their headers of UDP, and behind those of TCP.
+    /// Counts the bytes that IPv4 packets carry after their UDP headers, and after their TCP headers.
     #[must_use]
     pub fn payload_bytes(&self) -> (u64, u64) {
         let of = |protocol| {
@@ -118,7 +118,7 @@ impl Captured {
         (of(UDP), of(TCP))
     }
 
-    /// How many places in all packets hold one of the pieces of 16 bytes that `pattern`, said again and again, has.
+    /// Counts the positions in all packets that contain one of the 16-byte pieces of `pattern`, repeated.
     #[must_use]
     pub fn places_of(&self, pattern: &[u8]) -> usize {
         let repeated: Vec<u8> = pattern.iter().chain(pattern).copied().collect();
@@ -137,10 +137,10 @@ fn payload(frame: &[u8], protocol: u8) -> Option<&[u8]> {
     packet.get(header..)
 }
 
-/// What no other packet says.
+/// Content that no other packet has.
 const END_MARK: &[u8] = b"the last packet of this capture";
 const END_BYTES: usize = 1 << 20;
-/// Where nobody listens (RFC 863).
+/// A port without a listener (RFC 863).
 const DISCARD_PORT: u16 = 9;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FILE_HEADER_BYTES: usize = 24;

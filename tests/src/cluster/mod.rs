@@ -1,5 +1,5 @@
-//! Real sidecars and workers with the test in the launcher's place: so that nobody else ends them, and each can be killed,
-//! stopped, cut off or started with another certificate.
+//! Real sidecars and workers, with the test as their launcher: nothing else ends them, and each can be killed, stopped,
+//! cut off or started with another certificate.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -81,7 +81,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// With a time after which a silent peer is dead.
+    /// With a timeout after which a silent peer is dead.
     #[must_use]
     pub fn peer_timeout_ms(self, milliseconds: u64) -> Self {
         Self { peer_timeout_ms: Some(milliseconds), ..self }
@@ -105,19 +105,19 @@ impl<'a> Plan<'a> {
         Self { eager_bytes: Some(bytes), ..self }
     }
 
-    /// With every operation negotiated, also those that come again.
+    /// With negotiation of every operation, including repeated ones.
     #[must_use]
     pub fn never_ahead(self) -> Self {
         Self { run_ahead: Some(false), ..self }
     }
 
-    /// With at most so many operations remembered because they come again.
+    /// With a request cache of at most this many operations.
     #[must_use]
     pub fn cache_capacity(self, operations: usize) -> Self {
         Self { cache_capacity: Some(operations), ..self }
     }
 
-    /// With every rank's tensor on its way by itself.
+    /// Without fusion: every tensor travels by itself.
     #[must_use]
     pub fn flat(self) -> Self {
         Self { hierarchical_allreduce: Some(false), ..self }
@@ -129,37 +129,37 @@ impl<'a> Plan<'a> {
         Self { thread_affinity: cores.to_vec(), ..self }
     }
 
-    /// With tensors that wait for some ranks reported after the first time and ending the epoch after the second.
+    /// With stalled tensors reported after the first time and ending the epoch after the second.
     #[must_use]
     pub fn stall_ms(self, warning: u64, shutdown: u64) -> Self {
         Self { stall_ms: Some((warning, shutdown)), ..self }
     }
 
-    /// With this many sidecars below one on the tree of control links.
+    /// With this fan-out of the tree of control links.
     #[must_use]
     pub fn control_fan_out(self, fan_out: usize) -> Self {
         Self { control_fan_out: Some(fan_out), ..self }
     }
 
-    /// With links over this.
+    /// With links over this transport.
     #[must_use]
     pub fn transport(self, transport: Transport) -> Self {
         Self { transport, ..self }
     }
 
-    /// With these settings about plugins, one for each sidecar, as the launcher says them.
+    /// With these settings about plugins, one for each sidecar, as the launcher sends them.
     #[must_use]
     pub fn plugins(self, of_sidecars: Vec<Value>) -> Self {
         Self { plugins: of_sidecars, ..self }
     }
 
-    /// With gRPC-Web answered by all sidecars, as the launcher says it.
+    /// With gRPC-Web served by all sidecars, as the launcher configures it.
     #[must_use]
     pub fn web(self, web: Value) -> Self {
         Self { web, ..self }
     }
 
-    /// With certificates of an authority of the test's.
+    /// With certificates of the test's own authority.
     #[must_use]
     pub fn issued_by(self, authority: &'a Authority) -> Self {
         Self { authority: Some(authority), ..self }
@@ -174,7 +174,7 @@ impl<'a> Plan<'a> {
     /// Starts sidecars and workers and waits until the epoch has begun everywhere. `program` is the scripted worker.
     ///
     /// # Errors
-    /// What did not start, with its words.
+    /// What did not start, with its output.
     pub fn start(self, program: &str) -> Result<Cluster> {
         let mut cluster = self.sidecars(program)?;
         for rank in 0..cluster.size() {
@@ -188,7 +188,7 @@ impl<'a> Plan<'a> {
     /// Starts sidecars only.
     ///
     /// # Errors
-    /// What did not start, with its words.
+    /// What did not start, with its output.
     pub fn sidecars(self, program: &str) -> Result<Cluster> {
         let directory = tempfile::Builder::new().prefix("ronde-test-").tempdir()?;
         let job = "test".to_owned();
@@ -254,7 +254,7 @@ impl Cluster {
         &self.sidecars[self.placement[rank as usize] as usize]
     }
 
-    /// Starts a worker for a rank; it is not waited for.
+    /// Starts a worker for a rank without waiting for it.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -262,7 +262,7 @@ impl Cluster {
         Worker::start(&self.program, &self.job, rank, self.sidecar_of(rank))
     }
 
-    /// All ranks submit a sum of whole numbers, and all get exactly that.
+    /// Submits a sum of whole numbers on all ranks, and checks that all of them receive it exactly.
     ///
     /// # Errors
     /// When one does not.
@@ -282,7 +282,7 @@ impl Cluster {
     }
 }
 
-/// The binary under test: RONDE_BIN, else the one that was built beside this test.
+/// Returns the binary under test: RONDE_BIN, else the one that was built next to this test.
 ///
 /// # Errors
 /// When there is none.
@@ -303,5 +303,5 @@ pub fn ronde_binary() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// How long anything may take that takes milliseconds when nothing is wrong.
+/// The timeout for anything that takes milliseconds when nothing is wrong.
 pub const PATIENCE: Duration = Duration::from_secs(30);

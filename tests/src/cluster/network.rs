@@ -1,4 +1,4 @@
-//! Hosts as network namespaces on one bridge, each with an address of its own. Needs root.
+//! Hosts as network namespaces on one bridge, each with its own address. Needs root.
 
 use std::fs::File;
 use std::path::Path;
@@ -17,15 +17,15 @@ pub struct Network {
     shape: Shape,
 }
 
-/// What hosts look like from inside.
+/// The network configuration of hosts.
 #[derive(Clone, Debug, Default)]
 pub struct Shape {
     /// The names of the links, by host; `v0`, `v1` and so on when absent.
     pub links: &'static [&'static str],
     /// Whether hosts have IPv6 addresses and no IPv4.
     pub ipv6: bool,
-    /// Whether each host has a bridge `docker0` with the same address, and an interface `aux0` in a network that leads
-    /// nowhere; both are up.
+    /// Whether each host has a bridge `docker0` with the same address, and an interface `aux0` in a network without
+    /// peers; both are up.
     pub dead_ends: bool,
 }
 
@@ -33,12 +33,12 @@ impl Network {
     /// Makes hosts 0 to `hosts - 1`, connected by links with an MTU of 1,500 bytes.
     ///
     /// # Errors
-    /// When this user may not, with what to do.
+    /// When this user lacks the permission, with what to do.
     pub fn up(hosts: u32) -> Result<Self> {
         Self::shaped(hosts, Shape::default())
     }
 
-    /// The same with hosts that look otherwise.
+    /// The same with another configuration.
     ///
     /// # Errors
     /// As [`Self::up`].
@@ -52,7 +52,7 @@ impl Network {
         Ok(network)
     }
 
-    /// Whether the user has asked to leave tests with hosts out; says so.
+    /// Returns whether the user has asked to skip tests with hosts, and prints so.
     #[must_use]
     pub fn is_left_out(test: &str) -> bool {
         let left_out = std::env::var_os("RONDE_NO_NETNS").is_some_and(|value| value == "1");
@@ -80,7 +80,7 @@ impl Network {
         self.shape.links.get(index as usize).map_or_else(|| format!("v{index}"), |name| (*name).to_owned())
     }
 
-    /// Lets no UDP leave a host any more.
+    /// Blocks all outgoing UDP of a host.
     ///
     /// # Errors
     /// When the system refuses.
@@ -88,16 +88,16 @@ impl Network {
         ip(&["-n", &self.host(index), "rule", "add", "ipproto", "udp", "blackhole"])
     }
 
-    /// Cuts a host's link, or mends it.
+    /// Cuts a host's link, or restores it.
     ///
     /// # Errors
     /// When the system refuses.
     pub fn set_link(&self, index: u32, up: bool) -> Result<()> {
-        // The switch's end: the host keeps its address and routes.
+        // Cut at the switch's end: the host keeps its address and routes.
         ip(&["-n", &self.switch(), "link", "set", &format!("p{index}"), if up { "up" } else { "down" }])
     }
 
-    /// A command that runs on a host.
+    /// Builds a command that runs on a host.
     #[must_use]
     pub fn command(&self, index: u32, program: &str) -> Command {
         let mut command = Command::new("ip");
@@ -105,9 +105,9 @@ impl Network {
         command
     }
 
-    /// Runs something on a thread of its own whose sockets are the host's.
+    /// Runs a closure on a separate thread whose sockets are the host's.
     ///
-    /// The thread fails when it cannot enter the host, and with what `run` fails with.
+    /// The thread fails when it cannot enter the host, and with the error of `run`.
     pub fn run_on<T: Send + 'static>(
         &self,
         index: u32,
@@ -133,14 +133,14 @@ impl Network {
         for index in 0..self.hosts {
             let (host, link, port) = (self.host(index), self.link(index), format!("p{index}"));
             ip(&["netns", "add", &host])?;
-            // First, as on hosts where they are tried first.
+            // Added first, because interfaces of real hosts are tried in this order.
             if self.shape.dead_ends {
                 self.make_dead_ends(index)?;
             }
             ip(&["-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", &link, "netns", &host])?;
             ip(&["-n", &switch, "link", "set", &port, "master", "br0", "up"])?;
             let prefix_length = if self.shape.ipv6 { 64 } else { 24 };
-            // An IPv6 address is not usable while the kernel looks for its double.
+            // An IPv6 address is not usable during duplicate address detection.
             let no_search: &[&str] = if self.shape.ipv6 { &["nodad"] } else { &[] };
             let address = format!("{}/{prefix_length}", self.address(index));
             ip(&[&["-n", &host, "addr", "add", &address, "dev", &link], no_search].concat())?;
@@ -150,7 +150,7 @@ impl Network {
         Ok(())
     }
 
-    /// What goes into `aux0` comes out where nobody takes it.
+    /// Packets into `aux0` arrive nowhere.
     fn make_dead_ends(&self, index: u32) -> Result<()> {
         let (host, switch, end) = (self.host(index), self.switch(), format!("aux{index}"));
         ip(&["-n", &host, "link", "add", "aux0", "type", "veth", "peer", "name", &end, "netns", &switch])?;
@@ -167,13 +167,13 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         for name in (0..self.hosts).map(|index| self.host(index)).chain([self.switch()]) {
-            // Those that were not made cannot be removed.
+            // Namespaces that were not created cannot be removed.
             let _ = Command::new("ip").args(["netns", "del", &name]).output();
         }
     }
 }
 
-/// The address that the bridge has wherever nobody has changed it.
+/// The bridge's default address.
 const DOCKER: &str = "172.17.0.1/16";
 
 fn ip(arguments: &[&str]) -> Result<()> {

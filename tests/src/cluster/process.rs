@@ -1,4 +1,4 @@
-//! A child process whose lines are read as they come, with waits that end by a deadline and say what they awaited.
+//! A child process whose lines are read as they arrive; waits end at a deadline and name what they waited for.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -28,7 +28,7 @@ pub struct Process {
     log: Lines,
 }
 
-/// What a stream has said, less the lines that were taken.
+/// The lines of a stream that were not taken yet.
 #[derive(Debug)]
 struct Lines {
     receiver: Receiver<Line>,
@@ -37,7 +37,7 @@ struct Lines {
 }
 
 impl Process {
-    /// Starts a command in a process group of its own; `name` is for messages.
+    /// Starts a command in its own process group; `name` is for messages.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -54,7 +54,7 @@ impl Process {
     ///
     /// # Errors
     /// When it does not read any more.
-    pub fn say(&mut self, line: &str) -> Result<()> {
+    pub fn write_line(&mut self, line: &str) -> Result<()> {
         let input = self.child.stdin.as_mut().with_context(|| format!("the input of {} was closed", self.name))?;
         writeln!(input, "{line}").and_then(|()| input.flush()).with_context(|| format!("{} does not listen", self.name))
     }
@@ -67,7 +67,7 @@ impl Process {
     /// Waits for a line of its output and takes it; other lines stay for later waits.
     ///
     /// # Errors
-    /// When none came in time, with everything that it said.
+    /// When none arrives in time, with all of its output.
     pub fn await_line<T>(&mut self, what: &str, within: Duration, find: impl FnMut(&Line) -> Option<T>) -> Result<T> {
         let found = self.output.take(within, find);
         found.map_err(|error| error.context(self.in_vain(what, within)))
@@ -76,7 +76,7 @@ impl Process {
     /// The same for its standard error.
     ///
     /// # Errors
-    /// When none came in time, with everything that it said.
+    /// When none arrives in time, with all of its output.
     pub fn await_log<T>(&mut self, what: &str, within: Duration, find: impl FnMut(&Line) -> Option<T>) -> Result<T> {
         let found = self.log.take(within, find);
         found.map_err(|error| error.context(self.in_vain(&format!("{what} in its log"), within)))
@@ -85,7 +85,7 @@ impl Process {
     /// Waits until it has ended.
     ///
     /// # Errors
-    /// When it has not in time.
+    /// When it has not ended in time.
     pub fn await_exit(&mut self, within: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + within;
         loop {
@@ -113,15 +113,15 @@ impl Process {
         Pid::from_raw(self.child.id().cast_signed())
     }
 
-    /// What it has logged up to now and nobody has taken.
+    /// Returns the log lines up to now that were not taken.
     pub fn log(&mut self) -> String {
         self.log.drain();
         self.log.kept.iter().map(|line| format!("{}\n", line.text)).collect()
     }
 
     fn in_vain(&mut self, what: &str, within: Duration) -> String {
-        let said = self.last_words();
-        format!("{}: waited {within:?} for {what}{said}", self.name)
+        let last_words = self.last_words();
+        format!("{}: waited {within:?} for {what}{last_words}", self.name)
     }
 
     fn last_words(&mut self) -> String {
@@ -133,13 +133,13 @@ impl Process {
         };
         let state =
             self.child.try_wait().ok().flatten().map_or("it runs".to_owned(), |status| format!("it ended: {status}"));
-        format!("\n  {state}\n  it said:{}\n  its log:{}", tail(&self.output.kept), tail(&self.log.kept))
+        format!("\n  {state}\n  its output:{}\n  its log:{}", tail(&self.output.kept), tail(&self.log.kept))
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Its whole group: what it has started must not outlive the test. Fails only when all are gone.
+        // Kill the whole group: its children must not outlive the test. This fails only when all are gone.
         let _ = nix::sys::signal::killpg(self.pid(), Signal::SIGKILL);
         let _ = self.child.wait();
     }
@@ -166,10 +166,10 @@ impl Lines {
                     Some(found) => return Ok(found),
                     None => self.kept.push(line),
                 },
-                Err(RecvTimeoutError::Timeout) => bail!("it did not come"),
+                Err(RecvTimeoutError::Timeout) => bail!("it did not arrive"),
                 Err(RecvTimeoutError::Disconnected) => {
                     self.ended = true;
-                    bail!("the stream ended before it came");
+                    bail!("the stream ended before it arrived");
                 }
             }
         }
@@ -192,7 +192,7 @@ fn read(stream: impl Read, sender: &SyncSender<Line>) {
     }
 }
 
-/// Lines that wait for the test; a process that says more is held up.
+/// Lines queued for the test; a process that writes more is blocked.
 const LINES_MAX: usize = 65_536;
 const LAST_WORDS: usize = 30;
 const POLL_INTERVAL: Duration = Duration::from_millis(2);

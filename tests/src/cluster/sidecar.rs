@@ -1,4 +1,4 @@
-//! One `ronde sidecar --bootstrap`, with the test in the launcher's place.
+//! One `ronde sidecar --bootstrap`, with the test as its launcher.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -28,7 +28,7 @@ pub struct SidecarOptions {
     pub runtime_dir: PathBuf,
     /// Silence after which a peer is dead; the default when absent.
     pub peer_timeout_ms: Option<u64>,
-    /// How long links may take to come.
+    /// How long connecting the links may take.
     pub start_timeout_ms: u64,
     /// The most bytes of inputs, and of results, of one session; the default when absent.
     pub arena_bytes_max: Option<u64>,
@@ -36,9 +36,9 @@ pub struct SidecarOptions {
     pub fusion_threshold_bytes: Option<u64>,
     /// Bytes of a contribution up to which operations travel eagerly, 0 for none.
     pub eager_bytes: Option<u32>,
-    /// Whether operations that come again are performed without being negotiated; they are by default.
+    /// Whether repeated operations run ahead without negotiation; they do by default.
     pub run_ahead: Option<bool>,
-    /// What is remembered because it comes again.
+    /// The capacity of the request cache.
     pub cache_capacity: Option<usize>,
     /// Whether an all-reduce begins among the ranks of a sidecar.
     pub hierarchical_allreduce: Option<bool>,
@@ -48,20 +48,20 @@ pub struct SidecarOptions {
     pub stall_warning_ms: Option<u64>,
     /// Age after which such a tensor ends the epoch; never when absent.
     pub stall_shutdown_ms: Option<u64>,
-    /// Sidecars below one on the tree of control links; the default when absent.
+    /// The fan-out of the tree of control links; the default when absent.
     pub control_fan_out: Option<usize>,
-    /// What links run over.
+    /// The transport of links.
     pub transport: Transport,
-    /// Where plugins come from and which are let in, as the launcher says it.
+    /// The sources of plugins and which are trusted, as the launcher sends them.
     pub plugins: Value,
-    /// Where gRPC-Web is answered, as the launcher says it; null for nowhere.
+    /// The gRPC-Web settings, as the launcher sends them; null for none.
     pub web: Value,
     /// The network namespace to run in.
     pub namespace: Option<String>,
 }
 
 impl SidecarOptions {
-    /// The settings that a launcher sends; absent ones are left out.
+    /// Returns the settings that a launcher sends; absent ones are left out.
     fn tuning(&self) -> Value {
         let mut tuning = json!({
             "peer_timeout_ms": self.peer_timeout_ms,
@@ -92,9 +92,9 @@ pub struct Sidecar {
     pub process: Process,
     /// Its index.
     pub index: u32,
-    /// What it said when it was bound.
+    /// Its `bound` message.
     pub bound: Value,
-    /// What it said when it served; null before.
+    /// Its `serving` message; null before.
     pub serving: Value,
 }
 
@@ -102,7 +102,7 @@ impl Sidecar {
     /// Starts it and waits until it is bound.
     ///
     /// # Errors
-    /// When it is not, with its words.
+    /// When it is not, with its output.
     pub fn start(options: &SidecarOptions) -> Result<Self> {
         let SidecarOptions { index, namespace, .. } = options;
         let mut command = match namespace {
@@ -126,7 +126,7 @@ impl Sidecar {
             "control_fan_out": options.control_fan_out,
             "tuning": options.tuning(),
         });
-        process.say(&start.to_string())?;
+        process.write_line(&start.to_string())?;
         let bound = process.await_line("the bound line", PATIENCE, |line| message(line, "bound"))?;
         Ok(Self { process, index: *index, bound, serving: Value::Null })
     }
@@ -139,7 +139,7 @@ impl Sidecar {
         self.bound["certificate_request"].as_str().context("a bound line has a certificate request")
     }
 
-    /// Where others reach it.
+    /// The address for its peers.
     #[must_use]
     pub fn as_peer(&self) -> Value {
         let Self { index, bound, .. } = self;
@@ -147,10 +147,10 @@ impl Sidecar {
         json!({ "sidecar": index, "host": host, "control": bound["control"], "lanes": bound["lanes"] })
     }
 
-    /// Sends the second line.
+    /// Sends the join message.
     ///
     /// # Errors
-    /// When it does not listen.
+    /// When it does not read.
     pub fn join(&mut self, certificate: &str, ca: &str, peers: &[Value], placement: &[u32]) -> Result<()> {
         let join = json!({
             "type": "join",
@@ -159,19 +159,19 @@ impl Sidecar {
             "peers": peers,
             "placement": placement,
         });
-        self.process.say(&join.to_string())
+        self.process.write_line(&join.to_string())
     }
 
-    /// Waits until workers may come.
+    /// Waits until workers can connect.
     ///
     /// # Errors
-    /// When it does not serve, with its words.
+    /// When it does not serve, with its output.
     pub fn await_serving(&mut self) -> Result<()> {
         self.serving = self.process.await_line("the serving line", PATIENCE, |line| message(line, "serving"))?;
         Ok(())
     }
 
-    /// Waits for its last word: the reason for which it cannot go on.
+    /// Waits for its fatal message: the reason why it ends.
     ///
     /// # Errors
     /// When it has none.
@@ -180,7 +180,7 @@ impl Sidecar {
         Ok(fatal["reason"].as_str().context("a fatal line has a reason")?.to_owned())
     }
 
-    /// Waits for its summary: it has drained.
+    /// Waits for its summary, which it sends after draining.
     ///
     /// # Errors
     /// When it does not come.
@@ -236,7 +236,7 @@ impl Sidecar {
 pub struct Authority(JobCa);
 
 impl Authority {
-    /// A fresh one.
+    /// Creates a new one.
     ///
     /// # Errors
     /// When the job's name or the key cannot be made.
@@ -253,7 +253,7 @@ impl Authority {
         Ok(self.0.issue(request, SidecarIndex(index), an_hour())?)
     }
 
-    /// The same for so long.
+    /// The same with this validity.
     ///
     /// # Errors
     /// When the request cannot be read.
@@ -261,7 +261,7 @@ impl Authority {
         Ok(self.0.issue(request, SidecarIndex(index), Validity::starting(SystemTime::now(), time))?)
     }
 
-    /// The same for a time that is over.
+    /// The same, expired.
     ///
     /// # Errors
     /// When the request cannot be read.
@@ -272,7 +272,7 @@ impl Authority {
         Ok(self.0.issue(request, SidecarIndex(index), validity)?)
     }
 
-    /// The same for a time that has not come.
+    /// The same, not valid yet.
     ///
     /// # Errors
     /// When the request cannot be read.
@@ -293,13 +293,13 @@ fn an_hour() -> Validity {
     Validity::starting(SystemTime::now(), Duration::from_secs(3_600))
 }
 
-/// A line's object when it is of this type.
+/// Returns a line's object if it has this type.
 fn message(line: &Line, kind: &str) -> Option<Value> {
     let value: Value = serde_json::from_str(&line.text).ok()?;
     (value["type"] == kind).then_some(value)
 }
 
-/// Fails when a sidecar has said that it cannot go on.
+/// Fails when a sidecar has reported that it must end.
 ///
 /// # Errors
 /// With its reason.

@@ -24,7 +24,7 @@ pub struct Worker {
 /// How an operation ended.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// When the test heard of it.
+    /// When the test received it.
     pub at: Instant,
     /// The digest of the result, or why there is none.
     pub result: Result<u64, Failed>,
@@ -39,7 +39,7 @@ pub struct Failed {
     pub rank: Option<u32>,
     /// The sidecar at fault.
     pub sidecar: Option<u32>,
-    /// The error's words.
+    /// The error text.
     pub text: String,
 }
 
@@ -58,7 +58,7 @@ impl Worker {
         Self::run(rank, &mut command)
     }
 
-    /// Starts any command that speaks the script's language.
+    /// Starts any command that implements the script's protocol.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -82,7 +82,7 @@ impl Worker {
         }
     }
 
-    /// Hands an operation over and waits until the SDK has taken it; the number is for [`Worker::outcome`].
+    /// Submits an operation and waits until the SDK has accepted it; returns the number for [`Worker::outcome`].
     ///
     /// # Errors
     /// When the worker does not answer.
@@ -99,9 +99,9 @@ impl Worker {
     /// Sends a request without waiting for anything.
     ///
     /// # Errors
-    /// When the worker does not listen.
+    /// When the worker does not read.
     pub fn ask(&mut self, ask: &Ask) -> Result<()> {
-        self.process.say(&serde_json::to_string(ask)?)
+        self.process.write_line(&serde_json::to_string(ask)?)
     }
 
     /// Waits until an operation is complete or has failed.

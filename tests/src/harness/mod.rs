@@ -27,7 +27,7 @@ pub const DEADLINE: Duration = Duration::from_secs(120);
 /// The binary under test: `RONDE_BIN`, or `ronde` in the target directory of the running test.
 ///
 /// # Panics
-/// When there is none; the message tells how to build it.
+/// When there is none; the message explains how to build it.
 #[must_use]
 pub fn ronde_binary() -> PathBuf {
     let beside = || Some(std::env::current_exe().ok()?.parent()?.parent()?.join("ronde"));

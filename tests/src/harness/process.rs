@@ -21,7 +21,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Sends it a signal; that it has ended is as well.
+    /// Sends it a signal; succeeds, too, if it has ended.
     pub fn signal(&self, signal: Signal) {
         let _ = kill(Pid::from_raw(self.pid), signal);
     }

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 
 use crate::cluster::Network;
 
-/// A remote shell as a script, which notes every call.
+/// A remote shell as a script, which records every call.
 pub struct RemoteShell {
     directory: tempfile::TempDir,
 }
 
 impl RemoteShell {
-    /// A script with this body: the host is `$1`, the command line `$2`. Calls are noted before the body runs.
+    /// Creates a script with this body: the host is `$1`, the command line `$2`. Calls are recorded before the body
+    /// runs.
     ///
     /// # Panics
     /// When it cannot be written.
@@ -27,8 +28,8 @@ impl RemoteShell {
         shell
     }
 
-    /// A script that is found as `ssh` in [`RemoteShell::directory`]: `$host` and `$command` are the last two arguments.
-    /// Whole command lines are noted.
+    /// A script that is found as `ssh` in [`RemoteShell::directory`]: `$host` and `$command` are the last two
+    /// arguments. Whole command lines are noted.
     ///
     /// # Panics
     /// When it cannot be written.

@@ -17,7 +17,7 @@ use super::process::{Process, marked};
 use super::ronde_binary;
 use crate::cluster::Network;
 
-/// A command line of `ronde run` in the making.
+/// A builder of a command line of `ronde run`.
 pub struct Run {
     command: Command,
     mark: String,
@@ -47,7 +47,7 @@ impl Run {
         self.options(["--sidecars", &sidecars.to_string()])
     }
 
-    /// Adds options as they stand.
+    /// Adds options unchanged.
     #[must_use]
     pub fn options(mut self, options: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
         self.command.args(options);
@@ -80,7 +80,7 @@ impl Run {
         self
     }
 
-    /// Starts the launcher as `nohup` does.
+    /// Starts the launcher with SIGHUP ignored.
     #[must_use]
     pub fn ignoring_hangup(mut self) -> Self {
         let mut command = Command::new("sh");
@@ -93,7 +93,7 @@ impl Run {
         self
     }
 
-    /// Leaves what the launcher writes to its standard output in the pipe, which fills up.
+    /// Does not read the launcher's standard output, so that the pipe fills up.
     #[must_use]
     pub fn stdout_unread(mut self) -> Self {
         self.reads_stdout = false;
@@ -121,7 +121,7 @@ impl Run {
     }
 }
 
-/// A running launcher and all that belongs to it. Dropped, it takes everything with it.
+/// A running launcher and its processes. Dropping it kills all of them.
 pub struct Job {
     child: Child,
     mark: String,
@@ -132,10 +132,10 @@ pub struct Job {
 }
 
 impl Job {
-    /// Waits for the launcher's end and all it wrote.
+    /// Waits for the launcher's end and all of its output.
     ///
     /// # Panics
-    /// When it does not come in time.
+    /// When it does not end in time.
     #[must_use]
     pub fn wait(mut self, within: Duration) -> Ended {
         self.wait_for("the launcher's end", within, |job| job.child.try_wait().ok().flatten().map(drop));
@@ -156,7 +156,7 @@ impl Job {
         })
     }
 
-    /// Whether a line of either output that has come is one of these.
+    /// Returns whether a line of either output so far is one of these.
     #[must_use]
     pub fn has_line(&self, is: impl Fn(&str) -> bool) -> bool {
         let lines = self.collected.lock();
@@ -188,18 +188,18 @@ impl Job {
         })
     }
 
-    /// Waits until something is there.
+    /// Polls until `find` returns something.
     ///
     /// # Panics
-    /// When it does not come in time, naming it and all that the launcher wrote so far.
-    pub fn wait_for<T>(&mut self, awaited: &str, within: Duration, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
+    /// At the deadline, with all that the launcher wrote so far.
+    pub fn wait_for<T>(&mut self, awaited: &str, within: Duration, mut find: impl FnMut(&mut Self) -> Option<T>) -> T {
         let deadline = Instant::now() + within;
         loop {
-            if let Some(found) = look(self) {
+            if let Some(found) = find(self) {
                 return found;
             }
-            assert!(Instant::now() < deadline, "{awaited} did not come within {within:?}\n{}", self.describe());
-            self.collected.wait_for_news(LOOK_AGAIN);
+            assert!(Instant::now() < deadline, "{awaited} did not happen within {within:?}\n{}", self.describe());
+            self.collected.wait_for_news(POLL_INTERVAL);
         }
     }
 
@@ -233,13 +233,13 @@ impl Job {
         marked(MARK, &self.mark)
     }
 
-    /// The agents, for instance: all processes whose first argument is `subcommand`.
+    /// Returns all processes whose first argument is `subcommand`, for instance the agents.
     #[must_use]
     pub fn of_kind(&self, subcommand: &str) -> Vec<Process> {
         self.processes().into_iter().filter(|one| one.arguments.get(1).is_some_and(|word| word == subcommand)).collect()
     }
 
-    /// What is in the runtime directory: session directories, while sidecars run.
+    /// Lists the runtime directory: session directories, while sidecars run.
     #[must_use]
     pub fn runtime_files(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.runtime_dir.path()).into_iter().flatten();
@@ -341,7 +341,7 @@ fn collect(
 
 /// The variable that marks all processes of one job.
 const MARK: &str = "RONDE_TEST_JOB";
-/// Processes come and go without a sign, so they are looked for again and again.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Processes appear and end without a notification, so they are polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// A killed process may have been starting another one.
 const KILL_ROUNDS: usize = 100;

@@ -1,4 +1,4 @@
-//! Programs by chance.
+//! Draws random programs.
 
 use fastrand::Rng;
 use ronde::{Codec, DType, ReduceOp};
@@ -16,7 +16,7 @@ pub struct Drawing {
 }
 
 impl Drawing {
-    /// The program of a seed.
+    /// Draws the program of a seed.
     #[must_use]
     pub fn program(seed: u64, ranks: u32) -> Program {
         let mut drawing = Self { rng: Rng::with_seed(seed), ranks, sets: Vec::new(), ids: 0 };
@@ -26,7 +26,7 @@ impl Drawing {
         Program { seed, sets: drawing.sets, phases }
     }
 
-    /// Different ones, in any order of their ranks, none with all ranks.
+    /// Draws different sets, with ranks in any order, none with all ranks.
     fn sets(&mut self) -> Vec<Vec<u32>> {
         let mut sets: Vec<Vec<u32>> = Vec::new();
         for _ in 0..self.rng.usize(..4) {

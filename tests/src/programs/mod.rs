@@ -1,10 +1,10 @@
-//! Random programs of collectives: each is run by the ranks of a real job and by a sequential interpreter, and all ranks must
-//! get what the interpreter says.
+//! Random programs of collectives: the ranks of a real job and a sequential interpreter run each of them, and all ranks
+//! must get the interpreter's results.
 //!
-//! A program has phases. Within a phase every rank submits the steps that concern it in an order of its own, waits for them
-//! in another one, and compares. Steps have names, so that any order is allowed; messages are told apart by tags.
+//! A program has phases. Within a phase every rank submits its steps in its own order, waits for them in another one,
+//! and compares. Steps have names, so any order is allowed; messages are distinguished by tags.
 //!
-//! A program that fails is made shorter: steps are left out as long as what remains fails, too.
+//! A program that fails is made shorter: steps are removed as long as the rest still fails.
 
 mod draw;
 mod perform;
@@ -18,7 +18,7 @@ use ronde::{Codec, DType, ReduceOp};
 pub use draw::Drawing;
 
 use crate::cluster::Plan;
-use crate::crew::{Crew, Way};
+use crate::crew::{Crew, DataPath};
 
 /// What the ranks of a job do, one phase after another.
 #[derive(Clone, Debug)]
@@ -34,9 +34,9 @@ pub struct Program {
 /// One operation of the ranks of a set.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// A number that no other step of the program has: part of names, values and tags.
+    /// A number that no other step of the program has; names, values and tags contain it.
     pub id: u32,
-    /// The place among the program's sets, counted from 1; 0 for all ranks.
+    /// The index among the program's sets, counted from 1; 0 for all ranks.
     pub set: usize,
     /// What is done.
     pub kind: Kind,
@@ -44,20 +44,20 @@ pub struct Step {
     pub dtype: DType,
     /// Elements of a row.
     pub columns: u64,
-    /// Rows that each rank of the set contributes, in the order of the ranks; all alike where the kind wants that.
+    /// Rows that each rank of the set contributes, in the order of the ranks; all equal where the kind requires that.
     pub rows: Vec<u64>,
     /// Factors before and after a reduction.
     pub scales: (f64, f64),
-    /// How elements travel between sidecars.
+    /// The codec between sidecars.
     pub codec: Codec,
 }
 
-/// Kinds of steps. Ranks are places within the set.
+/// Kinds of steps. Ranks are positions within the set.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
     /// Of one tensor, or of several that become ready together.
     AllReduce(ReduceOp, Grouping),
-    /// Rows are divided.
+    /// A reduction whose rows are divided.
     ReduceScatter(ReduceOp),
     /// To one rank.
     Reduce(ReduceOp, usize),
@@ -88,29 +88,29 @@ pub enum Grouping {
     Of(u64),
 }
 
-/// A job on which programs are run, started again after a program that failed.
+/// A job on which programs run, restarted after a program that failed.
 #[derive(Debug)]
 pub struct Job {
     placement: Vec<u32>,
-    way: Way,
+    path: DataPath,
     crew: Option<Crew>,
 }
 
 impl Job {
     /// A job of ranks on sidecars, which starts with its first program.
     #[must_use]
-    pub fn new(placement: &[u32], way: Way) -> Self {
-        Self { placement: placement.to_vec(), way, crew: None }
+    pub fn new(placement: &[u32], path: DataPath) -> Self {
+        Self { placement: placement.to_vec(), path, crew: None }
     }
 
-    /// Runs a program; one that fails is reported in the shortest form that was found.
+    /// Runs a program; reports a failing one in the shortest form that was found.
     ///
     /// # Errors
     /// The difference, the program and how to run it again.
     pub fn check(&mut self, program: &Program) -> Result<()> {
         let Err(error) = self.run(program) else { return Ok(()) };
         let (program, error) = self.shorten(program.clone(), error);
-        bail!("{error:#}\non {:?} by {:?}, with\n{}", self.placement, self.way, program.describe());
+        bail!("{error:#}\non {:?} by {:?}, with\n{}", self.placement, self.path, program.describe());
     }
 
     /// Runs a program once.
@@ -120,7 +120,7 @@ impl Job {
     pub fn run(&mut self, program: &Program) -> Result<()> {
         let crew = match self.crew.take() {
             Some(crew) => crew,
-            None => Crew::start(Plan::of(&self.placement), self.way)?,
+            None => Crew::start(Plan::of(&self.placement), self.path)?,
         };
         let outcomes = crew.each(|client| perform::perform(client, program));
         let mut failures = (0..).zip(outcomes).filter_map(|(rank, outcome): (u32, _)| Some((rank, outcome.err()?)));
@@ -132,7 +132,7 @@ impl Job {
         Err(error.context(format!("rank {rank}, and as well {others:?}")))
     }
 
-    /// Leaves out what the failure does not need.
+    /// Removes steps that the failure does not need.
     fn shorten(&mut self, mut program: Program, mut error: anyhow::Error) -> (Program, anyhow::Error) {
         let mut left = ATTEMPTS_MAX;
         let mut part = program.steps().div_ceil(2);
@@ -179,5 +179,5 @@ impl Program {
     }
 }
 
-/// Runs of a program while it is made shorter.
+/// Runs of a program while it is shortened.
 const ATTEMPTS_MAX: usize = 60;

@@ -28,17 +28,17 @@ pub(super) fn perform(client: &Client, program: &Program) -> Result<()> {
     Ok(())
 }
 
-/// What is in flight, and what it must give.
-struct Flying<'a> {
+/// An operation in flight, and its expected result.
+struct InFlight<'a> {
     step: &'a Step,
     handle: Handle,
-    expected: Wanted,
+    expected: Expectation,
 }
 
-enum Wanted {
+enum Expectation {
     Nothing,
     One(Expected),
-    /// A message of any of the others, which are to come once each.
+    /// A message from any of the other ranks, each of which must arrive once.
     FromAny,
 }
 
@@ -47,12 +47,12 @@ fn phase(client: &Client, (seed, sets): (u64, &[(SetId, Vec<u32>)]), steps: &[St
     rng.shuffle(&mut mine);
     let mut flying = Vec::new();
     for step in mine {
-        let at = At::new(client, seed, &sets[step.set]);
+        let at = RankInSet::new(client, seed, &sets[step.set]);
         flying.extend(at.submit(step).with_context(|| format!("submitting {step:?}"))?);
     }
     rng.shuffle(&mut flying);
     let mut sources = Vec::new();
-    for Flying { step, handle, expected } in flying {
+    for InFlight { step, handle, expected } in flying {
         let output = handle.wait().with_context(|| format!("waiting for {step:?}"))?;
         let (_, ranks) = &sets[step.set];
         compare((seed, ranks), step, &expected, output, &mut sources).with_context(|| format!("{step:?}"))?;
@@ -65,7 +65,7 @@ fn phase(client: &Client, (seed, sets): (u64, &[(SetId, Vec<u32>)]), steps: &[St
 }
 
 /// A rank in a set.
-struct At<'a> {
+struct RankInSet<'a> {
     client: &'a Client,
     seed: u64,
     set: SetId,
@@ -73,21 +73,21 @@ struct At<'a> {
     place: usize,
 }
 
-impl<'a> At<'a> {
+impl<'a> RankInSet<'a> {
     fn new(client: &'a Client, seed: u64, (set, ranks): &'a (SetId, Vec<u32>)) -> Self {
         let place = ranks.iter().position(|rank| *rank == client.rank()).unwrap_or_default();
         Self { client, seed, set: *set, ranks, place }
     }
 
-    /// What this rank submits for a step: nothing for a message of others.
-    fn submit<'s>(&self, step: &'s Step) -> Result<Vec<Flying<'s>>> {
+    /// Returns what this rank submits for a step: nothing for a message of others.
+    fn submit<'s>(&self, step: &'s Step) -> Result<Vec<InFlight<'s>>> {
         match step.kind {
             Kind::AllReduce(op, Grouping::Of(count)) => self.group(step, op, count),
             Kind::Message(from, to) if ![from, to].contains(&self.place) => Ok(Vec::new()),
             Kind::FromAny(to) if to == self.place => {
                 let receive = |_| {
                     let receive = Operation::new(self.set, Collective::RecvAny { tag: step.id }, None);
-                    self.fly(step, &receive, Wanted::FromAny)
+                    self.fly(step, &receive, Expectation::FromAny)
                 };
                 (1..self.ranks.len()).map(receive).collect()
             }
@@ -95,7 +95,7 @@ impl<'a> At<'a> {
         }
     }
 
-    fn group<'s>(&self, step: &'s Step, op: ronde::ReduceOp, count: u64) -> Result<Vec<Flying<'s>>> {
+    fn group<'s>(&self, step: &'s Step, op: ronde::ReduceOp, count: u64) -> Result<Vec<InFlight<'s>>> {
         let inputs = (0..count).map(|longer| step.input(self.seed, self.place, longer)).collect::<Result<Vec<_>>>()?;
         let name = format!("group {}", step.id);
         let label = Label { name: Some(&name), set: self.set };
@@ -105,7 +105,7 @@ impl<'a> At<'a> {
         let handles = self.client.submit_group_from(label, &operations)?;
         let flying = (0..).zip(handles).map(|(longer, handle)| {
             let expected = step.expected(self.seed, self.place, longer);
-            Flying { step, handle, expected: expected.map_or(Wanted::Nothing, Wanted::One) }
+            InFlight { step, handle, expected: expected.map_or(Expectation::Nothing, Expectation::One) }
         });
         Ok(flying.collect())
     }
@@ -116,7 +116,7 @@ impl<'a> At<'a> {
         Operation { prescale, postscale, codec: step.codec, ..operation }
     }
 
-    fn single<'s>(&self, step: &'s Step) -> Result<Flying<'s>> {
+    fn single<'s>(&self, step: &'s Step) -> Result<InFlight<'s>> {
         let collective = self.collective(step);
         let input = collective.has_input(Rank(self.client.rank())).then(|| step.input(self.seed, self.place, 0));
         let input = input.transpose()?;
@@ -127,11 +127,11 @@ impl<'a> At<'a> {
         let operation = Operation::new(label, collective, input.as_ref().map(TensorRef::from));
         let operation = Operation { prescale, postscale, codec: step.codec, ..operation };
         let expected = step.expected(self.seed, self.place, 0);
-        self.fly(step, &operation, expected.map_or(Wanted::Nothing, Wanted::One))
+        self.fly(step, &operation, expected.map_or(Expectation::Nothing, Expectation::One))
     }
 
-    fn fly<'s>(&self, step: &'s Step, operation: &Operation<'_>, expected: Wanted) -> Result<Flying<'s>> {
-        Ok(Flying { step, handle: self.client.submit_from(operation)?, expected })
+    fn fly<'s>(&self, step: &'s Step, operation: &Operation<'_>, expected: Expectation) -> Result<InFlight<'s>> {
+        Ok(InFlight { step, handle: self.client.submit_from(operation)?, expected })
     }
 
     fn collective(&self, step: &Step) -> Collective {
@@ -157,15 +157,15 @@ impl<'a> At<'a> {
 fn compare(
     (seed, ranks): (u64, &[u32]),
     step: &Step,
-    expected: &Wanted,
+    expected: &Expectation,
     output: Output,
     sources: &mut Vec<(u32, u32)>,
 ) -> Result<()> {
     match (expected, output.tensor) {
-        (Wanted::One(expected), Some(tensor)) => expected.compare(&tensor, step.dtype),
-        (Wanted::Nothing, None) => Ok(()),
-        (Wanted::Nothing, Some(tensor)) if tensor.bytes.is_empty() => Ok(()),
-        (Wanted::FromAny, Some(tensor)) => {
+        (Expectation::One(expected), Some(tensor)) => expected.compare(&tensor, step.dtype),
+        (Expectation::Nothing, None) => Ok(()),
+        (Expectation::Nothing, Some(tensor)) if tensor.bytes.is_empty() => Ok(()),
+        (Expectation::FromAny, Some(tensor)) => {
             let Detail::Source(source) = output.detail else { bail!("{:?} names no source", output.detail) };
             sources.push((step.id, source.0));
             let place = ranks.iter().position(|rank| *rank == source.0).context("the source is not in the set")?;

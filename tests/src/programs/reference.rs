@@ -1,4 +1,4 @@
-//! The sequential interpreter: what each rank contributes to a step and what it must get, in f64 and without the kernels.
+//! The sequential interpreter: computes each rank's contribution and result of a step, in f64 and without the kernels.
 
 #![allow(clippy::cast_possible_truncation, reason = "values are small whole numbers that every type holds exactly")]
 
@@ -7,17 +7,17 @@ use ronde::{DType, ReduceOp, Tensor};
 
 use super::{Kind, Step};
 
-/// What a rank must get.
+/// The expected result of a rank.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Expected {
     pub(super) shape: Vec<u64>,
     pub(super) values: Vec<f64>,
-    /// By how much values may differ, relative to the largest of them.
+    /// The tolerance, relative to the largest value.
     pub(super) tolerance: f64,
 }
 
 impl Step {
-    /// The tensor of the rank at a place of the set; `longer` rows are added to it.
+    /// Returns the tensor of the rank at a position of the set, with `longer` rows added.
     pub(super) fn input(&self, seed: u64, place: usize, longer: u64) -> Result<Tensor> {
         let rows = self.rows[place] + longer;
         let values = (0..rows * self.columns).map(|element| self.value(seed, place, element));
@@ -48,7 +48,7 @@ impl Step {
         (0..elements).map(|element| self.value(seed, place, element)).collect()
     }
 
-    /// What the rank at a place gets; `None` for nothing.
+    /// Returns the result of the rank at a position; `None` for none.
     pub(super) fn expected(&self, seed: u64, place: usize, longer: u64) -> Option<Expected> {
         let ranks = self.rows.len();
         let exact = |rows: u64, values| Some(Expected { shape: self.shape(rows), values, tolerance: 0.0 });
@@ -83,7 +83,7 @@ impl Step {
         }
     }
 
-    /// What the receiver gets from one of the others.
+    /// Returns what the receiver gets from one of the others.
     pub(super) fn sent_by(&self, seed: u64, place: usize) -> Expected {
         Expected { shape: self.shape(self.rows[place]), values: self.all(seed, place, 0), tolerance: 0.0 }
     }
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_is_what_its_values_say() -> Result<()> {
+    fn inputs_of_every_type_decode_to_their_values() -> Result<()> {
         let mut program = Drawing::program(1, 3);
         let step = &mut program.phases[0][0];
         for dtype in DType::ALL {

@@ -1,31 +1,31 @@
-//! Whether a failure names those who are behind it.
+//! Checks that a failure names its culprit.
 
 use ronde_wire::{Cause, Failure, Rank};
 
 use super::checks::{Property, Violated, violated};
+use super::fake_plugins::FAILS;
 use super::faults::Faults;
-use super::item::{ANY_SOURCE_TAGS, Excuse, Item, Kind, Mischief};
-use super::stand_ins::FAILS;
+use super::item::{ANY_SOURCE_TAGS, Excuse, InjectedError, Item, Kind};
 use super::workload::Workload;
 
-/// Whether the end of an epoch is put down to somebody who was hit, or who left or stalls by intent.
+/// Checks that the end of an epoch is blamed on a rank or sidecar that a fault hit, or that left or stalls by intent.
 pub(super) fn blame(failure: &Failure, faults: &Faults, workload: &Workload, who: &str) -> Result<(), Violated> {
     let hit = match failure.cause {
         Cause::ShutDown => {
             let leaver = failure.rank.is_some() && failure.rank == workload.leaver;
-            leaver || workload.staller.is_some_and(|(rank, item)| tells_of_stall(failure, rank, &workload.items[item]))
+            leaver || workload.staller.is_some_and(|(rank, item)| names_stall(failure, rank, &workload.items[item]))
         }
         Cause::RankLost => failure.rank.is_some_and(|rank| faults.ranks.contains(&rank)),
-        // Who loses the coordinator ends the epoch on its own; the coordinator itself hears of that only.
+        // A sidecar that loses the coordinator ends the epoch on its own; the coordinator only receives that.
         Cause::SidecarLost => failure.sidecar.is_some_and(|s| {
             faults.hosts.contains(&s) || (!faults.hosts.is_empty() && failure.reason.contains("on its own"))
         }),
         _ => false,
     };
-    if hit { Ok(()) } else { violated(Property::Culprit, format!("nothing happened to the one named to {who}")) }
+    if hit { Ok(()) } else { violated(Property::Culprit, format!("the failure of {who} names an innocent culprit")) }
 }
 
-/// Whether a failure of a single operation says what is behind it.
+/// Returns whether a failure of a single operation names its cause.
 pub(super) fn is_named(failure: &Failure, item: &Item) -> bool {
     let refused = |culprit| failure.cause == Cause::Refused && failure.rank == Some(culprit);
     let excused = match item.excuse {
@@ -38,28 +38,30 @@ pub(super) fn is_named(failure: &Failure, item: &Item) -> bool {
     excused
         || too_large
         || plugin && failure.sidecar.is_some_and(|sidecar| failure.reason.contains(&format!("on {sidecar} ")))
-        || match item.mischief {
+        || match item.injected {
             // The culprit is the first that differs from the lowest rank.
-            Mischief::Mismatch(culprit, _) => {
+            InjectedError::Mismatch(culprit, _) => {
                 let named = if culprit == item.askers[0] { item.askers[1] } else { culprit };
                 failure.cause == Cause::Mismatch && failure.rank == Some(named)
             }
-            Mischief::Refused(culprit) | Mischief::Absurd(culprit) | Mischief::Withdrawn(culprit) => refused(culprit),
-            Mischief::Nonsense(words) => failure.cause == Cause::Refused && failure.reason.contains(words),
-            Mischief::Joined => failure.reason.contains(NOT_WITH_JOIN),
-            Mischief::None | Mischief::Missing => false,
+            InjectedError::Refused(culprit) | InjectedError::Absurd(culprit) | InjectedError::Withdrawn(culprit) => {
+                refused(culprit)
+            }
+            InjectedError::Nonsense(words) => failure.cause == Cause::Refused && failure.reason.contains(words),
+            InjectedError::Joined => failure.reason.contains(NOT_WITH_JOIN),
+            InjectedError::None | InjectedError::Missing => false,
         }
 }
 
-/// The words of what cannot be done while somebody has joined.
+/// The error text of operations that are not supported while a rank has joined.
 const NOT_WITH_JOIN: &str = "is not supported with Join";
 
-fn tells_of_stall(failure: &Failure, rank: Rank, item: &Item) -> bool {
+fn names_stall(failure: &Failure, rank: Rank, item: &Item) -> bool {
     let reason = &failure.reason;
     if let Kind::Message(pair, tag @ ANY_SOURCE_TAGS..) = item.kind
         && pair.from == rank
     {
-        // Nobody knows who should have sent.
+        // The sender is unknown.
         let words = format!("{} has waited for a message from any source", pair.to);
         return reason.contains(&words) && reason.contains(&format!("a message with tag {tag}"));
     }

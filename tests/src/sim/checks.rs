@@ -1,4 +1,4 @@
-//! The oracle: knows what was asked for, and judges every answer, every admission and every end of an epoch.
+//! The oracle: records all requests, and checks every answer, every admission and every end of an epoch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,12 +8,12 @@ use ronde_engine::{Admission, Completion};
 use ronde_wire::{Cause, Detail, Epoch, Failure, Rank, RequestId, Seq, SetId, SidecarIndex};
 
 use super::blame::{blame, is_named};
+use super::fake_plugins::FAILS;
 use super::faults::Faults;
-use super::item::{Item, Kind, Mischief, Place};
-use super::stand_ins::FAILS;
+use super::item::{InjectedError, Item, Kind, SetOf};
 use super::workload::Workload;
 
-/// What a correct cluster keeps to.
+/// The properties of a correct cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Property {
     /// Every rank gets the bytes and the shape that the reference computes, or all get the same.
@@ -28,29 +28,29 @@ pub enum Property {
     OnePlan,
     /// Ranks agree on whether a request fails, and it fails only for a reason.
     Agreement,
-    /// A failure that ends an epoch names one who was hit.
+    /// A failure that ends an epoch names a rank or sidecar that a fault hit.
     Culprit,
-    /// An operation with a plugin stands on all of its members or on none: where a plugin has failed nobody has a result, and
-    /// what codecs keep is the same number of rounds everywhere.
-    Settled,
-    /// What is kept for others stays within what was granted to them.
+    /// An operation with a plugin is committed by all of its members or by none: where a plugin has failed no rank has
+    /// a result, and codecs keep state of the same number of rounds everywhere.
+    Committed,
+    /// Buffers for other sidecars stay within what was granted to them.
     Bounds,
-    /// No correct sidecar takes another for one that breaks the protocol.
+    /// No correct sidecar reports a protocol violation of another one.
     Protocol,
     /// No epoch ends because of a bug, and no operation fails at an executor.
     NoBug,
-    /// Whoever takes part in an epoch hears in time that a sidecar of it has ended.
+    /// Every member of an epoch is notified in time that a sidecar of it has ended.
     InTime,
-    /// When nothing breaks any more, epochs begin again and all work gets done.
+    /// When nothing breaks any more, epochs begin again and all work completes.
     Liveness,
 }
 
-/// A property that does not hold.
+/// A violated property.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violated {
-    /// Which one.
+    /// The property.
     pub property: Property,
-    /// What was seen.
+    /// What was observed.
     pub text: String,
 }
 
@@ -64,76 +64,76 @@ pub(super) fn violated<T>(property: Property, text: impl Into<String>) -> Result
     Err(Violated { property, text: text.into() })
 }
 
-/// A request on its way.
+/// A request without an answer yet.
 #[derive(Debug)]
-struct Asked {
+struct OpenRequest {
     rank: Rank,
     workload: Arc<Workload>,
     item: usize,
-    /// While the first request by this name is pending.
+    /// Whether the first request by this name is still pending.
     twice: bool,
 }
 
-/// How an item went for those who have their answer.
+/// The outcomes of an item on the ranks that have their answer.
 #[derive(Debug, Default)]
-struct Went {
+struct Outcomes {
     succeeded: Vec<Rank>,
     failed: Vec<Rank>,
-    /// The result that all share: what the reference computes; the first one, when there is none.
+    /// The result that all share: what the reference computes; without one, the first result.
     expected: Option<Vec<u8>>,
-    /// What the first of them learned besides.
+    /// What the first of them received besides.
     detail: Option<Detail>,
 }
 
 /// Results by epoch, the index of the item, and the rank.
 pub type Results = BTreeMap<(Epoch, usize, Rank), Vec<u8>>;
 
-/// How often a run met what it is made for, by name.
-pub type Met = BTreeMap<&'static str, u64>;
+/// How often a run met each situation, by name.
+pub type Counts = BTreeMap<&'static str, u64>;
 
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
-    open: BTreeMap<RequestId, Asked>,
+    open: BTreeMap<RequestId, OpenRequest>,
     answered: BTreeSet<RequestId>,
-    went: BTreeMap<(Epoch, usize), Went>,
-    /// What is performed under each number, in words that contain everything that has to be equal.
+    went: BTreeMap<(Epoch, usize), Outcomes>,
+    /// The operation under each number, as a text that contains everything that has to be equal.
     orders: BTreeMap<(Epoch, Seq), (String, String)>,
     last_admitted: BTreeMap<(SidecarIndex, u32), (Epoch, Seq)>,
-    /// Operations in which a plugin has failed somewhere, and those that stand.
+    /// Operations in which a plugin has failed somewhere, and those that are committed.
     broken: BTreeSet<(Epoch, Seq)>,
-    settled: BTreeSet<(Epoch, Seq)>,
+    committed: BTreeSet<(Epoch, Seq)>,
     /// Sets that were added and not removed, by epoch and the item that added them.
     sets: BTreeMap<(Epoch, usize), SetId>,
     /// The same with those that were removed.
     added: BTreeMap<(Epoch, usize), SetId>,
     /// For comparison between runs.
     pub(super) results: Results,
-    pub(super) met: Met,
+    pub(super) met: Counts,
     pub(super) successes: u64,
     pub(super) failures: u64,
 }
 
 impl Oracle {
     pub(super) fn asked(&mut self, rank: Rank, request: RequestId, workload: &Arc<Workload>, item: usize) {
-        self.open.insert(request, Asked { rank, workload: Arc::clone(workload), item, twice: false });
+        self.open.insert(request, OpenRequest { rank, workload: Arc::clone(workload), item, twice: false });
     }
 
-    /// A rank asks by a name that it has a request by without an answer.
+    /// A rank submits a name that it has a pending request for.
     pub(super) fn asked_twice(&mut self, rank: Rank, request: RequestId, workload: &Arc<Workload>, item: usize) {
-        self.open.insert(request, Asked { rank, workload: Arc::clone(workload), item, twice: true });
+        self.open.insert(request, OpenRequest { rank, workload: Arc::clone(workload), item, twice: true });
     }
 
-    /// The coordinator begins an epoch. Where all sidecars were started again, it may have the number of an earlier one.
+    /// The coordinator begins an epoch. After a restart of all sidecars it may have the number of an earlier one.
     pub(super) fn epoch_begins(&mut self, epoch: Epoch) {
         self.orders.retain(|(e, _), _| *e != epoch);
         self.went.retain(|(e, _), _| *e != epoch);
         self.broken.retain(|(e, _)| *e != epoch);
-        self.settled.retain(|(e, _)| *e != epoch);
+        self.committed.retain(|(e, _)| *e != epoch);
         self.sets.clear();
         self.added.retain(|(e, _), _| *e != epoch);
     }
 
-    /// A sidecar is gone with the requests of its ranks: the workers know.
+    /// A sidecar is gone with the requests of its ranks; the workers know.
     pub(super) fn forget(&mut self, ranks: &[Rank]) {
         self.open.retain(|_, asked| !ranks.contains(&asked.rank));
     }
@@ -143,16 +143,16 @@ impl Oracle {
         self.open.values().any(|asked| asked.rank == rank)
     }
 
-    /// What a rank's requests without answers are called.
+    /// Describes a rank's pending requests.
     pub(super) fn waiting(&self) -> String {
-        let one = |asked: &Asked| {
+        let one = |asked: &OpenRequest| {
             let item = &asked.workload.items[asked.item];
             format!("{} waits for item {} ({} of {:?})", asked.rank, asked.item, item.name, item.place)
         };
         self.open.values().map(one).collect::<Vec<_>>().join(", ")
     }
 
-    /// An answer; gives the item that is over.
+    /// Checks an answer; returns the item that is over.
     pub(super) fn completed(
         &mut self,
         (rank, request): (Rank, RequestId),
@@ -175,7 +175,7 @@ impl Oracle {
         Ok((!asked.twice).then_some((asked.workload.epoch, asked.item)))
     }
 
-    /// An operation is admitted somewhere.
+    /// Checks an admission.
     pub(super) fn admitted(&mut self, host: SidecarIndex, life: u32, admission: &Admission) -> Result<(), Violated> {
         let now = (admission.epoch, admission.seq);
         let last = self.last_admitted.insert((host, life), now).unwrap_or_default();
@@ -202,38 +202,44 @@ impl Oracle {
     pub(super) fn plugin_failed(&mut self, operation: (Epoch, Seq)) -> Result<(), Violated> {
         self.broken.insert(operation);
         *self.met.entry("plugin failed on a member").or_default() += 1;
-        self.check_settled(operation)
+        self.check_committed(operation)
     }
 
-    /// A member keeps what an operation with a plugin has left.
+    /// A member commits the codec state of an operation.
     pub(super) fn committed(&mut self, host: SidecarIndex, operation: (Epoch, Seq)) -> Result<(), Violated> {
-        if self.settled.insert(operation) {
-            *self.met.entry("settled").or_default() += 1;
+        if self.committed.insert(operation) {
+            *self.met.entry("committed").or_default() += 1;
         }
-        self.check_settled(operation)
+        self.check_committed(operation)
             .map_err(|violated| Violated { text: format!("{host}: {}", violated.text), ..violated })
     }
 
-    fn check_settled(&self, operation @ (epoch, seq): (Epoch, Seq)) -> Result<(), Violated> {
-        if self.broken.contains(&operation) && self.settled.contains(&operation) {
-            return violated(Property::Settled, format!("a plugin has failed in {seq} of {epoch}, which stands"));
+    fn check_committed(&self, operation @ (epoch, seq): (Epoch, Seq)) -> Result<(), Violated> {
+        if self.broken.contains(&operation) && self.committed.contains(&operation) {
+            return violated(
+                Property::Committed,
+                format!("a plugin has failed in {seq} of {epoch}, which is committed"),
+            );
         }
         Ok(())
     }
 
     /// An epoch is over for a sidecar's ranks: they have all their answers.
     pub(super) fn epoch_ended(&self, epoch: Epoch, ranks: &[Rank]) -> Result<(), Violated> {
-        let left = |asked: &&Asked| ranks.contains(&asked.rank) && asked.workload.epoch <= epoch;
+        let left = |asked: &&OpenRequest| ranks.contains(&asked.rank) && asked.workload.epoch <= epoch;
         match self.open.values().find(left) {
             Some(asked) => {
                 let name = &asked.workload.items[asked.item].name;
-                violated(Property::Answered, format!("{epoch} ended, but {} never heard of {name}", asked.rank))
+                violated(
+                    Property::Answered,
+                    format!("{epoch} ended, but {} never got an answer for {name}", asked.rank),
+                )
             }
             None => Ok(()),
         }
     }
 
-    fn succeeded(&mut self, asked: &Asked, completion: &Completion, bytes: &[u8]) -> Result<(), Violated> {
+    fn succeeded(&mut self, asked: &OpenRequest, completion: &Completion, bytes: &[u8]) -> Result<(), Violated> {
         self.successes += 1;
         self.count(&asked.workload.items[asked.item], "");
         let (rank, epoch) = (asked.rank, asked.workload.epoch);
@@ -242,14 +248,14 @@ impl Oracle {
         if completion.epoch != epoch {
             return violated(Property::CurrentEpoch, format!("{who} got a result of {} in {epoch}", completion.epoch));
         }
-        if item.plugin.is_some() && !self.settled.contains(&(epoch, completion.seq)) {
+        if item.plugin.is_some() && !self.committed.contains(&(epoch, completion.seq)) {
             return violated(
-                Property::Settled,
-                format!("{who} got a result of {}, which nobody has settled", completion.seq),
+                Property::Committed,
+                format!("{who} got a result of {}, which no member has committed", completion.seq),
             );
         }
         if item.must_fail() {
-            return violated(Property::Agreement, format!("{who} got a result in spite of {:?}", item.mischief));
+            return violated(Property::Agreement, format!("{who} got a result in spite of {:?}", item.injected));
         }
         let went = self.went.entry((epoch, asked.item)).or_default();
         if !went.failed.is_empty() {
@@ -283,7 +289,7 @@ impl Oracle {
 
     fn count(&mut self, item: &Item, failure: &str) {
         let mut met = |what| *self.met.entry(what).or_default() += 1;
-        match item.mischief {
+        match item.injected {
             _ if failure.contains("arena_bytes_max") => met("too large"),
             _ if failure.contains(FAILS) => met("plugin failed"),
             _ if failure.is_empty() => {
@@ -294,29 +300,29 @@ impl Oracle {
                 if item.askers.len() < item.ranks.len() && item.supports_join() {
                     met("with joined ranks");
                 }
-                if matches!(item.place, Place::Added(_)) {
+                if matches!(item.place, SetOf::Added(_)) {
                     met("in an added set");
                 }
             }
-            Mischief::Mismatch(..) => met("mismatch"),
-            Mischief::Refused(_) => met("refused"),
-            Mischief::Absurd(_) => met("absurd"),
-            Mischief::Withdrawn(_) => met("withdrawn"),
-            Mischief::Nonsense(_) => met("nonsense"),
-            Mischief::Joined => met("not with join"),
-            Mischief::None | Mischief::Missing => {
+            InjectedError::Mismatch(..) => met("mismatch"),
+            InjectedError::Refused(_) => met("refused"),
+            InjectedError::Absurd(_) => met("absurd"),
+            InjectedError::Withdrawn(_) => met("withdrawn"),
+            InjectedError::Nonsense(_) => met("nonsense"),
+            InjectedError::Joined => met("not with join"),
+            InjectedError::None | InjectedError::Missing => {
                 met(if failure.contains("was removed") { "removed" } else { "join failed" });
             }
         }
     }
 
-    /// What the first rank learns is plausible; all others learn the same.
-    fn first_success(&mut self, asked: &Asked, who: &str, detail: &Detail) -> Result<(), Violated> {
+    /// Checks that the first rank's extra result is plausible, and that all others receive the same.
+    fn first_success(&mut self, asked: &OpenRequest, who: &str, detail: &Detail) -> Result<(), Violated> {
         let (epoch, item) = (asked.workload.epoch, &asked.workload.items[asked.item]);
         let plausible = match (&item.kind, detail) {
             (Kind::Join, Detail::LastJoined(rank)) => item.ranks.contains(rank),
             (Kind::AddSet(_), Detail::Set(set)) => {
-                let fixed = asked.workload.items.iter().any(|item| item.place == Place::Fixed(*set));
+                let fixed = asked.workload.items.iter().any(|item| item.place == SetOf::Fixed(*set));
                 let free = !fixed && !self.sets.values().any(|other| other == set);
                 self.sets.insert((epoch, asked.item), *set);
                 self.added.insert((epoch, asked.item), *set);
@@ -335,7 +341,7 @@ impl Oracle {
         violated(Property::Result, format!("{who} learned {detail:?}, with {:?}", self.sets))
     }
 
-    fn failed(&mut self, asked: &Asked, failure: &Failure, faults: &Faults) -> Result<(), Violated> {
+    fn failed(&mut self, asked: &OpenRequest, failure: &Failure, faults: &Faults) -> Result<(), Violated> {
         self.failures += 1;
         let item = &asked.workload.items[asked.item];
         let who = format!("{}: {failure}", who(asked));
@@ -352,11 +358,14 @@ impl Oracle {
             *self.met.entry("the same name twice").or_default() += 1;
             return Ok(());
         }
-        if item.mischief == Mischief::None && item.excuse.is_none() && !item.too_large && !item.may_fail {
+        if item.injected == InjectedError::None && item.excuse.is_none() && !item.too_large && !item.may_fail {
             return violated(Property::Agreement, format!("without any reason {who}"));
         }
         if !is_named(failure, item) {
-            let text = format!("{:?}, {:?} is behind it, which is not said to {who}", item.mischief, item.excuse);
+            let text = format!(
+                "{:?}, {:?} is the cause, which the failure of {who} does not name",
+                item.injected, item.excuse
+            );
             return violated(Property::Culprit, text);
         }
         self.count(item, &failure.reason);
@@ -370,7 +379,7 @@ impl Oracle {
     }
 }
 
-fn who(asked: &Asked) -> String {
+fn who(asked: &OpenRequest) -> String {
     let Item { name, place, kind, dtype, plugin, .. } = &asked.workload.items[asked.item];
     let by = plugin.map_or_else(String::new, |plugin| format!(" by {plugin:?}"));
     format!("{} with item {}, {name} of {place:?} ({kind:?} of {dtype}{by})", asked.rank, asked.item)

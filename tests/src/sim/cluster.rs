@@ -1,4 +1,4 @@
-//! The simulated cluster: everything that exists, and the loop that lets one thing happen after another.
+//! The simulated cluster: its state, and the event loop.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use ronde_collectives::CostModel;
 use ronde_engine::{EngineConfig, RunAhead};
 use ronde_wire::{Epoch, Invalidation, ProcessSet, Rank, SetId, SidecarIndex, World};
 
-use super::checks::{Met, Oracle, Property, Results, Violated, violated};
+use super::checks::{Counts, Oracle, Property, Results, Violated, violated};
 use super::faults::Faults;
 use super::host::Host;
 use super::link::Network;
 use super::saboteur::{Sabotage, Saboteur};
-use super::schedule::{Happening, Schedule};
+use super::schedule::{Schedule, SimEvent};
 use super::worker::Worker;
 use super::workload::{Loops, Recipe, Workload};
 
-/// What a run is like, besides its seed.
+/// The options of a run, besides its seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Prints what happens.
+    /// Prints events.
     pub trace: bool,
     /// Plants a bug.
     pub saboteur: Option<Saboteur>,
@@ -29,7 +29,7 @@ pub struct Options {
     pub floats_variant: Option<u64>,
 }
 
-/// What a run without violation amounts to.
+/// The figures of a run without a violation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Epochs that began.
@@ -38,13 +38,13 @@ pub struct Report {
     pub successes: u64,
     /// Requests that failed as they had to.
     pub failures: u64,
-    /// Things that happened.
-    pub happenings: u64,
+    /// Events.
+    pub events: u64,
     /// Simulated time, in microseconds.
     pub virtual_us: u64,
     /// Chunks sent, and those of them that were sent before the receiver was known to be ready.
     pub chunks: u64,
-    /// See above.
+    /// Those of them that were sent before the receiver was known to be ready.
     pub early_chunks: u64,
     /// Tensors of operations with several of them.
     pub fused: u64,
@@ -52,13 +52,13 @@ pub struct Report {
     pub piped: u64,
     /// Whether the planted bug had an opportunity.
     pub sabotaged: bool,
-    /// What was met how often.
-    pub met: Met,
+    /// How often each situation was met.
+    pub met: Counts,
     /// Results, when they are to be compared between runs.
     pub results: Results,
 }
 
-/// What all sidecars are started with.
+/// The configuration of all sidecars.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) world: World,
@@ -94,12 +94,12 @@ pub(super) struct Cluster {
     workloads: BTreeMap<Epoch, Arc<Workload>>,
 }
 
-/// Simulated time after the last repair within which everything has to be done.
+/// Simulated time after the last repair within which everything has to complete.
 const PATIENCE_US: u64 = 90_000_000;
 /// Simulated time for which a finished cluster is watched.
 const WATCH_US: u64 = 300_000;
 /// A run that takes more is not getting anywhere.
-const HAPPENINGS_MAX: u64 = 5_000_000;
+const EVENTS_MAX: u64 = 5_000_000;
 
 /// Longer than anything takes that is not stalled, faults included.
 const STALL_SHUTDOWN_MS: u64 = 12_000;
@@ -157,29 +157,29 @@ impl Cluster {
     pub(super) fn run(mut self) -> Result<Report, Violated> {
         for index in 0..self.workers.len() {
             let (rank, delay_us) = (self.workers[index].rank, self.rng.u64(..2_000));
-            self.schedule.after(delay_us, Happening::Step { rank, session: 0 });
+            self.schedule.after(delay_us, SimEvent::Step { rank, session: 0 });
         }
-        while let Some(happening) = self.schedule.pop() {
+        while let Some(event) = self.schedule.pop() {
             let now_us = self.schedule.now_us();
-            self.report.happenings += 1;
+            self.report.events += 1;
             if self.finished_us.is_some_and(|at_us| now_us > at_us + WATCH_US) {
                 if self.is_done() {
                     return self.finish();
                 }
-                // The end of a process was heard late, and the work has begun anew.
+                // The end of a process was noticed late, and the work has started again.
                 self.finished_us = None;
             }
             let patience_us = self.progress_us.max(self.faults.mended_us) + PATIENCE_US;
-            if now_us > patience_us || self.report.happenings > HAPPENINGS_MAX {
+            if now_us > patience_us || self.report.events > EVENTS_MAX {
                 break;
             }
-            self.dispatch(happening)?;
+            self.dispatch(event)?;
             self.note_end();
         }
         let attached = self.workers.iter().filter(|worker| worker.is_content()).count();
         let workers = self.workers.len();
         let text = format!(
-            "at {} s {attached} of {workers} ranks have asked for everything; {}",
+            "at {} s {attached} of {workers} ranks have submitted everything; {}",
             self.schedule.now_us() / 1_000_000,
             self.oracle.waiting()
         );
@@ -200,53 +200,53 @@ impl Cluster {
         }
     }
 
-    fn dispatch(&mut self, happening: Happening) -> Result<(), Violated> {
-        if let Some(until_us) = self.paused_until(happening) {
-            self.schedule.at(until_us, happening);
+    fn dispatch(&mut self, event: SimEvent) -> Result<(), Violated> {
+        if let Some(until_us) = self.paused_until(event) {
+            self.schedule.at(until_us, event);
             return Ok(());
         }
-        match happening {
-            Happening::Deliver { direction, generation } => self.deliver(direction, generation)?,
-            Happening::Connect { connection, generation, give_up_us } => {
+        match event {
+            SimEvent::Deliver { direction, generation } => self.deliver(direction, generation)?,
+            SimEvent::Connect { connection, generation, give_up_us } => {
                 let both_live = self.hosts[connection.low].alive && self.hosts[connection.high].alive;
                 let attempt = (connection, generation, give_up_us);
                 self.network.connect(&mut self.schedule, &mut self.rng, attempt, both_live);
             }
-            Happening::Expire { connection, generation } => {
+            SimEvent::Expire { connection, generation } => {
                 self.network.expire(&mut self.schedule, &mut self.rng, connection, generation);
             }
-            Happening::Sent { direction, generation } => self.sent(direction, generation),
-            Happening::Drain { host, .. } => self.drain(host)?,
-            Happening::Timeout { host, .. } => self.timeout(host),
-            Happening::Command { host, lane, .. } => self.command(host, lane),
-            Happening::Report { host, lane, .. } => self.hear_report(host, lane),
-            Happening::Work { host, lane, .. } => self.work(host, lane)?,
-            Happening::Step { rank, session } => self.step(rank, session),
-            Happening::Withdraw { rank, session } => self.withdraw(rank, session),
-            Happening::Break(fault) => self.break_something(fault),
-            Happening::StartHost { host } => self.start_host(host),
-            Happening::StartWorker { rank } => self.start_worker(rank),
-            Happening::Overdue { host, life, epoch, since_us } => self.check_heard(host, life, epoch, since_us)?,
+            SimEvent::Sent { direction, generation } => self.sent(direction, generation),
+            SimEvent::Drain { host, .. } => self.drain(host)?,
+            SimEvent::Timeout { host, .. } => self.timeout(host),
+            SimEvent::Command { host, lane, .. } => self.command(host, lane),
+            SimEvent::Report { host, lane, .. } => self.handle_report(host, lane),
+            SimEvent::Work { host, lane, .. } => self.work(host, lane)?,
+            SimEvent::Step { rank, session } => self.step(rank, session),
+            SimEvent::Withdraw { rank, session } => self.withdraw(rank, session),
+            SimEvent::Break(fault) => self.break_something(fault),
+            SimEvent::StartHost { host } => self.start_host(host),
+            SimEvent::StartWorker { rank } => self.start_worker(rank),
+            SimEvent::Overdue { host, life, epoch, since_us } => self.check_notified(host, life, epoch, since_us)?,
         }
         Ok(())
     }
 
-    /// Until when the process that something happens to is stopped; also void happenings of earlier lives end here.
-    fn paused_until(&mut self, happening: Happening) -> Option<u64> {
-        let host = match happening {
-            Happening::Drain { host, life }
-            | Happening::Timeout { host, life }
-            | Happening::Command { host, life, .. }
-            | Happening::Report { host, life, .. }
-            | Happening::Work { host, life, .. } => {
+    /// Until when the process of an event is stopped; events of earlier lives end here, too.
+    fn paused_until(&mut self, event: SimEvent) -> Option<u64> {
+        let host = match event {
+            SimEvent::Drain { host, life }
+            | SimEvent::Timeout { host, life }
+            | SimEvent::Command { host, life, .. }
+            | SimEvent::Report { host, life, .. }
+            | SimEvent::Work { host, life, .. } => {
                 if self.hosts[host].life != life {
                     return Some(u64::MAX);
                 }
                 host
             }
-            Happening::Deliver { direction, .. } => direction.to,
-            Happening::Sent { direction, .. } => direction.from,
-            Happening::Step { rank, .. } | Happening::Withdraw { rank, .. } => {
+            SimEvent::Deliver { direction, .. } => direction.to,
+            SimEvent::Sent { direction, .. } => direction.from,
+            SimEvent::Step { rank, .. } | SimEvent::Withdraw { rank, .. } => {
                 let worker = &self.workers[rank.index()];
                 if self.schedule.now_us() < worker.hung_until_us {
                     return Some(worker.hung_until_us);
@@ -259,7 +259,7 @@ impl Cluster {
         (self.schedule.now_us() < until_us).then_some(until_us)
     }
 
-    /// Notes when all ranks have asked for everything, got their answers, and nothing will break any more.
+    /// Notes when all ranks have submitted everything and got their answers, and nothing will break any more.
     fn note_end(&mut self) {
         let done = self.finished_us.is_none() && self.is_done();
         if done && self.faults.are_over(self.schedule.now_us()) {
@@ -274,7 +274,7 @@ impl Cluster {
         self.workers.iter().all(Worker::is_content) && !self.workers.iter().any(waits)
     }
 
-    /// Nothing is left over where all work is done.
+    /// Checks that nothing is left when all work is done.
     fn finish(mut self) -> Result<Report, Violated> {
         for host in &self.hosts {
             let stats = host.engine.stats();
@@ -283,8 +283,8 @@ impl Cluster {
             met("schedules", stats.schedules_issued);
             met("scheduled operations", stats.scheduled_operations);
             met("cancelled operations", stats.cancelled_operations);
-            for (invalidation, count) in Invalidation::ALL.into_iter().zip(stats.schedules_withdrawn) {
-                met(withdrawal(invalidation), count);
+            for (cause, count) in Invalidation::ALL.into_iter().zip(stats.schedules_withdrawn) {
+                met(withdrawal(cause), count);
             }
             for (number, lane) in host.lanes.iter().enumerate() {
                 let left = lane.executor.private_bytes();
@@ -307,19 +307,19 @@ impl Cluster {
     }
 }
 
-/// What is met when a schedule is withdrawn.
-fn withdrawal(invalidation: Invalidation) -> &'static str {
-    match invalidation {
-        Invalidation::Order => "withdrawn for the order",
-        Invalidation::Request => "withdrawn for another request",
-        Invalidation::Refusal => "withdrawn for a refusal",
-        Invalidation::Delay => "withdrawn for a delay",
-        Invalidation::WorkerExit => "withdrawn for a departure",
+/// The situation of an invalidated schedule.
+fn withdrawal(cause: Invalidation) -> &'static str {
+    match cause {
+        Invalidation::Order => "invalidated for the order",
+        Invalidation::Request => "invalidated for another request",
+        Invalidation::Refusal => "invalidated for a refusal",
+        Invalidation::Delay => "invalidated for a delay",
+        Invalidation::WorkerExit => "invalidated for a worker exit",
     }
 }
 
 impl Setup {
-    /// `fixed` decides what results depend on, `rng` what they must not depend on.
+    /// `fixed` determines what results depend on, `rng` what they must not depend on.
     fn new(seed: u64, fixed: &mut Rng, rng: &mut Rng, options: &Options) -> Self {
         let world = world(fixed);
         let floats = options.floats_variant.is_some() || options.saboteur == Some(Saboteur::UnroundedOwner);
@@ -335,7 +335,7 @@ impl Setup {
         let eager_bytes = [0, 0, 40, 4_096][fixed.usize(..4)];
         let result_bytes_max = if small { 30_000 } else { u64::MAX };
         let loops = match saboteur {
-            Some(saboteur) if saboteur.schedules() || saboteur.settles() => Loops::Only,
+            Some(saboteur) if saboteur.schedules() || saboteur.commits() => Loops::Only,
             Some(_) => Loops::None,
             None => [Loops::None, Loops::Some, Loops::Only][fixed.usize(..3)],
         };
@@ -345,9 +345,9 @@ impl Setup {
             _ if saboteur.is_some() => Some(often),
             _ => [None, Some(RunAhead::default()), Some(often), Some(often)][rng.usize(..4)],
         };
-        let mischief = !floats && saboteur.is_none_or(|saboteur| !saboteur.schedules());
+        let injected = !floats && saboteur.is_none_or(|saboteur| !saboteur.schedules());
         let recipe =
-            Recipe { seed, leavers_until, any_floats: floats, mischief, stalls, result_bytes_max, loops, saboteur };
+            Recipe { seed, leavers_until, any_floats: floats, injected, stalls, result_bytes_max, loops, saboteur };
         Self {
             world,
             lanes: rng.u16(1..=3),
@@ -357,7 +357,7 @@ impl Setup {
             eager_bytes,
             run_ahead,
             control_fan_out: match saboteur {
-                // The others look for messages as the children of the coordinator get them.
+                // The others find messages as the children of the coordinator receive them.
                 Some(saboteur) if !saboteur.relays() => 8,
                 _ => [1, 2, 2, 3, 8][rng.usize(..if saboteur.is_some() { 3 } else { 5 })],
             },

@@ -1,5 +1,5 @@
-//! What the driver and the data threads of a sidecar do: carry news to the engine and the executors, and perform what they
-//! want.
+//! The simulated driver and data threads of a sidecar: they pass events to the engine and the executors, and perform
+//! their actions.
 
 use std::sync::Arc;
 
@@ -10,27 +10,27 @@ use ronde_wire::{Ascent, Control, Detail, Epoch, Failure, Rank, RequestId, Seq, 
 use super::blame::blame;
 use super::checks::{Property, Violated, violated};
 use super::cluster::Cluster;
+use super::fake_plugins::{FAILS, HostPlugins};
 use super::host::{Command, LaneMemory, LaneOperations, Report};
 use super::link::{ConnectionId, Direction, Message, Plane};
 use super::saboteur::Saboteur;
-use super::schedule::Happening;
-use super::stand_ins::{FAILS, HostPlugins};
+use super::schedule::SimEvent;
 
 /// The control thread.
 impl Cluster {
-    /// Something happens to a sidecar's engine.
-    pub(super) fn tell_engine(&mut self, host: usize, event: Event) {
+    /// Passes an event to a sidecar's engine.
+    pub(super) fn handle_event(&mut self, host: usize, event: Event) {
         let now = self.schedule.now();
         let process = &mut self.hosts[host];
         process.engine.handle_event(now, event);
         if !process.draining {
             process.draining = true;
             let (life, delay_us) = (process.life, self.rng.u64(..40));
-            self.schedule.after(delay_us, Happening::Drain { host, life });
+            self.schedule.after(delay_us, SimEvent::Drain { host, life });
         }
     }
 
-    /// Performs what the engine wants, then sets its timer.
+    /// Performs the engine's actions, then sets its timer.
     pub(super) fn drain(&mut self, host: usize) -> Result<(), Violated> {
         let me = self.hosts[host].index;
         self.hosts[host].draining = false;
@@ -41,7 +41,7 @@ impl Cluster {
             }
             self.perform(host, action)?;
         }
-        // What was asked for behind the end is answered behind it.
+        // Requests after the end are answered after it.
         if let Some(epoch) = ended {
             self.oracle.epoch_ended(epoch, &self.setup.world.ranks_of(me))?;
         }
@@ -50,38 +50,38 @@ impl Cluster {
         {
             let life = self.hosts[host].life;
             self.hosts[host].timer_us = at.0;
-            self.schedule.at(at.0, Happening::Timeout { host, life });
+            self.schedule.at(at.0, SimEvent::Timeout { host, life });
         }
         Ok(())
     }
 
-    /// The engine's timer; the sessions of living workers give their signs of life at the same time.
+    /// Handles the engine's timer; the sessions of living workers send heartbeats at the same time.
     pub(super) fn timeout(&mut self, host: usize) {
         let now = self.schedule.now();
         self.hosts[host].timer_us = u64::MAX;
         let healthy = |w: &&super::worker::Worker| w.host == host && w.alive && now.0 >= w.hung_until_us;
         let ranks: Vec<Rank> = self.workers.iter().filter(healthy).map(|worker| worker.rank).collect();
         for rank in ranks {
-            self.tell_engine(host, Event::RankAlive { rank });
+            self.handle_event(host, Event::RankAlive { rank });
         }
         let process = &mut self.hosts[host];
         process.engine.handle_timeout(now);
         if !process.draining {
             process.draining = true;
             let life = process.life;
-            self.schedule.after(1, Happening::Drain { host, life });
+            self.schedule.after(1, SimEvent::Drain { host, life });
         }
     }
 
-    /// A lane's report arrives at the control thread.
-    pub(super) fn hear_report(&mut self, host: usize, lane: usize) {
+    /// Handles a lane's report on the control thread.
+    pub(super) fn handle_report(&mut self, host: usize, lane: usize) {
         let process = &mut self.hosts[host];
         match process.lanes[lane].reports.pop_front() {
             Some(Report::Done(epoch, seq)) => {
                 let Some(operation) = process.operations.get_mut(&(epoch, seq)) else { return };
                 operation.lanes_left -= 1;
                 if operation.lanes_left == 0 {
-                    self.tell_engine(host, Event::Executed { epoch, seq });
+                    self.handle_event(host, Event::Executed { epoch, seq });
                 }
             }
             Some(Report::Dropped(epoch, last)) => {
@@ -89,20 +89,20 @@ impl Cluster {
                 *left = left.saturating_sub(1);
                 if *left == 0 {
                     process.dropping.remove(&(epoch, last));
-                    // An operation with a plugin is dropped by itself.
+                    // An operation with a plugin is dropped separately.
                     if self.sabotage.as_mut().is_some_and(super::saboteur::Sabotage::keeps_what_failed) {
                         process.kept.commit((epoch, last));
                     } else {
                         process.kept.discard((epoch, last));
                     }
-                    self.tell_engine(host, Event::Cancelled { epoch, last });
+                    self.handle_event(host, Event::Cancelled { epoch, last });
                 }
             }
             Some(Report::Failed(epoch, seq, reason)) => {
-                self.tell_engine(host, Event::ExecutionFailed { epoch, seq, reason, plugin: true });
+                self.handle_event(host, Event::ExecutionFailed { epoch, seq, reason, plugin: true });
             }
             Some(Report::LinkDown(peer, reason)) => {
-                self.tell_engine(host, Event::LaneDown { peer, closed: false, reason: reason.to_owned() });
+                self.handle_event(host, Event::LaneDown { peer, closed: false, reason: reason.to_owned() });
             }
             None => {}
         }
@@ -124,7 +124,7 @@ impl Cluster {
                 self.note(|| format!("{me} drops {dropped:?}, up to {last}"));
                 let lanes = self.hosts[host].lanes.len();
                 self.hosts[host].dropping.insert((epoch, last), lanes);
-                self.tell_lanes(host, &Command::Cancel(epoch, last, dropped));
+                self.send_to_lanes(host, &Command::Cancel(epoch, last, dropped));
             }
             Action::Complete { rank, request, outcome } => self.complete(host, (rank, request), &outcome)?,
             Action::Notice { text, .. } => self.note(|| format!("{me} notices: {text}")),
@@ -164,7 +164,7 @@ impl Cluster {
         let workload = self.workload(epoch);
         blame(failure, &self.faults, &workload, &format!("{me} at the end of {epoch}: {failure}"))?;
         self.detach_all(host);
-        self.tell_lanes(host, &Command::EpochEnd(epoch));
+        self.send_to_lanes(host, &Command::EpochEnd(epoch));
         Ok(())
     }
 
@@ -183,17 +183,17 @@ impl Cluster {
         let garbage = self.sabotage.as_ref().is_some_and(|sabotage| sabotage.saboteur == Saboteur::JoinedGarbage);
         self.hosts[host].reserve(&admission, garbage);
         self.hosts[host].kept.begin(&admission);
-        self.tell_lanes(host, &Command::Admit(admission));
+        self.send_to_lanes(host, &Command::Admit(admission));
         Ok(())
     }
 
-    /// What codecs keep of an operation stands: its lanes are done, and no member has failed.
+    /// Commits the codec state of an operation: its lanes are done, and no member has failed.
     fn commit(&mut self, host: usize, operation: (Epoch, Seq)) -> Result<(), Violated> {
         let (process, (epoch, seq)) = (&mut self.hosts[host], operation);
         let me = process.index;
         let performed = process.operations.get(&operation).is_some_and(|operation| operation.lanes_left == 0);
         if !process.kept.commit(operation) || !performed {
-            return violated(Property::NoBug, format!("{me} settles {seq} of {epoch}, which it has not performed"));
+            return violated(Property::NoBug, format!("{me} commits {seq} of {epoch}, which it has not performed"));
         }
         self.note(|| format!("{me} keeps what {seq} has left"));
         self.oracle.committed(me, operation)
@@ -222,7 +222,7 @@ impl Cluster {
                 let place = (completion.tensor, completion.own.then_some(source));
                 match operation.and_then(|operation| operation.outputs.get(&place)) {
                     Some(bytes) => Ok((completion, bytes.as_slice())),
-                    // What is agreed by messages alone is the result of no operation.
+                    // An agreement by messages alone has no operation.
                     None if completion.shape.dimensions() == [0] => Ok((completion, &[][..])),
                     None => {
                         let text = format!("{rank} got a result of nothing: {completion:?}");
@@ -246,14 +246,14 @@ impl Cluster {
         Ok(())
     }
 
-    pub(super) fn tell_lanes(&mut self, host: usize, command: &Command) {
+    pub(super) fn send_to_lanes(&mut self, host: usize, command: &Command) {
         let (now_us, process) = (self.schedule.now_us(), &mut self.hosts[host]);
         let life = process.life;
         for (lane, thread) in process.lanes.iter_mut().enumerate() {
             let delay_us = self.rng.u64(..100) + if self.rng.u8(..50) == 0 { 5_000 } else { 0 };
             thread.commands_us = thread.commands_us.max(now_us + delay_us);
             thread.commands.push_back(command.clone());
-            self.schedule.at(thread.commands_us, Happening::Command { host, life, lane });
+            self.schedule.at(thread.commands_us, SimEvent::Command { host, life, lane });
         }
     }
 
@@ -264,7 +264,7 @@ impl Cluster {
 
 /// The data threads.
 impl Cluster {
-    /// A lane hears a command.
+    /// Handles a command on a lane.
     pub(super) fn command(&mut self, host: usize, lane: usize) {
         let thread = &mut self.hosts[host].lanes[lane];
         match thread.commands.pop_front() {
@@ -288,7 +288,7 @@ impl Cluster {
         self.wake(host, lane);
     }
 
-    /// Something arrives at a sidecar.
+    /// Handles a message that arrives at a sidecar.
     pub(super) fn deliver(&mut self, direction: Direction, generation: u64) -> Result<(), Violated> {
         let Some(message) = self.network.deliver(&mut self.schedule, direction, generation) else { return Ok(()) };
         if !self.hosts[direction.to].alive {
@@ -312,7 +312,7 @@ impl Cluster {
         }
     }
 
-    /// A lane's executor goes on for a few steps.
+    /// Runs a lane's executor for a few steps.
     pub(super) fn work(&mut self, host: usize, lane: usize) -> Result<(), Violated> {
         for _ in 0..self.rng.u8(1..=6) {
             let process = &mut self.hosts[host];
@@ -321,7 +321,7 @@ impl Cluster {
             let plugins = HostPlugins { me: process.index, kept: &mut process.kept };
             let action = thread.executor.poll_action(&mut LaneMemory { operations, plugins });
             if let Some(wrong) = process.kept.wrong.take() {
-                return violated(Property::Settled, format!("on {}, lane {lane}: {wrong}", process.index));
+                return violated(Property::Committed, format!("on {}, lane {lane}: {wrong}", process.index));
             }
             let Some(action) = action else {
                 thread.working = false;
@@ -330,7 +330,7 @@ impl Cluster {
             self.act(host, lane, action)?;
         }
         let (life, delay_us) = (self.hosts[host].life, self.rng.u64(1..20));
-        self.schedule.after(delay_us, Happening::Work { host, life, lane });
+        self.schedule.after(delay_us, SimEvent::Work { host, life, lane });
         Ok(())
     }
 
@@ -339,7 +339,7 @@ impl Cluster {
         if process.alive && !process.lanes[lane].working {
             process.lanes[lane].working = true;
             let (life, delay_us) = (process.life, self.rng.u64(..20));
-            self.schedule.after(delay_us, Happening::Work { host, life, lane });
+            self.schedule.after(delay_us, SimEvent::Work { host, life, lane });
         }
     }
 
@@ -355,7 +355,7 @@ impl Cluster {
         if matches!(event, Event::LinkUp { .. } | Event::LinkDown { .. }) {
             self.note(|| format!("{me}: {event:?}"));
         }
-        self.tell_engine(host, event);
+        self.handle_event(host, event);
     }
 
     fn deliver_to_lane(
@@ -444,7 +444,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// On a link that this thread knows to be up and that still is; otherwise the news that it is not are on their way.
+    /// Sends on a link that this thread knows to be up and that still is; otherwise its end is about to be reported.
     fn send_on_lane(&mut self, host: usize, lane: usize, to: SidecarIndex, message: Message) {
         let direction = Direction { plane: Plane::Lane(lane), from: host, to: self.position(to) };
         let generation = self.network.generation(direction);
@@ -453,7 +453,7 @@ impl Cluster {
         }
         if matches!(message, Message::Chunk(_)) {
             let delay_us = self.rng.u64(..100) + if self.rng.u8(..50) == 0 { 3_000 } else { 0 };
-            self.schedule.after(delay_us, Happening::Sent { direction, generation });
+            self.schedule.after(delay_us, SimEvent::Sent { direction, generation });
         }
         self.network.send(&mut self.schedule, &mut self.rng, direction, message);
     }
@@ -464,7 +464,7 @@ impl Cluster {
         let thread = &mut self.hosts[host].lanes[lane];
         thread.reports_us = thread.reports_us.max(now_us + delay_us);
         thread.reports.push_back(report);
-        self.schedule.at(thread.reports_us, Happening::Report { host, life, lane });
+        self.schedule.at(thread.reports_us, SimEvent::Report { host, life, lane });
     }
 
     fn check_bounds(&self, host: usize, lane: usize) -> Result<(), Violated> {

@@ -1,19 +1,19 @@
-//! What breaks, and when: a few faults for each run, each of them soon after an epoch has begun, when most is in flight.
+//! Draws faults: a few for each run, each of them soon after an epoch has begun, when most is in flight.
 
 use std::collections::BTreeSet;
 
 use fastrand::Rng;
 use ronde_wire::{Rank, SidecarIndex, World};
 
-/// Something that breaks and is mended after a while.
+/// A fault that is repaired after a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// A sidecar's process ends. When it is `seen`, its peers' transports notice at once; otherwise it falls silent, as
+    /// A sidecar's process ends. If `seen`, its peers' transports notice immediately; otherwise it falls silent, as
     /// when its host loses power.
     CrashHost { host: usize, seen: bool, for_us: u64 },
     /// A worker's process ends; its sidecar sees that.
     CrashWorker { rank: Rank, for_us: u64 },
-    /// A worker is stopped: it neither ends nor says anything.
+    /// A worker is stopped: it neither ends nor sends anything.
     HangWorker { rank: Rank, for_us: u64 },
     /// Two sidecars do not reach each other.
     Cut { a: usize, b: usize, for_us: u64 },
@@ -33,16 +33,16 @@ impl Fault {
     }
 }
 
-/// The faults that are still to come, and who has been hit.
+/// The faults that are still to come, and the processes that were hit.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     /// The next one is last.
     waiting: Vec<Fault>,
     /// How many are about to happen.
     imminent: usize,
-    /// When all is mended that keeps sidecars from hearing each other or looking at the clock.
+    /// When all faults are repaired that keep sidecars from receiving or from running their timers.
     pub(super) deaf_until_us: u64,
-    /// When all that broke is mended.
+    /// When all faults are repaired.
     pub(super) mended_us: u64,
     /// Sidecars that may be blamed.
     pub(super) hosts: BTreeSet<SidecarIndex>,
@@ -57,13 +57,13 @@ impl Faults {
         Self { waiting: (0..count).map(|_| fault(rng, world, hosts)).collect(), ..Self::default() }
     }
 
-    /// Only workers that crash and come back at once.
+    /// Only workers that crash and return immediately.
     pub(super) fn quick_crashes(rng: &mut Rng, world: &World) -> Self {
         let crash = |rng: &mut Rng| Fault::CrashWorker { rank: any_rank(rng, world), for_us: 1_000 };
         Self { waiting: (0..4).map(|_| crash(rng)).collect(), ..Self::default() }
     }
 
-    /// One sidecar that ends where its peers see it, and is not started again before everybody must have heard.
+    /// One sidecar that ends where its peers see it, and is not restarted before every peer must have noticed.
     pub(super) fn one_long_crash(rng: &mut Rng, world: &World) -> Self {
         let host = rng.usize(..world.sidecars().len());
         let crash = Fault::CrashHost { host, seen: true, for_us: 12_000_000 };
@@ -74,7 +74,7 @@ impl Faults {
         Self::default()
     }
 
-    /// The faults of an epoch that begins, with the time until each of them.
+    /// Draws the faults of an epoch that begins, with the time until each of them.
     pub(super) fn next(&mut self, rng: &mut Rng) -> Vec<(u64, Fault)> {
         let count = if rng.u8(..4) == 0 { 2 } else { 1 };
         let chosen: Vec<Fault> = (0..count).filter_map(|_| self.waiting.pop()).collect();
@@ -82,7 +82,7 @@ impl Faults {
         chosen.into_iter().map(|fault| (rng.u64(..6_000), fault)).collect()
     }
 
-    /// Something was about to break, and now it does, or not.
+    /// Returns the fault that is due, if it still applies.
     pub(super) fn happens(&mut self) {
         self.imminent -= 1;
     }

@@ -1,5 +1,5 @@
 //! A simulated sidecar: the engine, the executors of its lanes, the queues between their threads, and the memory of its
-//! workers. What the driver and the data threads of a real sidecar do stands in `driving.rs`.
+//! workers. `driving.rs` simulates its driver and data threads.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use ronde_engine::{
 };
 use ronde_wire::{Epoch, Lane, Rank, Request, RequestId, Seq, SidecarIndex};
 
-use super::stand_ins::{HostPlugins, Kept};
+use super::fake_plugins::{HostPlugins, Kept};
 
 /// A sidecar's process; a new one after a crash.
 #[derive(Debug)]
@@ -26,9 +26,9 @@ pub(super) struct Host {
     /// Contributions of local ranks that are not yet admitted.
     pub(super) inputs: BTreeMap<(Rank, RequestId), Arc<Vec<u8>>>,
     pub(super) operations: BTreeMap<(Epoch, Seq), Operation>,
-    /// Lanes that have yet to drop what they were told to, by the last operation of that.
+    /// Lanes that have not dropped cancelled operations yet, by the last of these.
     pub(super) dropping: BTreeMap<(Epoch, Seq), usize>,
-    /// What codecs keep.
+    /// The state of codecs.
     pub(super) kept: Kept,
     pub(super) draining: bool,
     pub(super) timer_us: u64,
@@ -38,7 +38,7 @@ pub(super) struct Host {
 #[derive(Debug)]
 pub(super) struct LaneThread {
     pub(super) executor: Executor,
-    /// The epoch that this thread has heard of.
+    /// The epoch that this thread knows.
     pub(super) epoch: Epoch,
     pub(super) commands: VecDeque<Command>,
     pub(super) commands_us: u64,
@@ -52,7 +52,7 @@ pub(super) struct LaneThread {
     pub(super) links: BTreeMap<usize, u64>,
 }
 
-/// What the control thread tells a lane.
+/// A command of the control thread to a lane.
 #[derive(Clone, Debug)]
 pub(super) enum Command {
     Epoch(Epoch),
@@ -61,12 +61,12 @@ pub(super) enum Command {
     Cancel(Epoch, Seq, Vec<Seq>),
 }
 
-/// What a lane tells the control thread.
+/// A report of a lane to the control thread.
 #[derive(Clone, Debug)]
 pub(super) enum Report {
     Done(Epoch, Seq),
     Dropped(Epoch, Seq),
-    /// A plugin could not do its part.
+    /// A plugin has failed.
     Failed(Epoch, Seq, String),
     LinkDown(SidecarIndex, &'static str),
 }
@@ -78,7 +78,7 @@ pub(super) struct Operation {
     inputs: BTreeMap<(u32, Rank), Arc<Vec<u8>>>,
     /// Results by tensor, and by rank where each has its own.
     pub(super) outputs: BTreeMap<(u32, Option<Rank>), Vec<u8>>,
-    /// A planted bug: contributions that are not there are read as garbage.
+    /// A planted bug: missing contributions are read as garbage.
     pub(super) reads_garbage: bool,
 }
 
@@ -113,8 +113,8 @@ impl Host {
         }
     }
 
-    /// What travels along with a request whose input is here. A request that differs from the other ranks' may say another
-    /// length than that of the input.
+    /// The bytes that travel with a request whose input is here. A request that differs from the other ranks' may have
+    /// another length than its input.
     pub(super) fn contribution(&mut self, rank: Rank, request: RequestId, what: &Request) -> Bytes {
         let due = self.engine.contribution_bytes(rank, what);
         let mut bytes = self.inputs.get(&(rank, request)).map(|input| input.to_vec()).unwrap_or_default();
@@ -169,7 +169,7 @@ pub(super) struct LaneOperations<'a> {
 
 impl Contributions for LaneOperations<'_> {
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
-        let gone = || MemoryError(format!("nothing lies at {place:?}"));
+        let gone = || MemoryError(format!("nothing is at {place:?}"));
         let operation = self.all.get(&(self.epoch, place.seq)).ok_or_else(gone)?;
         let Some(input) = operation.inputs.get(&(place.tensor, place.rank)) else {
             into.fill(0x41);
@@ -187,7 +187,7 @@ impl Memory for LaneMemory<'_> {
     }
 
     fn write(&mut self, place: OutputPlace, from: &[u8]) -> Result<(), MemoryError> {
-        let gone = || MemoryError(format!("nothing lies at {place:?}"));
+        let gone = || MemoryError(format!("nothing is at {place:?}"));
         let operation = self.operations.all.get_mut(&(self.operations.epoch, place.seq)).ok_or_else(gone)?;
         let output = operation.outputs.get_mut(&(place.tensor, place.rank)).ok_or_else(gone)?;
         let start = usize::try_from(place.offset).map_err(|_| gone())?;

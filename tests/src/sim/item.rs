@@ -1,4 +1,4 @@
-//! One named request of some ranks: what each of them asks for, and what shape it gets.
+//! An item: one named request of some ranks, with each rank's request and the shape of its result.
 
 use std::collections::BTreeMap;
 
@@ -6,23 +6,23 @@ use ronde_wire::{
     AnySource, Codec, Collective, DType, Detail, Group, Pair, Rank, ReduceOp, Request, SetId, Shape, TensorName,
 };
 
-use super::stand_ins::StandIn;
+use super::fake_plugins::FakePlugin;
 
 /// One named request of all ranks of a set that take part.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
-    pub(super) place: Place,
+    pub(super) place: SetOf,
     /// The set's ranks.
     pub(super) ranks: Vec<Rank>,
-    /// Those of them that ask for it: the two of a message, or who has not joined by then.
+    /// The ranks that submit it: the two of a message, or those that have not joined by then.
     pub(super) askers: Vec<Rank>,
     pub(super) name: TensorName,
     pub(super) kind: Kind,
     pub(super) dtype: DType,
     pub(super) codec: Codec,
-    /// Who encodes or reduces, if that is a plugin.
-    pub(super) plugin: Option<StandIn>,
-    /// Whether that fails now and then, with all that is performed together.
+    /// The plugin that encodes or reduces, if there is one.
+    pub(super) plugin: Option<FakePlugin>,
+    /// Whether the plugin fails now and then, with all operations performed together.
     pub(super) may_fail: bool,
     pub(super) group: Option<Group>,
     /// How many dimensions the shape has: 0 to 2.
@@ -35,15 +35,15 @@ pub(super) struct Item {
     pub(super) splits: Vec<Vec<u64>>,
     /// What contributions and the result are multiplied by.
     pub(super) scales: (f64, f64),
-    pub(super) mischief: Mischief,
+    pub(super) injected: InjectedError,
     pub(super) excuse: Option<Excuse>,
-    /// Whether somebody's result is larger than a result may be: it fails on all ranks.
+    /// Whether a rank's result is larger than the limit: then it fails on all ranks.
     pub(super) too_large: bool,
-    /// Items that a rank waits for before it asks.
+    /// Items whose answer a rank waits for before it submits this one.
     pub(super) after: Vec<usize>,
-    /// Items that a rank asks for before.
-    pub(super) behind: Vec<usize>,
-    /// Its place in the loop that every rank goes through, if it is a part of that.
+    /// Items that a rank submits before this one.
+    pub(super) asked_before: Vec<usize>,
+    /// Its position in the loop that every rank goes through, if it is a part of that.
     pub(super) turn: Option<usize>,
     /// Makes the values of different items and epochs differ.
     pub(super) salt: u64,
@@ -51,14 +51,14 @@ pub(super) struct Item {
 
 /// The set of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Place {
+pub(super) enum SetOf {
     /// One whose number is known.
     Fixed(SetId),
     /// The one that an earlier item adds.
     Added(usize),
 }
 
-/// What is asked for.
+/// The kind of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     AllReduce(ReduceOp),
@@ -78,27 +78,27 @@ pub(super) enum Kind {
     RemoveSet(Option<usize>),
 }
 
-/// What goes wrong with an item by intent: it fails on all ranks, or, if withdrawn, may fail.
+/// An error injected into an item by intent: it fails on all ranks, or, if withdrawn, may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mischief {
+pub(super) enum InjectedError {
     None,
-    /// This rank asks for something else.
+    /// This rank submits a different request.
     Mismatch(Rank, Difference),
-    /// This rank's request is refused by its service.
+    /// This rank's service refuses its request.
     Refused(Rank),
-    /// This rank's request makes no sense, which its engine sees.
+    /// This rank's request is invalid, which its engine detects.
     Absurd(Rank),
     /// This rank withdraws its request soon.
     Withdrawn(Rank),
-    /// What is asked for makes no sense on any rank; the failure has these words.
+    /// The request is invalid on every rank; the failure has this text.
     Nonsense(&'static str),
-    /// Somebody has joined before asking for it, which it does not support.
+    /// A rank has joined before submitting it, which it does not support.
     Joined,
-    /// Somebody never asks for it, and the set is removed.
+    /// A rank never submits it, and the set is removed.
     Missing,
 }
 
-/// What a rank asks for otherwise.
+/// How a rank's request differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Difference {
     Type,
@@ -111,28 +111,30 @@ pub(super) enum Difference {
     List,
 }
 
-/// Why an item may fail although nobody did anything wrong with it.
+/// Why an item may fail without an injected error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Excuse {
     /// Its set is removed while it is pending.
     Removed,
-    /// Somebody's join fails, without whom it was to be performed.
+    /// A rank's join fails, without which it was to be performed.
     JoinFails,
 }
 
 /// Which sets a rank has added, by item.
 pub(super) type Added = BTreeMap<usize, SetId>;
 
-/// A set that nobody ever adds.
+/// A set that no rank ever adds.
 pub(super) const NO_SET: SetId = SetId(7_000);
 
 impl Item {
-    /// What a rank asks for; it knows the sets that it needs.
+    /// Builds a rank's request; the rank knows the sets that it needs.
     pub(super) fn request(&self, rank: Rank, added: &Added) -> Request {
         let mut request = self.plain_request(rank, added);
-        match self.mischief {
-            Mischief::Mismatch(culprit, difference) if culprit == rank => self.differ(rank, &mut request, difference),
-            Mischief::Absurd(culprit) if culprit == rank => self.make_absurd(&mut request),
+        match self.injected {
+            InjectedError::Mismatch(culprit, difference) if culprit == rank => {
+                self.differ(rank, &mut request, difference)
+            }
+            InjectedError::Absurd(culprit) if culprit == rank => self.make_absurd(&mut request),
             _ => {}
         }
         request
@@ -141,8 +143,8 @@ impl Item {
     /// The set of the item, for a rank that knows it.
     pub(super) fn set(&self, added: &Added) -> SetId {
         match self.place {
-            Place::Fixed(set) => set,
-            Place::Added(item) => added.get(&item).copied().unwrap_or(NO_SET),
+            SetOf::Fixed(set) => set,
+            SetOf::Added(item) => added.get(&item).copied().unwrap_or(NO_SET),
         }
     }
 
@@ -175,7 +177,7 @@ impl Item {
         )
     }
 
-    /// What a rank learns besides the result, where that is known beforehand.
+    /// What a rank receives besides the result, if it is known beforehand.
     pub(super) fn detail(&self, rank: Rank) -> Option<Detail> {
         match &self.kind {
             Kind::AllToAll => {
@@ -187,10 +189,10 @@ impl Item {
         }
     }
 
-    /// The name of what is done.
+    /// The name of the operation.
     pub(super) fn what(&self) -> &'static str {
         match self.kind {
-            _ if self.plugin == Some(StandIn::Codec) => "codec by a plugin",
+            _ if self.plugin == Some(FakePlugin::Codec) => "codec by a plugin",
             _ if self.plugin.is_some() => "reduction by a plugin",
             Kind::AllReduce(ReduceOp::Median) => "median",
             Kind::AllReduce(ReduceOp::ClippedMean) => "clipped mean",
@@ -213,14 +215,14 @@ impl Item {
         }
     }
 
-    /// Whether an operation performs it; the rest is agreed by messages alone.
+    /// Whether an operation performs it; other items are agreed on by messages alone.
     pub(super) fn is_performed(&self) -> bool {
         !matches!(self.kind, Kind::Join | Kind::AddSet(_) | Kind::RemoveSet(_))
     }
 
     /// Whether it fails on all ranks for certain.
     pub(super) fn must_fail(&self) -> bool {
-        self.too_large || !matches!(self.mischief, Mischief::None | Mischief::Withdrawn(_))
+        self.too_large || !matches!(self.injected, InjectedError::None | InjectedError::Withdrawn(_))
     }
 
     /// The bytes of the largest result.
@@ -347,7 +349,7 @@ impl Item {
         }
     }
 
-    /// To one that is not the rank itself: nobody becomes a root without a tensor.
+    /// Chooses a root other than the rank itself, so that no rank becomes a root without a tensor.
     fn turn_to_another_root(&self, rank: Rank, collective: &mut Collective) {
         match collective {
             Collective::Broadcast { root }
@@ -385,7 +387,7 @@ impl Item {
     }
 }
 
-/// The shape of what is not there.
+/// The shape of an absent tensor.
 fn nothing() -> Shape {
     Shape::new(vec![0]).expect("one dimension")
 }

@@ -6,9 +6,9 @@ use fastrand::Rng;
 use ronde_wire::frame::Chunk;
 use ronde_wire::{Control, Epoch, Seq};
 
-use super::schedule::{Happening, Schedule};
+use super::schedule::{Schedule, SimEvent};
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Plane {
     Control,
@@ -48,7 +48,7 @@ impl ConnectionId {
     }
 }
 
-/// What arrives on a connection.
+/// An event of a connection.
 #[derive(Clone, Debug)]
 pub(super) enum Message {
     /// The connection is open.
@@ -71,9 +71,9 @@ enum State {
 #[derive(Debug, Default)]
 struct Connection {
     state: State,
-    /// Grows when the connection breaks: everything that was on its way is void.
+    /// Grows when the connection breaks: everything in flight is void.
     generation: u64,
-    /// Given before the connection was up.
+    /// Sent before the connection was up.
     early: Vec<(Direction, Message)>,
 }
 
@@ -88,7 +88,7 @@ struct Queue {
 pub(super) struct Network {
     connections: BTreeMap<ConnectionId, Connection>,
     queues: BTreeMap<Direction, Queue>,
-    /// Pairs that do not reach each other, until when.
+    /// Pairs that cannot reach each other, until when.
     cuts: BTreeMap<(usize, usize), u64>,
     /// The usual delay of a message is up to this.
     delay_us: u64,
@@ -96,7 +96,7 @@ pub(super) struct Network {
     pub(super) late_one_in: u32,
 }
 
-/// Silence after which a transport gives a connection up.
+/// The idle timeout of a transport.
 const IDLE_TIMEOUT_US: u64 = 6_000_000;
 /// How long a transport tries to open one.
 const OPEN_TIMEOUT_US: u64 = 10_000_000;
@@ -112,7 +112,7 @@ impl Network {
         Self { connections, queues, cuts, delay_us, late_one_in }
     }
 
-    /// Sends a message; on a connection that is not open it waits until it is.
+    /// Sends a message; it waits until the connection is open.
     pub(super) fn send(&mut self, schedule: &mut Schedule, rng: &mut Rng, direction: Direction, message: Message) {
         self.open(schedule, rng, direction.connection());
         let connection = self.connection(direction.connection());
@@ -123,18 +123,18 @@ impl Network {
         }
     }
 
-    /// Makes a connection unless there is one.
+    /// Opens a connection unless there is one.
     pub(super) fn open(&mut self, schedule: &mut Schedule, rng: &mut Rng, id: ConnectionId) {
         let connection = self.connection(id);
         if connection.state == State::Down {
             connection.state = State::Opening;
             let give_up_us = schedule.now_us() + OPEN_TIMEOUT_US;
-            let connect = Happening::Connect { connection: id, generation: connection.generation, give_up_us };
+            let connect = SimEvent::Connect { connection: id, generation: connection.generation, give_up_us };
             schedule.after(rng.u64(1..=self.delay_us * 3), connect);
         }
     }
 
-    /// An attempt ends: the connection is up when both ends live and reach each other.
+    /// Ends an attempt: the connection is up when both ends live and reach each other.
     pub(super) fn connect(
         &mut self,
         schedule: &mut Schedule,
@@ -154,13 +154,13 @@ impl Network {
                 self.push(schedule, rng, direction, message);
             }
         } else if schedule.now_us() < give_up_us {
-            schedule.after(RETRY_US, Happening::Connect { connection: id, generation, give_up_us });
+            schedule.after(RETRY_US, SimEvent::Connect { connection: id, generation, give_up_us });
         } else {
-            self.break_up(schedule, rng, id, None, "it did not come");
+            self.break_up(schedule, rng, id, None, "it did not connect");
         }
     }
 
-    /// The oldest message of a direction that arrives now; nothing while the two ends do not reach each other.
+    /// Takes the oldest message of a direction that arrives now; none while the two ends cannot reach each other.
     pub(super) fn deliver(
         &mut self,
         schedule: &mut Schedule,
@@ -172,9 +172,9 @@ impl Network {
         }
         let until_us = self.cut_until(direction.from, direction.to);
         let messages = &mut self.queues.get_mut(&direction)?.messages;
-        // The news that a connection is gone do not travel.
+        // The event that a connection is gone does not travel.
         if until_us > schedule.now_us() && !matches!(messages.front(), Some(Message::Down(_))) {
-            schedule.at(until_us, Happening::Deliver { direction, generation });
+            schedule.at(until_us, SimEvent::Deliver { direction, generation });
             return None;
         }
         messages.pop_front()
@@ -189,7 +189,7 @@ impl Network {
         }
     }
 
-    /// Connections of a host that died without a word are given up later.
+    /// Connections of a host that died silently time out later.
     pub(super) fn fall_silent(&self, schedule: &mut Schedule, host: usize) {
         self.expire_all(schedule, |id| id.has(host));
     }
@@ -200,7 +200,7 @@ impl Network {
         }
     }
 
-    /// All connections of a host whose process is gone break; its peers hear of it.
+    /// Breaks all connections of a host whose process is gone; its peers notice.
     pub(super) fn break_all(&mut self, schedule: &mut Schedule, rng: &mut Rng, host: usize, why: &'static str) {
         let ids: Vec<ConnectionId> = self.connections.keys().copied().filter(|id| id.has(host)).collect();
         for id in ids {
@@ -247,12 +247,12 @@ impl Network {
         let queue = self.queues.entry(direction).or_default();
         queue.last_us = queue.last_us.max(schedule.now_us() + delay_us);
         queue.messages.push_back(message);
-        schedule.at(queue.last_us, Happening::Deliver { direction, generation });
+        schedule.at(queue.last_us, SimEvent::Deliver { direction, generation });
     }
 
     fn expire_all(&self, schedule: &mut Schedule, concerns: impl Fn(ConnectionId) -> bool) {
         for (id, connection) in self.connections.iter().filter(|(id, c)| concerns(**id) && c.state == State::Up) {
-            schedule.after(IDLE_TIMEOUT_US, Happening::Expire { connection: *id, generation: connection.generation });
+            schedule.after(IDLE_TIMEOUT_US, SimEvent::Expire { connection: *id, generation: connection.generation });
         }
     }
 

@@ -1,29 +1,29 @@
-//! The mixture of what ranks ask for, by chance.
+//! Draws the mix of requests of an epoch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
 use ronde_wire::{Codec, DType, Group, Pair, Rank, ReduceOp, SetId, TensorName, World};
 
-use super::item::{ANY_SOURCE_TAGS, Difference, Excuse, Item, Kind, Mischief, NO_SET, Place};
+use super::fake_plugins::FakePlugin;
+use super::item::{ANY_SOURCE_TAGS, Difference, Excuse, InjectedError, Item, Kind, NO_SET, SetOf};
 use super::saboteur::Saboteur;
-use super::stand_ins::StandIn;
 use super::workload::{Loops, Recipe};
 use crate::PAIRWISE;
 
-/// An epoch's items while they are made.
+/// An epoch's items while they are drawn.
 pub(super) struct Mix<'a> {
     rng: &'a mut Rng,
     recipe: &'a Recipe,
     world: &'a World,
     items: Vec<Item>,
     /// Names used in each set: the same ones in all of them.
-    names: BTreeMap<Place, usize>,
+    names: BTreeMap<SetOf, usize>,
     /// Ranks of all sets that exist at some time, so that none is added twice.
     sets: BTreeSet<Vec<Rank>>,
-    /// Items that already have one by the same name behind them.
+    /// Items that are followed by another one of the same name.
     followed: BTreeSet<usize>,
-    /// What the world's ranks wait for at this point: that all have joined.
+    /// Items that all ranks of the world wait for at this point: that all have joined.
     base: Vec<usize>,
     groups: u32,
 }
@@ -60,7 +60,7 @@ impl<'a> Mix<'a> {
                 8.. if self.favours(Saboteur::ReleasedTwice) => self.group(),
                 8.. if self.favours(Saboteur::CrossedMessages) => self.messages(),
                 8.. if self.favours(Saboteur::EarlyRemoval) => self.passing_set(),
-                3 if self.recipe.mischief => self.nonsense(),
+                3 if self.recipe.injected => self.nonsense(),
                 4..8 => self.follow(),
                 _ => {
                     let set = self.any_set();
@@ -70,7 +70,7 @@ impl<'a> Mix<'a> {
         }
     }
 
-    /// The same again and again, as a job that trains; sometimes a step differs.
+    /// The same step repeatedly, as in training; sometimes a step differs.
     fn repeat(&mut self) {
         let sabotaged = self.recipe.saboteur.is_some();
         let (tensors, steps) = (self.rng.usize(1..=5), self.rng.usize(4..=20) + if sabotaged { 20 } else { 0 });
@@ -84,7 +84,7 @@ impl<'a> Mix<'a> {
                 let mut item =
                     Item { turn, salt, after: before.get(at).copied().into_iter().collect(), ..item.clone() };
                 if self.rng.u8(..48) == 0 {
-                    item.mischief = self.mischief(&item);
+                    item.injected = self.injected(&item);
                 }
                 indices.push(self.push(item));
                 if self.rng.u8(..if sabotaged { 16 } else { 48 }) == 0 {
@@ -99,7 +99,7 @@ impl<'a> Mix<'a> {
 
     /// An item of every step; in one group with others, or for itself. The first one keeps all ranks together.
     fn repeated(&mut self, first: bool, group: Option<usize>) -> Item {
-        let world = (Place::Fixed(SetId::WORLD), self.world.sets()[0].ranks.clone());
+        let world = (SetOf::Fixed(SetId::WORLD), self.world.sets()[0].ranks.clone());
         let (place, ranks) = if first || self.rng.bool() || group.is_some() { world } else { self.any_set() };
         let kind = match self.rng.u8(..16) {
             _ if group.is_some() => Kind::AllReduce(ReduceOp::Sum),
@@ -132,20 +132,21 @@ impl<'a> Mix<'a> {
         self.recipe.saboteur == Some(saboteur)
     }
 
-    fn any_set(&mut self) -> (Place, Vec<Rank>) {
+    fn any_set(&mut self) -> (SetOf, Vec<Rank>) {
         let sets = self.world.sets();
         let set = &sets[self.rng.usize(..sets.len())];
-        (Place::Fixed(set.id), set.ranks.clone())
+        (SetOf::Fixed(set.id), set.ranks.clone())
     }
 
-    fn single(&mut self, (place, ranks): (Place, Vec<Rank>), kind: Option<Kind>) -> usize {
+    fn single(&mut self, (place, ranks): (SetOf, Vec<Rank>), kind: Option<Kind>) -> usize {
         let kind = kind.unwrap_or_else(|| self.kind(&ranks));
         let mut item = self.draw(place, ranks, kind);
-        item.mischief = self.mischief(&item);
+        item.injected = self.injected(&item);
         self.push(item)
     }
 
-    /// An item by the name of an earlier one, as soon as a rank has its answer to that; often exactly the same request.
+    /// An item with the name of an earlier one, as soon as a rank has its answer to that; often exactly the same
+    /// request.
     fn follow(&mut self) {
         let (place, ranks) = self.any_set();
         let free = |index: &usize| {
@@ -160,21 +161,21 @@ impl<'a> Mix<'a> {
         };
         self.followed.insert(earlier);
         let old = self.items[earlier].clone();
-        let alike = self.rng.bool() && old.mischief == Mischief::None;
+        let alike = self.rng.bool() && old.injected == InjectedError::None;
         let mut item = if alike {
-            let (after, behind, salt) = (Vec::new(), Vec::new(), self.rng.u64(..));
-            Item { salt, askers: ranks, excuse: None, group: None, after, behind, turn: None, ..old.clone() }
+            let (after, asked_before, salt) = (Vec::new(), Vec::new(), self.rng.u64(..));
+            Item { salt, askers: ranks, excuse: None, group: None, after, asked_before, turn: None, ..old.clone() }
         } else {
             let kind = self.kind(&ranks);
             let item = self.draw(place, ranks, kind);
-            Item { mischief: self.mischief(&item), ..item }
+            Item { injected: self.injected(&item), ..item }
         };
         item.name = old.name;
         item.after.push(earlier);
         self.push(item);
     }
 
-    /// Tensors that are ordered together; one or the other is rejected.
+    /// Tensors that are ordered together; some are rejected.
     fn group(&mut self) {
         let (place, ranks) = self.any_set();
         let kind = match self.kind(&ranks) {
@@ -187,7 +188,7 @@ impl<'a> Mix<'a> {
         for _ in 0..size {
             let mut item = self.draw(place, ranks.clone(), kind.clone());
             item.group = Some(Group { name: name.clone(), size });
-            item.mischief = self.mischief(&item);
+            item.injected = self.injected(&item);
             self.push(item);
         }
     }
@@ -212,14 +213,14 @@ impl<'a> Mix<'a> {
             let name = format!("message.{}.{}.{tag}.{turn}", pair.from.0, pair.to.0);
             item.name = TensorName::new(name).expect("a short name");
             item.askers = vec![pair.from.min(pair.to), pair.from.max(pair.to)];
-            item.mischief = self.mischief(&item);
+            item.injected = self.injected(&item);
             self.push(item);
         }
     }
 
-    /// A message that is received from any source. Nobody else uses its tag, so it is known which message that is. Of a
-    /// refused or withdrawn receive no sender hears, so neither comes to grief.
-    fn message_from_any(&mut self, (place, ranks): (Place, Vec<Rank>), pair: Pair) {
+    /// A message that is received from any source. No other message uses its tag, so it is known which message that is.
+    /// Senders are not notified of a refused or withdrawn receive, so neither has an injected error.
+    fn message_from_any(&mut self, (place, ranks): (SetOf, Vec<Rank>), pair: Pair) {
         let tag = ANY_SOURCE_TAGS + u32::try_from(self.items.len()).expect("few items");
         let mut item = self.draw(place, ranks, Kind::Message(pair, tag));
         item.name = pair.message_name(tag, 0);
@@ -232,21 +233,21 @@ impl<'a> Mix<'a> {
         let world = self.world.sets()[0].ranks.clone();
         let mut ranks: Vec<Rank> = world.iter().copied().filter(|_| self.rng.bool()).collect();
         let known = !self.sets.insert(ranks.clone());
-        if ranks.is_empty() || known && !self.recipe.mischief {
+        if ranks.is_empty() || known && !self.recipe.injected {
             return;
         }
         let members = ranks.clone();
         self.rng.shuffle(&mut ranks);
-        let mut adding = self.draw(Place::Fixed(SetId::WORLD), world.clone(), Kind::AddSet(ranks));
+        let mut adding = self.draw(SetOf::Fixed(SetId::WORLD), world.clone(), Kind::AddSet(ranks));
         let static_set = self.world.sets().iter().any(|set| set.ranks == members);
-        adding.mischief = match self.rng.u8(..8) {
-            _ if static_set => Mischief::Nonsense("duplicate process set"),
+        adding.injected = match self.rng.u8(..8) {
+            _ if static_set => InjectedError::Nonsense("duplicate process set"),
             _ if known => return,
-            0 if self.recipe.mischief && world.len() > 1 => {
-                Mischief::Mismatch(world[self.rng.usize(..world.len())], Difference::List)
+            0 if self.recipe.injected && world.len() > 1 => {
+                InjectedError::Mismatch(world[self.rng.usize(..world.len())], Difference::List)
             }
-            1 if self.recipe.mischief => Mischief::Refused(world[self.rng.usize(..world.len())]),
-            _ => Mischief::None,
+            1 if self.recipe.injected => InjectedError::Refused(world[self.rng.usize(..world.len())]),
+            _ => InjectedError::None,
         };
         let fails = adding.must_fail();
         let added = self.push(adding);
@@ -258,30 +259,30 @@ impl<'a> Mix<'a> {
     }
 
     fn use_and_remove(&mut self, added: usize, members: &[Rank], world: Vec<Rank>) {
-        let place = Place::Added(added);
+        let place = SetOf::Added(added);
         let used: Vec<usize> = (0..self.rng.usize(..6)).map(|_| self.single((place, members.to_vec()), None)).collect();
         if self.rng.u8(..4) == 0 {
             return;
         }
-        let mut removal = self.draw(Place::Fixed(SetId::WORLD), world, Kind::RemoveSet(Some(added)));
+        let mut removal = self.draw(SetOf::Fixed(SetId::WORLD), world, Kind::RemoveSet(Some(added)));
         removal.after.push(added);
-        if self.recipe.mischief && self.rng.bool() {
+        if self.recipe.injected && self.rng.bool() {
             for index in &used {
                 let item = &mut self.items[*index];
                 item.excuse = Some(Excuse::Removed);
-                if item.mischief == Mischief::None && item.askers.len() > 1 && self.rng.u8(..4) == 0 {
+                if item.injected == InjectedError::None && item.askers.len() > 1 && self.rng.u8(..4) == 0 {
                     item.askers.remove(self.rng.usize(..item.askers.len()));
-                    item.mischief = Mischief::Missing;
+                    item.injected = InjectedError::Missing;
                 }
             }
-            removal.behind = used;
+            removal.asked_before = used;
         } else {
             removal.after.extend(used);
         }
         self.push(removal);
     }
 
-    /// What makes no sense for one rank or for all.
+    /// Invalid requests of one rank or of all.
     fn nonsense(&mut self) {
         let (place, ranks) = self.any_set();
         let world = self.world.sets()[0].ranks.clone();
@@ -289,29 +290,30 @@ impl<'a> Mix<'a> {
         let sum = Kind::AllReduce(ReduceOp::Sum);
         let mut item = match self.rng.u8(..4) {
             0 => {
-                let item = self.draw(Place::Fixed(NO_SET), vec![one], sum);
-                Item { mischief: Mischief::Nonsense("Process set provided does not exist"), ..item }
+                let item = self.draw(SetOf::Fixed(NO_SET), vec![one], sum);
+                Item { injected: InjectedError::Nonsense("Process set provided does not exist"), ..item }
             }
             1 if !ranks.contains(&one) => {
                 let item = self.draw(place, vec![one], sum);
-                Item { mischief: Mischief::Nonsense("is not a member of the provided process set"), ..item }
+                Item { injected: InjectedError::Nonsense("is not a member of the provided process set"), ..item }
             }
             2 => {
                 let item =
-                    self.draw(Place::Fixed(SetId::WORLD), vec![one], Kind::Message(Pair { from: one, to: one }, 0));
-                Item { mischief: Mischief::Nonsense("itself"), ..item }
+                    self.draw(SetOf::Fixed(SetId::WORLD), vec![one], Kind::Message(Pair { from: one, to: one }, 0));
+                Item { injected: InjectedError::Nonsense("itself"), ..item }
             }
-            3 => self.draw(Place::Fixed(SetId::WORLD), world, Kind::RemoveSet(None)),
+            3 => self.draw(SetOf::Fixed(SetId::WORLD), world, Kind::RemoveSet(None)),
             _ => return,
         };
         item.group = None;
         self.push(item);
     }
 
-    /// Ranks run out of work at different times; what they no longer ask for is done without them, or fails.
+    /// Ranks run out of work at different times; operations that they no longer submit are performed without them, or
+    /// fail.
     fn join(&mut self) {
         let world = self.world.sets()[0].ranks.clone();
-        let place = Place::Fixed(SetId::WORLD);
+        let place = SetOf::Fixed(SetId::WORLD);
         let count = self.rng.usize(..10);
         let stops: Vec<usize> = world.iter().map(|_| self.rng.usize(..=count)).collect();
         for turn in 0..count {
@@ -332,38 +334,38 @@ impl<'a> Mix<'a> {
             }
             let all = askers.len() == world.len();
             item.askers = if matches!(item.kind, Kind::Message(..)) { vec![askers[0]] } else { askers };
-            item.mischief = match item.supports_join() || all {
-                true => self.mischief(&item),
-                false if self.recipe.mischief => Mischief::Joined,
+            item.injected = match item.supports_join() || all {
+                true => self.injected(&item),
+                false if self.recipe.injected => InjectedError::Joined,
                 false => continue,
             };
             self.push(item);
         }
         let joined = self.joining(&world, None);
-        let fails = self.items[joined].mischief != Mischief::None;
+        let fails = self.items[joined].injected != InjectedError::None;
         let joined = if fails { self.joining(&world, Some(joined)) } else { joined };
         self.base = vec![joined];
     }
 
-    /// All ranks join, each of them when it has asked for everything else. When that may fail they try again.
+    /// All ranks join, each of them when it has submitted everything else. When that may fail they try again.
     fn joining(&mut self, world: &[Rank], failed: Option<usize>) -> usize {
-        let place = Place::Fixed(SetId::WORLD);
+        let place = SetOf::Fixed(SetId::WORLD);
         let mut joining = self.draw(place, world.to_vec(), Kind::Join);
         let culprit = world[self.rng.usize(..world.len())];
-        joining.mischief = match self.rng.u8(..6) {
-            _ if !self.recipe.mischief || failed.is_some() => Mischief::None,
-            0 => Mischief::Refused(culprit),
-            1 => Mischief::Withdrawn(culprit),
-            _ => Mischief::None,
+        joining.injected = match self.rng.u8(..6) {
+            _ if !self.recipe.injected || failed.is_some() => InjectedError::None,
+            0 => InjectedError::Refused(culprit),
+            1 => InjectedError::Withdrawn(culprit),
+            _ => InjectedError::None,
         };
         joining.after.extend(failed);
         for (index, item) in self.items.iter_mut().enumerate().filter(|(_, item)| item.place == place) {
-            joining.behind.push(index);
+            joining.asked_before.push(index);
             if matches!(item.kind, Kind::Message(_, ANY_SOURCE_TAGS..)) {
                 // A join is refused while such a receive waits.
                 joining.after.push(index);
             }
-            if joining.mischief != Mischief::None && item.askers.len() < item.ranks.len() && item.supports_join() {
+            if joining.injected != InjectedError::None && item.askers.len() < item.ranks.len() && item.supports_join() {
                 item.excuse = Some(Excuse::JoinFails);
             }
         }
@@ -372,30 +374,30 @@ impl<'a> Mix<'a> {
 
     fn push(&mut self, mut item: Item) -> usize {
         match item.place {
-            Place::Fixed(set) if set == SetId::WORLD => item.after.extend(&self.base),
-            Place::Added(adding) => item.after.push(adding),
-            Place::Fixed(_) => {}
+            SetOf::Fixed(set) if set == SetId::WORLD => item.after.extend(&self.base),
+            SetOf::Added(adding) => item.after.push(adding),
+            SetOf::Fixed(_) => {}
         }
         item.too_large = item.is_performed() && item.result_bytes() > self.recipe.result_bytes_max;
         self.items.push(item);
         self.items.len() - 1
     }
 
-    fn mischief(&mut self, item: &Item) -> Mischief {
+    fn injected(&mut self, item: &Item) -> InjectedError {
         let culprit = item.askers[self.rng.usize(..item.askers.len())];
-        if !self.recipe.mischief || item.askers.len() < 2 {
-            return Mischief::None;
+        if !self.recipe.injected || item.askers.len() < 2 {
+            return InjectedError::None;
         }
         let differences = differences(item);
         let message = matches!(item.kind, Kind::Message(..));
         match self.rng.u8(..32) {
             0 | 1 if !differences.is_empty() => {
-                Mischief::Mismatch(culprit, differences[self.rng.usize(..differences.len())])
+                InjectedError::Mismatch(culprit, differences[self.rng.usize(..differences.len())])
             }
-            2 | 3 => Mischief::Refused(culprit),
-            4 if !message => Mischief::Absurd(culprit),
-            5 | 6 => Mischief::Withdrawn(culprit),
-            _ => Mischief::None,
+            2 | 3 => InjectedError::Refused(culprit),
+            4 if !message => InjectedError::Absurd(culprit),
+            5 | 6 => InjectedError::Withdrawn(culprit),
+            _ => InjectedError::None,
         }
     }
 
@@ -415,31 +417,31 @@ impl<'a> Mix<'a> {
             9 => Kind::AllReduce(ReduceOp::ClippedMean),
             10 => Kind::AllReduce(ReduceOp::Adasum),
             11..15 => Kind::AllReduce(op),
-            // Most traffic is alike, so that there is something to fuse.
+            // Most tensors are alike, so that some can be fused.
             _ => Kind::AllReduce(ReduceOp::Sum),
         }
     }
 
-    /// Now and then a plugin encodes or reduces. Planted bugs of other things are looked for without.
-    fn stand_in(&mut self, kind: Kind) -> (Kind, Option<StandIn>) {
+    /// Now and then a plugin encodes or reduces. Other planted bugs are searched for without plugins.
+    fn fake_plugin(&mut self, kind: Kind) -> (Kind, Option<FakePlugin>) {
         let Kind::AllReduce(op) = kind else { return (kind, None) };
         let one_in = match self.recipe.saboteur {
             None => 8,
-            Some(saboteur) if saboteur.settles() => 1,
+            Some(saboteur) if saboteur.commits() => 1,
             Some(_) => return (kind, None),
         };
         if self.rng.u8(..one_in) != 0 {
             return (kind, None);
         }
         if matches!(op, ReduceOp::Sum | ReduceOp::Average) && self.rng.bool() {
-            return (kind, Some(StandIn::Codec));
+            return (kind, Some(FakePlugin::Codec));
         }
-        let reducer = StandIn::REDUCERS[self.rng.usize(..StandIn::REDUCERS.len())];
+        let reducer = FakePlugin::REDUCERS[self.rng.usize(..FakePlugin::REDUCERS.len())];
         (Kind::AllReduce(ReduceOp::Plugin), Some(reducer))
     }
 
-    fn draw(&mut self, place: Place, ranks: Vec<Rank>, kind: Kind) -> Item {
-        let (kind, plugin) = self.stand_in(kind);
+    fn draw(&mut self, place: SetOf, ranks: Vec<Rank>, kind: Kind) -> Item {
+        let (kind, plugin) = self.fake_plugin(kind);
         let reduction = match kind {
             Kind::AllReduce(op) | Kind::ReduceScatter(op) | Kind::Reduce(op, _) => Some(op),
             _ => None,
@@ -449,14 +451,16 @@ impl<'a> Mix<'a> {
         let floats = [DType::F32, DType::F16, DType::Bf16, DType::F64][self.rng.usize(..4)];
         let dtype = match DType::ALL[self.rng.usize(..DType::ALL.len())] {
             _ if bitwise => [DType::U8, DType::I16, DType::I64, DType::Bool][self.rng.usize(..4)],
-            _ if nary || self.recipe.any_floats || plugin.is_some_and(StandIn::wants_floats) => floats,
+            _ if nary || self.recipe.any_floats || plugin.is_some_and(FakePlugin::wants_floats) => floats,
             DType::Bool if reduction == Some(ReduceOp::Average) => DType::F32,
             other if self.rng.u8(..3) == 0 => other,
             _ => DType::F32,
         };
         let plain_sum = matches!(kind, Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average)) && dtype == DType::F32;
         let codec = match self.rng.u8(..6) {
-            _ if plugin.is_some() => plugin.filter(|of| *of == StandIn::Codec).map_or(Codec::None, |_| Codec::Plugin),
+            _ if plugin.is_some() => {
+                plugin.filter(|of| *of == FakePlugin::Codec).map_or(Codec::None, |_| Codec::Plugin)
+            }
             0.. if plain_sum && self.favours(Saboteur::UnroundedOwner) => Codec::F16,
             0 if plain_sum => Codec::F16,
             1 if plain_sum => Codec::Bf16,
@@ -468,12 +472,12 @@ impl<'a> Mix<'a> {
         *count += 1;
         let name = TensorName::new(format!("tensor.{count}")).expect("a short name");
         let (dimensions, columns, rows, splits) = self.extent(&kind, ranks.len());
-        let (mischief, excuse, group, too_large) = (Mischief::None, None, None, false);
-        let may_fail = plugin.is_some() && self.recipe.mischief;
-        let (after, behind, turn, salt) = (Vec::new(), Vec::new(), None, self.rng.u64(..));
+        let (injected, excuse, group, too_large) = (InjectedError::None, None, None, false);
+        let may_fail = plugin.is_some() && self.recipe.injected;
+        let (after, asked_before, turn, salt) = (Vec::new(), Vec::new(), None, self.rng.u64(..));
         let askers = ranks.clone();
         #[rustfmt::skip]
-        let item = Item { place, ranks, askers, name, kind, dtype, codec, plugin, may_fail, group, dimensions, columns, rows, splits, scales, mischief, excuse, too_large, after, behind, turn, salt };
+        let item = Item { place, ranks, askers, name, kind, dtype, codec, plugin, may_fail, group, dimensions, columns, rows, splits, scales, injected, excuse, too_large, after, asked_before, turn, salt };
         item
     }
 
@@ -511,7 +515,7 @@ fn is_between(item: &Item, pair: Pair) -> bool {
     matches!(item.kind, Kind::Message(other, _) if other == pair)
 }
 
-/// In what a rank's request may differ so that the ranks do not agree.
+/// How a rank's request may differ so that the ranks do not agree.
 fn differences(item: &Item) -> Vec<Difference> {
     let mut possible = Vec::new();
     let tensor = item.is_performed() && !matches!(item.kind, Kind::Barrier | Kind::Message(..) | Kind::Scatter(_));

@@ -1,16 +1,18 @@
-//! A whole cluster in one thread under one seed: engines and executors of one to seven sidecars, scripted workers, a network
-//! that delays, reorders between connections, is cut and heals, processes that crash, hang and are started again.
+//! Simulates a whole cluster in one thread under one seed: engines and executors of one to seven sidecars, scripted
+//! workers, a network that delays, reorders between connections, is cut and heals, and processes that crash, hang and
+//! restart.
 //!
-//! [`run`] lets a seed's cluster live until all work is done. Safety is checked whenever something happens, liveness once
-//! nothing breaks any more; [`Property`] lists what is checked. A planted [`Saboteur`] must be caught.
+//! [`run`] simulates a seed's cluster until all work is done. Safety is checked at every event, liveness once nothing
+//! breaks any more; [`Property`] lists what is checked. A planted [`Saboteur`] must be caught.
 //!
-//! Nothing here is real but the engine and the executor: no clock, no socket, no thread, no other source of chance than
-//! the seed. So a failure can be replayed: [`Failed`] says how.
+//! Only the engine and the executor are real: there is no clock, no socket, no thread, and no randomness besides the
+//! seed. So a failure can be replayed: [`Failed`] shows how.
 
 mod blame;
 mod checks;
 mod cluster;
 mod driving;
+mod fake_plugins;
 mod faults;
 mod host;
 mod item;
@@ -20,13 +22,12 @@ mod reference;
 mod saboteur;
 mod schedule;
 mod script;
-mod stand_ins;
 mod worker;
 mod workload;
 
 use std::fmt;
 
-pub use checks::{Met, Property, Results, Violated};
+pub use checks::{Counts, Property, Results, Violated};
 pub use cluster::{Options, Report};
 pub use saboteur::Saboteur;
 
@@ -35,9 +36,9 @@ pub use saboteur::Saboteur;
 pub struct Failed {
     /// The seed.
     pub seed: u64,
-    /// What the run was like.
+    /// The options of the run.
     pub options: Options,
-    /// What does not hold.
+    /// The violated property.
     pub violated: Violated,
 }
 
@@ -60,7 +61,7 @@ impl std::error::Error for Failed {}
 /// Runs the cluster of a seed.
 ///
 /// # Errors
-/// [`Failed`] with the first property that does not hold.
+/// [`Failed`] with the first violated property.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Box<Failed>> {
     let failed = |violated| Box::new(Failed { seed, options: *options, violated });
     cluster::Cluster::new(seed, options).run().map_err(failed)

@@ -1,15 +1,14 @@
-//! What ranks contribute, and what they must get: computed in whole numbers and by hand, so that it shares nothing with
-//! the kernels.
+//! Computes contributions and expected results with whole numbers, so that nothing is shared with the kernels.
 
 use fastrand::Rng;
 use ronde_wire::{DType, Rank, ReduceOp};
 
+use super::fake_plugins::{FakePlugin, greatest};
 use super::item::{Item, Kind};
-use super::stand_ins::{StandIn, greatest};
 use super::workload::Workload;
 
 impl Workload {
-    /// The bytes that a rank contributes to an item.
+    /// Returns the bytes that a rank contributes to an item.
     pub(super) fn input(&self, index: usize, rank: Rank) -> Vec<u8> {
         let item = &self.items[index];
         let count = item.elements_of(rank);
@@ -19,7 +18,7 @@ impl Workload {
         encode_all(item.dtype, (0..count).map(|element| item.value(rank, element) * UNIT))
     }
 
-    /// What a rank gets; `None` where only equality, between ranks or between runs, can be asked for.
+    /// Returns a rank's result; `None` where only equality, between ranks or between runs, can be checked.
     pub(super) fn expected(&self, index: usize, rank: Rank) -> Option<Vec<u8>> {
         let item = &self.items[index];
         if item.reduction().is_some() && !item.is_exact(self.any_floats) {
@@ -30,7 +29,7 @@ impl Workload {
         let all = || item.ranks.iter().flat_map(|rank| self.input(index, *rank)).collect();
         let rows = item.rows[0];
         Some(match &item.kind {
-            Kind::AllReduce(_) if item.plugin == Some(StandIn::Pairwise) => {
+            Kind::AllReduce(_) if item.plugin == Some(FakePlugin::Pairwise) => {
                 let mut inputs = item.ranks.iter().map(|rank| self.input(index, *rank));
                 let first = inputs.next()?;
                 inputs.fold(first, |mut reduced, other| {
@@ -38,7 +37,7 @@ impl Workload {
                     reduced
                 })
             }
-            // The other ones give the last rank's values.
+            // The other ones return the last rank's values.
             Kind::AllReduce(ReduceOp::Plugin) => self.input(index, *item.ranks.last()?),
             Kind::AllReduce(_) => reduced(0, rows * item.columns),
             Kind::Reduce(_, root) if *root == rank => reduced(0, rows * item.columns),

@@ -1,5 +1,5 @@
-//! Planted bugs: what a wrong sidecar would do, done to the messages, plans and answers of a right one. Each of them must
-//! be caught by the check that is there for it.
+//! Planted bugs: they make the messages, plans and answers of a correct sidecar wrong. The check for each of them must
+//! catch it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,13 +23,13 @@ pub enum Saboteur {
     DoubleCount,
     /// One sidecar gets the operations of two sets in the other order.
     CrossedOrders,
-    /// Chunks of an ended epoch are taken for chunks of the current one.
+    /// Chunks of an ended epoch count as chunks of the current one.
     StaleEpoch,
     /// An answer never reaches its worker.
     ForgottenWaiter,
     /// One sidecar uses another tuning than the ordered one.
     LocalTuning,
-    /// A rank that has joined contributes what happens to lie there instead of zeros.
+    /// A rank that has joined contributes garbage instead of zeros.
     JoinedGarbage,
     /// Two blocks of a result are written to each other's places.
     SwappedBlocks,
@@ -37,31 +37,31 @@ pub enum Saboteur {
     CrossedMessages,
     /// A rank gets the result of its neighbour on the same host.
     ForeignResult,
-    /// The owner of a piece keeps the exact values of which all others get the encoded ones.
+    /// The owner of a chunk keeps the exact values of which all others get the encoded ones.
     UnroundedOwner,
     /// A repeated announcement means an older request by the same name.
     StaleAnnouncement,
-    /// A process set is gone at one sidecar before an operation that is in flight.
+    /// One sidecar removes a process set before an operation that is in flight.
     EarlyRemoval,
-    /// What is left of a group, one of whose tensors was rejected, is ordered twice.
+    /// The rest of a group, one of whose tensors was rejected, is ordered twice.
     ReleasedTwice,
-    /// A relay passes an order or a rejection on to some of those below it only.
+    /// A relay forwards an order or a rejection to some of its children only.
     DeafBranch,
-    /// Relays keep to themselves whom they have lost.
+    /// Relays do not report lost sidecars.
     ForgottenLoss,
-    /// A sidecar speaks as one that is not below it on the tree.
+    /// A sidecar sends messages in the name of one that is not below it on the tree.
     BorrowedName,
-    /// A sidecar that is to withdraw a schedule does not say what it has completed of it.
+    /// A sidecar does not report what it has completed of an invalidated schedule.
     ForgottenCompletion,
     /// Some sidecars drop less of a schedule than others.
     LateCancel,
-    /// What was sent for an operation that was dropped is taken for a part of one that replaces it.
+    /// Chunks of a dropped operation count as chunks of one that replaces it.
     KeptChunks,
     /// One sidecar repeats a schedule under other numbers.
     ShiftedSchedule,
-    /// One sidecar hears that an operation stands in which a plugin has failed.
-    SpoiltSettlement,
-    /// A sidecar keeps what a codec has left of an operation that does not stand.
+    /// One sidecar receives a commit of an operation in which a plugin has failed.
+    SpoiltCommit,
+    /// A sidecar keeps the codec state of an operation that is not committed.
     KeptFailure,
 }
 
@@ -89,17 +89,17 @@ impl Saboteur {
         Self::LateCancel,
         Self::KeptChunks,
         Self::ShiftedSchedule,
-        Self::SpoiltSettlement,
+        Self::SpoiltCommit,
         Self::KeptFailure,
     ];
 
-    /// Whether it is about what sidecars pass on for each other.
+    /// Whether it is about forwarded messages.
     #[must_use]
     pub fn relays(self) -> bool {
         matches!(self, Self::DeafBranch | Self::ForgottenLoss | Self::BorrowedName)
     }
 
-    /// Whether it is about what is performed without being negotiated.
+    /// Whether it is about operations that are performed without negotiation.
     #[must_use]
     pub fn schedules(self) -> bool {
         matches!(self, Self::ForgottenCompletion | Self::LateCancel | Self::KeptChunks | Self::ShiftedSchedule)
@@ -107,8 +107,8 @@ impl Saboteur {
 
     /// Whether it is about operations with plugins.
     #[must_use]
-    pub fn settles(self) -> bool {
-        matches!(self, Self::SpoiltSettlement | Self::KeptFailure)
+    pub fn commits(self) -> bool {
+        matches!(self, Self::SpoiltCommit | Self::KeptFailure)
     }
 
     /// The saboteur of a name as [`Debug`] writes it.
@@ -118,15 +118,15 @@ impl Saboteur {
     }
 }
 
-/// A saboteur at work: it waits for some opportunities and then strikes.
+/// A saboteur at work: it waits for some opportunities and then acts.
 #[derive(Debug)]
 pub(super) struct Sabotage {
     pub(super) saboteur: Saboteur,
     coordinator: SidecarIndex,
     patience: u32,
     pub(super) struck: bool,
-    /// Requests by the sidecar that announces them and the number under which they are remembered.
-    remembered: BTreeMap<(usize, u16), Request>,
+    /// Requests by the sidecar that announces them and their number in the request cache.
+    cached: BTreeMap<(usize, u16), Request>,
     /// The groups of tensors that were announced.
     groups: BTreeMap<(SetId, TensorName), TensorName>,
     /// The names by which sidecars ask for the removal of sets.
@@ -137,11 +137,11 @@ pub(super) struct Sabotage {
 
 impl Sabotage {
     pub(super) fn new(saboteur: Saboteur, coordinator: SidecarIndex, patience: u32) -> Self {
-        let (remembered, groups, removals, reduced_groups) = Default::default();
-        Self { saboteur, coordinator, patience, struck: false, remembered, groups, removals, reduced_groups }
+        let (cached, groups, removals, reduced_groups) = Default::default();
+        Self { saboteur, coordinator, patience, struck: false, cached, groups, removals, reduced_groups }
     }
 
-    /// What is sent instead of a control message; `ahead` is what is on its way already.
+    /// Returns what is sent instead of a control message; `ahead` is what is in flight already.
     pub(super) fn pass<'a>(
         &mut self,
         (from, to): (usize, usize),
@@ -212,15 +212,15 @@ impl Sabotage {
         vec![(seq, message)]
     }
 
-    /// Whether what an operation has left is kept although it does not stand.
+    /// Whether codec state is kept although its operation is not committed.
     pub(super) fn keeps_what_failed(&mut self) -> bool {
         self.saboteur == Saboteur::KeptFailure && self.strikes()
     }
 
-    /// What is said about settlements and schedules.
+    /// Changes messages about commits and schedules.
     fn bend(&mut self, to: usize, number: &mut Seq, message: &mut Control) {
         match (self.saboteur, message) {
-            (Saboteur::SpoiltSettlement, Control::Commit { failure }) if failure.is_some() && self.strikes() => {
+            (Saboteur::SpoiltCommit, Control::Commit { failure }) if failure.is_some() && self.strikes() => {
                 *failure = None;
             }
             (Saboteur::ForgottenCompletion, Control::Frozen { completed, .. }) => {
@@ -238,7 +238,7 @@ impl Sabotage {
         }
     }
 
-    /// A plan that is about to be performed.
+    /// Changes a plan that is about to be performed.
     pub(super) fn alter(&mut self, admission: &mut Admission) {
         match self.saboteur {
             Saboteur::DoubleCount => self.reduce_twice(Arc::make_mut(&mut admission.plan)),
@@ -254,7 +254,7 @@ impl Sabotage {
         }
     }
 
-    /// A chunk that arrives in an epoch.
+    /// Changes a chunk that arrives in an epoch.
     pub(super) fn restamp(&mut self, chunk: &mut Chunk, now: Epoch) {
         if self.saboteur == Saboteur::StaleEpoch && chunk.epoch < now {
             self.struck = true;
@@ -262,7 +262,7 @@ impl Sabotage {
         }
     }
 
-    /// A chunk that arrives where some operations were dropped.
+    /// Changes a chunk that arrives where some operations were dropped.
     pub(super) fn renumber(&mut self, chunk: &mut Chunk, dropped: &BTreeSet<Seq>, newest: Seq) {
         let late = dropped.contains(&chunk.seq) && newest > chunk.seq && !dropped.contains(&newest);
         if self.saboteur == Saboteur::KeptChunks && late {
@@ -276,13 +276,13 @@ impl Sabotage {
         self.saboteur == Saboteur::ForgottenWaiter && self.strikes()
     }
 
-    /// Of which rank a rank gets the result; `others` have such ones, too.
+    /// Whose result a rank gets; `others` have results, too.
     pub(super) fn result_of(&mut self, rank: Rank, mut others: impl Iterator<Item = Rank>) -> Rank {
         let other = others.find(|other| *other != rank);
         other.filter(|_| self.saboteur == Saboteur::ForeignResult && self.strikes()).unwrap_or(rank)
     }
 
-    /// Which item's tensor a rank hands over for one.
+    /// Which item's tensor a rank submits for one.
     pub(super) fn hands_over(&mut self, rank: Rank, workload: &Workload, item: usize) -> usize {
         let wanted = &workload.items[item];
         let Kind::Message(pair, _) = wanted.kind else { return item };
@@ -308,7 +308,7 @@ impl Sabotage {
         }
     }
 
-    /// Two parts of one local rank's own result, as long as each other and from different ranks.
+    /// Finds two parts of one local rank's own result, of equal length and from different ranks.
     fn swap_blocks(&mut self, admission: &mut Admission) {
         let slices = &mut Arc::make_mut(&mut admission.plan).layout.slices;
         let of_local = |slice: &Slice| match slice.target {
@@ -354,12 +354,12 @@ impl Sabotage {
         }
     }
 
-    /// Says that the request is the one that was remembered before under its number.
+    /// Announces the request that was cached before under its number.
     fn repeat_wrongly(&mut self, from: usize, intent: &mut Intent) {
         let Intent::Remember { slot, request } = intent else { return };
         let (slot, request) = (*slot, request.clone());
         let name = request.name.clone();
-        let before = self.remembered.insert((from, slot), request);
+        let before = self.cached.insert((from, slot), request);
         if before.is_some_and(|before| before.name == name) && self.strikes() {
             *intent = Intent::Again { slot };
         }

@@ -1,4 +1,4 @@
-//! The virtual clock: what happens next, and when.
+//! The virtual clock and the queue of events.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,9 +9,9 @@ use ronde_wire::{Epoch, Rank};
 use super::faults::Fault;
 use super::link::{ConnectionId, Direction};
 
-/// Something that will happen at a time. What concerns a process names its life, so that it is void after a crash.
+/// An event at a time. An event of a process names its life, so that it is void after a crash.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Happening {
+pub(super) enum SimEvent {
     /// The oldest message of one direction of a connection arrives.
     Deliver { direction: Direction, generation: u64 },
     /// An attempt to make a connection ends.
@@ -24,23 +24,23 @@ pub(super) enum Happening {
     Drain { host: usize, life: u32 },
     /// The engine's timeout.
     Timeout { host: usize, life: u32 },
-    /// A lane hears the oldest command of the control thread.
+    /// A lane receives the oldest command of the control thread.
     Command { host: usize, life: u32, lane: usize },
-    /// The control thread hears the oldest report of a lane.
+    /// The control thread receives the oldest report of a lane.
     Report { host: usize, life: u32, lane: usize },
-    /// A lane's executor goes on.
+    /// A lane's executor runs.
     Work { host: usize, life: u32, lane: usize },
-    /// A worker goes on with its script.
+    /// A worker continues its script.
     Step { rank: Rank, session: u32 },
     /// A worker withdraws its oldest request that is to be withdrawn.
     Withdraw { rank: Rank, session: u32 },
-    /// Something breaks.
+    /// A fault occurs.
     Break(Fault),
     /// A sidecar is started again.
     StartHost { host: usize },
     /// A worker is started again.
     StartWorker { rank: Rank },
-    /// A sidecar's life that took part in an epoch when another one ended must have heard of that.
+    /// A member of an epoch must have noticed by now that another one ended.
     Overdue { host: usize, life: u32, epoch: Epoch, since_us: u64 },
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Schedule {
 struct Entry {
     at_us: u64,
     count: u64,
-    happening: Happening,
+    event: SimEvent,
 }
 
 impl Schedule {
@@ -68,21 +68,21 @@ impl Schedule {
         self.now_us
     }
 
-    /// Happenings of the same time come in the order in which they were scheduled.
-    pub(super) fn at(&mut self, at_us: u64, happening: Happening) {
+    /// Events of the same time come in the order in which they were scheduled.
+    pub(super) fn at(&mut self, at_us: u64, event: SimEvent) {
         self.count += 1;
-        self.heap.push(Reverse(Entry { at_us: at_us.max(self.now_us), count: self.count, happening }));
+        self.heap.push(Reverse(Entry { at_us: at_us.max(self.now_us), count: self.count, event }));
     }
 
-    pub(super) fn after(&mut self, delay_us: u64, happening: Happening) {
-        self.at(self.now_us + delay_us, happening);
+    pub(super) fn after(&mut self, delay_us: u64, event: SimEvent) {
+        self.at(self.now_us + delay_us, event);
     }
 
-    /// The next happening; the clock is at its time then.
-    pub(super) fn pop(&mut self) -> Option<Happening> {
+    /// Takes the next event, and sets the clock to its time.
+    pub(super) fn pop(&mut self) -> Option<SimEvent> {
         let Reverse(entry) = self.heap.pop()?;
         self.now_us = entry.at_us;
-        Some(entry.happening)
+        Some(entry.event)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What workers do, and what breaks.
+//! The scripts of workers, and the faults.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use ronde_wire::{Cause, Epoch, Failure, Rank, RequestId, SetId};
 
 use super::checks::{Property, Violated, violated};
 use super::cluster::Cluster;
+use super::fake_plugins::Kept;
 use super::faults::Fault;
 use super::host::Command;
-use super::item::{Added, Mischief};
-use super::schedule::Happening;
-use super::stand_ins::Kept;
-use super::worker::{Pace, Part, State};
+use super::item::{Added, InjectedError};
+use super::schedule::SimEvent;
+use super::worker::{Part, Rate, State};
 use super::workload::Workload;
 
 /// Workers.
 impl Cluster {
-    /// A worker goes on: claims its rank, asks for some more, or says goodbye.
+    /// Continues a worker's script: it claims its rank, submits more requests, or shuts down.
     pub(super) fn step(&mut self, rank: Rank, session: u32) {
         let worker = &mut self.workers[rank.index()];
         if worker.session != session || !worker.alive {
@@ -26,19 +26,19 @@ impl Cluster {
         }
         let host = worker.host;
         if !self.hosts[host].alive {
-            self.schedule.after(50_000, Happening::Step { rank, session });
+            self.schedule.after(50_000, SimEvent::Step { rank, session });
             return;
         }
         match &mut worker.state {
-            // A driver performs what its engine wants before it lets in who waits at the door: who comes behind a begin has
-            // no part in it.
+            // A driver performs the engine's actions before it handles new sessions: a session after the begin of an
+            // epoch does not take part in it.
             State::Detached if self.hosts[host].draining => {
-                self.schedule.after(50, Happening::Step { rank, session });
+                self.schedule.after(50, SimEvent::Step { rank, session });
             }
             State::Detached => {
                 worker.state = State::Waiting;
                 self.note(|| format!("{rank} attaches"));
-                self.tell_engine(host, Event::RankAttached { rank });
+                self.handle_event(host, Event::RankAttached { rank });
             }
             State::Waiting => {}
             State::Active(_) => self.ask_for_some(rank, session),
@@ -55,11 +55,11 @@ impl Cluster {
         if let Some(request) = worker.part().and_then(|part| part.regrets.pop_front()) {
             self.note(|| format!("{rank} withdraws {request}"));
             let reason = "its deadline has passed".to_owned();
-            self.tell_engine(host, Event::Withdrawn { rank, request, reason });
+            self.handle_event(host, Event::Withdrawn { rank, request, reason });
         }
     }
 
-    /// An epoch begins for the waiting ranks of a sidecar.
+    /// Begins an epoch for the waiting ranks of a sidecar.
     pub(super) fn epoch_began(&mut self, host: usize, epoch: Epoch) -> Result<(), Violated> {
         let me = self.hosts[host].index;
         self.note(|| format!("{me}: {epoch} begins"));
@@ -72,9 +72,9 @@ impl Cluster {
             self.progress_us = self.schedule.now_us();
             self.schedule_faults();
         }
-        // What is kept is kept within an epoch.
+        // Codec state lasts for one epoch.
         self.hosts[host].kept = Kept::default();
-        self.tell_lanes(host, &Command::Epoch(epoch));
+        self.send_to_lanes(host, &Command::Epoch(epoch));
         let workload = self.workload(epoch);
         for index in 0..self.workers.len() {
             let worker = &mut self.workers[index];
@@ -86,15 +86,15 @@ impl Cluster {
             self.rng.shuffle(&mut todo);
             let orderly = !workload.wild || self.rng.u8(..3) > 0;
             put_in_turn(&mut self.rng, &workload, &mut todo, orderly);
-            let pace = [Pace::Burst, Pace::Steady, Pace::Steady, Pace::Slow][self.rng.usize(..4)];
-            worker.state = State::Active(Part::new(Arc::clone(&workload), todo, pace, orderly));
-            let delay_us = self.rng.u64(..if pace == Pace::Slow { 20_000 } else { 500 });
-            self.schedule.after(delay_us, Happening::Step { rank, session });
+            let rate = [Rate::Burst, Rate::Steady, Rate::Steady, Rate::Slow][self.rng.usize(..4)];
+            worker.state = State::Active(Part::new(Arc::clone(&workload), todo, rate, orderly));
+            let delay_us = self.rng.u64(..if rate == Rate::Slow { 20_000 } else { 500 });
+            self.schedule.after(delay_us, SimEvent::Step { rank, session });
         }
         Ok(())
     }
 
-    /// An epoch is over: the ranks of a sidecar that took part attach again after a while.
+    /// Ends an epoch: the ranks of a sidecar that took part attach again after a while.
     pub(super) fn detach_all(&mut self, host: usize) {
         for index in 0..self.workers.len() {
             if self.workers[index].host == host && matches!(self.workers[index].state, State::Active(_)) {
@@ -104,7 +104,7 @@ impl Cluster {
         }
     }
 
-    /// A worker has an answer.
+    /// Delivers an answer to a worker.
     pub(super) fn item_is_over(&mut self, rank: Rank, (epoch, item): (Epoch, usize), set: Option<SetId>) {
         let worker = &mut self.workers[rank.index()];
         let session = worker.session;
@@ -112,11 +112,11 @@ impl Cluster {
             part.is_over(item);
             part.added.extend(set.map(|set| (item, set)));
             let delay_us = self.rng.u64(..200);
-            self.schedule.after(delay_us, Happening::Step { rank, session });
+            self.schedule.after(delay_us, SimEvent::Step { rank, session });
         }
     }
 
-    /// The engine ends the session of a worker that it has not heard.
+    /// Ends the session of a worker whose heartbeats stopped, as the engine requests.
     pub(super) fn end_session(&mut self, rank: Rank, failure: &Failure) -> Result<(), Violated> {
         let worker = &mut self.workers[rank.index()];
         let until_us = worker.hung_until_us;
@@ -127,14 +127,14 @@ impl Cluster {
             worker.alive = false;
             worker.session += 1;
             worker.state = State::Detached;
-            self.schedule.at(until_us, Happening::StartWorker { rank });
+            self.schedule.at(until_us, SimEvent::StartWorker { rank });
         }
         Ok(())
     }
 
     fn ask_for_some(&mut self, rank: Rank, session: u32) {
-        let pace = self.workers[rank.index()].part().map_or(Pace::Steady, |part| part.pace);
-        let at_once = if pace == Pace::Burst { u8::MAX } else { self.rng.u8(1..=5) };
+        let rate = self.workers[rank.index()].part().map_or(Rate::Steady, |part| part.rate);
+        let at_once = if rate == Rate::Burst { u8::MAX } else { self.rng.u8(1..=5) };
         for _ in 0..at_once {
             let next = self.workers[rank.index()].part().and_then(Part::next);
             match next {
@@ -145,9 +145,9 @@ impl Cluster {
                 }
             }
         }
-        let slower = if pace == Pace::Slow { 10 } else { 1 };
+        let slower = if rate == Rate::Slow { 10 } else { 1 };
         let delay_us = [5, 100, 1_500][self.rng.usize(..3)] * slower;
-        self.schedule.after(self.rng.u64(..delay_us), Happening::Step { rank, session });
+        self.schedule.after(self.rng.u64(..delay_us), SimEvent::Step { rank, session });
     }
 
     fn ask(&mut self, rank: Rank, session: u32, item: usize) {
@@ -157,11 +157,11 @@ impl Cluster {
         let asked = &workload.items[item];
         let (mut what, name) = (asked.request(rank, &part.added), asked.name.clone());
         let (set, group) = (what.set, what.group.clone());
-        if asked.mischief == Mischief::Refused(rank) {
+        if asked.injected == InjectedError::Refused(rank) {
             part.is_over(item);
             self.note(|| format!("{rank} is refused {name} of {set}"));
             let reason = "the tensor is too strange".to_owned();
-            self.tell_engine(host, Event::Refused { rank, set, name, group, reason });
+            self.handle_event(host, Event::Refused { rank, set, name, group, reason });
             return;
         }
         let given = self.sabotage.as_mut().map_or(item, |sabotage| sabotage.hands_over(rank, &workload, item));
@@ -171,19 +171,19 @@ impl Cluster {
         }
         self.next_request += 1;
         let request = RequestId(self.next_request);
-        if asked.mischief == Mischief::Withdrawn(rank) {
+        if asked.injected == InjectedError::Withdrawn(rank) {
             part.regrets.push_back(request);
             let delay_us = self.rng.u64(..2_000);
-            self.schedule.after(delay_us, Happening::Withdraw { rank, session });
+            self.schedule.after(delay_us, SimEvent::Withdraw { rank, session });
         }
         self.note(|| format!("{rank} asks for item {item}, {name} of {set}, as {request}"));
         self.oracle.asked(rank, request, &workload, item);
         self.hosts[host].inputs.insert((rank, request), Arc::new(workload.input(given, rank)));
         let plain =
-            asked.mischief == Mischief::None && asked.excuse.is_none() && asked.is_performed() && !asked.too_large;
+            asked.injected == InjectedError::None && asked.excuse.is_none() && asked.is_performed() && !asked.too_large;
         let again = (plain && self.rng.u8(..64) == 0).then(|| what.clone());
         let contribution = self.hosts[host].contribution(rank, request, &what);
-        self.tell_engine(host, Event::Submitted { rank, request, what, contribution });
+        self.handle_event(host, Event::Submitted { rank, request, what, contribution });
         if let Some(what) = again {
             let first = request;
             self.next_request += 1;
@@ -191,7 +191,7 @@ impl Cluster {
             self.note(|| format!("{rank} asks for item {item} twice, as {request}"));
             self.oracle.asked_twice(rank, request, &workload, item);
             let contribution = self.hosts[host].contribution(rank, first, &what);
-            self.tell_engine(host, Event::Submitted { rank, request, what, contribution });
+            self.handle_event(host, Event::Submitted { rank, request, what, contribution });
         }
     }
 
@@ -200,12 +200,12 @@ impl Cluster {
         if part.workload.leaver != Some(rank) || !part.has_asked_all() || self.oracle.is_waiting(rank) {
             return;
         }
-        self.note(|| format!("{rank} says goodbye"));
-        let failure = Failure::new(Cause::ShutDown, "the worker said goodbye");
+        self.note(|| format!("{rank} shuts down"));
+        let failure = Failure::new(Cause::ShutDown, "the worker has shut down");
         let host = self.workers[rank.index()].host;
         let delay_us = self.rng.u64(..5_000);
         self.restart_session(rank.index(), delay_us);
-        self.tell_engine(host, Event::RankLeft { rank, failure });
+        self.handle_event(host, Event::RankLeft { rank, failure });
     }
 
     fn restart_session(&mut self, index: usize, delay_us: u64) {
@@ -213,20 +213,20 @@ impl Cluster {
         worker.session += 1;
         worker.state = State::Detached;
         let (rank, session) = (worker.rank, worker.session);
-        self.schedule.after(delay_us, Happening::Step { rank, session });
+        self.schedule.after(delay_us, SimEvent::Step { rank, session });
     }
 }
 
 /// Faults.
 impl Cluster {
-    /// The next faults come soon.
+    /// Schedules the next faults.
     pub(super) fn schedule_faults(&mut self) {
         for (after_us, fault) in self.faults.next(&mut self.rng) {
-            self.schedule.after(after_us, Happening::Break(fault));
+            self.schedule.after(after_us, SimEvent::Break(fault));
         }
     }
 
-    /// Something breaks, unless it is broken already.
+    /// Applies a fault, unless its target is broken already.
     pub(super) fn break_something(&mut self, fault: Fault) {
         self.faults.happens();
         let now_us = self.schedule.now_us();
@@ -252,7 +252,7 @@ impl Cluster {
         }
     }
 
-    /// A sidecar is started again, as a new process that knows nothing.
+    /// Restarts a sidecar as a new process without state.
     pub(super) fn start_host(&mut self, host: usize) {
         let (me, life) = (self.hosts[host].index, self.hosts[host].life);
         self.note(|| format!("{me} starts again"));
@@ -260,7 +260,7 @@ impl Cluster {
         self.hosts[host] = self.setup.host(me, life, self.schedule.now());
     }
 
-    /// A worker is started again.
+    /// Restarts a worker.
     pub(super) fn start_worker(&mut self, rank: Rank) {
         let worker = &mut self.workers[rank.index()];
         if !worker.alive {
@@ -273,7 +273,7 @@ impl Cluster {
         self.hosts[host].alive && self.schedule.now_us() >= self.hosts[host].paused_until_us
     }
 
-    /// The process ends: its workers lose their sessions and know that nothing will be answered.
+    /// Ends a sidecar's process: its workers lose their sessions and expect no answers.
     fn crash_host(&mut self, host: usize, seen: bool, for_us: u64) {
         self.hosts[host].alive = false;
         self.hosts[host].life += 1;
@@ -282,30 +282,30 @@ impl Cluster {
         } else {
             self.network.fall_silent(&mut self.schedule, host);
         }
-        self.expect_to_be_heard();
+        self.expect_notification();
         self.oracle.forget(&self.setup.world.ranks_of(self.hosts[host].index));
         for index in 0..self.workers.len() {
             if self.workers[index].host == host && self.workers[index].alive {
                 self.restart_session(index, 50_000);
             }
         }
-        self.schedule.after(for_us, Happening::StartHost { host });
+        self.schedule.after(for_us, SimEvent::StartHost { host });
     }
 
-    /// Everybody who takes part in an epoch has to hear of the end of a process within a time.
-    fn expect_to_be_heard(&mut self) {
+    /// Expects that every member of an epoch is notified of the end of a process within a time.
+    fn expect_notification(&mut self) {
         let (now, since_us) = (self.schedule.now(), self.schedule.now_us());
         for (host, process) in self.hosts.iter().enumerate().filter(|(_, process)| process.alive) {
             let status = process.engine.status(now);
             if status.phase != EnginePhase::Waiting {
                 let (life, epoch) = (process.life, status.epoch);
-                self.schedule.after(HEARING_US, Happening::Overdue { host, life, epoch, since_us });
+                self.schedule.after(NOTIFICATION_US, SimEvent::Overdue { host, life, epoch, since_us });
             }
         }
     }
 
-    /// Whether a process has heard; nothing is said of it while others were deaf or stopped.
-    pub(super) fn check_heard(&self, host: usize, life: u32, epoch: Epoch, since_us: u64) -> Result<(), Violated> {
+    /// Checks that a process was notified; skipped while others could not receive or were stopped.
+    pub(super) fn check_notified(&self, host: usize, life: u32, epoch: Epoch, since_us: u64) -> Result<(), Violated> {
         let (process, status) = (&self.hosts[host], self.hosts[host].engine.status(self.schedule.now()));
         let same = process.alive && process.life == life && status.epoch == epoch;
         if same && status.phase != EnginePhase::Waiting && self.faults.deaf_until_us <= since_us {
@@ -322,12 +322,12 @@ impl Cluster {
         worker.state = State::Detached;
         let host = worker.host;
         let failure = Failure::new(Cause::RankLost, "the worker's session broke");
-        self.tell_engine(host, Event::RankLeft { rank, failure });
-        self.schedule.after(for_us, Happening::StartWorker { rank });
+        self.handle_event(host, Event::RankLeft { rank, failure });
+        self.schedule.after(for_us, SimEvent::StartWorker { rank });
     }
 }
 
-/// What is a part of a loop comes in the loop's order, but for a swap now and then where the rank is not orderly.
+/// Orders items: those of a loop come in the loop's order, but for a swap now and then if the rank is not orderly.
 fn put_in_turn(rng: &mut Rng, workload: &Workload, todo: &mut [usize], orderly: bool) {
     let turn = |item: usize| workload.items[item].turn;
     let mut items: Vec<usize> = todo.iter().copied().filter(|item| turn(*item).is_some()).collect();
@@ -344,5 +344,5 @@ fn put_in_turn(rng: &mut Rng, workload: &Workload, todo: &mut [usize], orderly: 
     }
 }
 
-/// The time after which silence is taken for death, and the ways there and back with all delays.
-const HEARING_US: u64 = 7_000_000;
+/// The peer timeout, and the round trip with all delays.
+const NOTIFICATION_US: u64 = 7_000_000;

@@ -1,4 +1,4 @@
-//! A simulated worker: attaches, asks for its part of the workload in its own order, and may leave or hang.
+//! A simulated worker: attaches, submits its part of the workload in its own order, and may leave or hang.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub(super) struct Worker {
     pub(super) rank: Rank,
     /// The sidecar's position among all.
     pub(super) host: usize,
-    /// Counts the sessions: what was scheduled for an earlier one is void.
+    /// Counts the sessions: events of an earlier one are void.
     pub(super) session: u32,
     pub(super) alive: bool,
     /// A stopped worker gives no sign of life until then.
@@ -35,30 +35,30 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) workload: Arc<Workload>,
-    /// Items to ask for, in this rank's own order.
+    /// Items to submit, in this rank's own order.
     todo: VecDeque<usize>,
     /// All of them.
     mine: BTreeSet<usize>,
     asked: BTreeSet<usize>,
-    /// Whether it goes through a loop in its order, waiting where it has to.
+    /// Whether it goes through a loop in order, waiting where necessary.
     orderly: bool,
     /// Items with an answer.
     over: BTreeSet<usize>,
-    /// Process sets that this rank was told of.
+    /// Process sets that this rank knows.
     pub(super) added: Added,
     /// Requests that it will withdraw.
     pub(super) regrets: VecDeque<RequestId>,
-    pub(super) pace: Pace,
+    pub(super) rate: Rate,
 }
 
-/// How fast a worker asks.
+/// How fast a worker submits requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pace {
+pub(super) enum Rate {
     /// Everything at once, far ahead of others.
     Burst,
     /// A few requests now and then.
     Steady,
-    /// Far behind the others.
+    /// Much later than the others.
     Slow,
 }
 
@@ -75,20 +75,20 @@ impl Worker {
         }
     }
 
-    /// Whether it has asked for everything in an epoch that nobody leaves.
+    /// Whether it has submitted everything in an epoch that lasts.
     pub(super) fn is_content(&self) -> bool {
         matches!(&self.state, State::Active(part) if part.todo.is_empty() && part.workload.lasts())
     }
 }
 
 impl Part {
-    pub(super) fn new(workload: Arc<Workload>, todo: Vec<usize>, pace: Pace, orderly: bool) -> Self {
+    pub(super) fn new(workload: Arc<Workload>, todo: Vec<usize>, rate: Rate, orderly: bool) -> Self {
         let mine = todo.iter().copied().collect();
         let (asked, over, added, regrets) = Default::default();
-        Self { workload, todo: todo.into(), mine, asked, orderly, over, added, regrets, pace }
+        Self { workload, todo: todo.into(), mine, asked, orderly, over, added, regrets, rate }
     }
 
-    /// The next item that may be asked for, all of whose conditions are met.
+    /// Returns the next item whose conditions are met.
     pub(super) fn next(&mut self) -> Option<usize> {
         let first = self.todo.iter().find(|item| self.workload.items[**item].turn.is_some()).copied();
         let waits = |item: usize| self.orderly && self.workload.items[item].turn.is_some() && Some(item) != first;
@@ -110,6 +110,6 @@ impl Part {
         let item = &self.workload.items[item];
         let over = |before: &usize| self.over.contains(before) || !self.mine.contains(before);
         let asked = |before: &usize| self.asked.contains(before) || !self.mine.contains(before);
-        item.after.iter().all(over) && item.behind.iter().all(asked)
+        item.after.iter().all(over) && item.asked_before.iter().all(asked)
     }
 }

@@ -1,52 +1,52 @@
-//! What the ranks ask for in one epoch, as a function of seed and epoch.
+//! The requests of all ranks in one epoch, as a function of seed and epoch.
 
 use std::collections::BTreeSet;
 
 use fastrand::Rng;
 use ronde_wire::{Epoch, Rank, World};
 
-use super::item::{Item, Kind, Mischief};
+use super::item::{InjectedError, Item, Kind};
 use super::mix::Mix;
 use super::saboteur::Saboteur;
 
-/// What one epoch is for.
+/// The workload of one epoch.
 #[derive(Clone, Debug)]
 pub(super) struct Workload {
     pub(super) epoch: Epoch,
     pub(super) items: Vec<Item>,
-    /// Says goodbye when it has all its answers, which ends the epoch.
+    /// The rank that shuts down when it has all its answers, which ends the epoch.
     pub(super) leaver: Option<Rank>,
-    /// Never asks for an item that all others wait for, which ends the epoch.
+    /// The rank that never submits an item that all others wait for, which ends the epoch.
     pub(super) staller: Option<(Rank, usize)>,
     /// Values are any floats, whose sums depend on the order of addition.
     pub(super) any_floats: bool,
-    /// Whether some ranks do not keep to the order of a loop.
+    /// Whether some ranks deviate from the order of a loop.
     pub(super) wild: bool,
 }
 
-/// How workloads are made.
+/// The parameters of workloads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recipe {
     pub(super) seed: u64,
-    /// Epochs up to this one end with a goodbye or a stall.
+    /// Epochs up to this one end with a shutdown or a stall.
     pub(super) leavers_until: Epoch,
     pub(super) any_floats: bool,
-    pub(super) mischief: bool,
+    pub(super) injected: bool,
     /// Whether an engine ends an epoch that stalls.
     pub(super) stalls: bool,
-    /// What a result may have at most.
+    /// The largest result allowed.
     pub(super) result_bytes_max: u64,
-    /// Whether ranks ask for the same again and again.
+    /// Whether ranks submit the same steps repeatedly.
     pub(super) loops: Loops,
-    /// There is more of what a planted bug needs.
+    /// Whether the mix favours what a planted bug needs.
     pub(super) saboteur: Option<Saboteur>,
 }
 
-/// How much of a workload comes again and again.
+/// How much of a workload repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loops {
     None,
-    /// Among other things.
+    /// Some of it.
     Some,
     Only,
 }
@@ -65,12 +65,12 @@ impl Workload {
         Self { epoch, items, leaver, staller, any_floats: recipe.any_floats, wild }
     }
 
-    /// Whether the epoch goes on until something breaks.
+    /// Whether the epoch lasts until something breaks.
     pub(super) fn lasts(&self) -> bool {
         self.leaver.is_none() && self.staller.is_none()
     }
 
-    /// The items that a rank asks for.
+    /// Returns the items that a rank submits.
     pub(super) fn of(&self, rank: Rank) -> impl Iterator<Item = usize> + '_ {
         let stalled = self.staller.filter(|(staller, _)| *staller == rank).map(|(_, item)| item);
         let asks = move |(index, item): &(usize, &Item)| item.askers.contains(&rank) && stalled != Some(*index);
@@ -78,14 +78,14 @@ impl Workload {
     }
 }
 
-/// Somebody does not ask for an item on which nothing else depends. None where ranks may join instead.
+/// Chooses a rank that does not submit an item on which nothing else depends. None where ranks may join instead.
 fn stall(rng: &mut Rng, items: &[Item]) -> Option<(Rank, usize)> {
     let awaited: BTreeSet<usize> =
-        items.iter().flat_map(|item| item.after.iter().chain(&item.behind)).copied().collect();
+        items.iter().flat_map(|item| item.after.iter().chain(&item.asked_before)).copied().collect();
     let plain = |index: &usize| {
         let item = &items[*index];
         let undisturbed =
-            !item.must_fail() && item.mischief == Mischief::None && item.excuse.is_none() && item.is_performed();
+            !item.must_fail() && item.injected == InjectedError::None && item.excuse.is_none() && item.is_performed();
         undisturbed && item.group.is_none() && item.askers.len() > 1 && !awaited.contains(index)
     };
     let candidates: Vec<usize> = (0..items.len()).filter(plain).collect();

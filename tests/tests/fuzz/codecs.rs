@@ -25,7 +25,7 @@ fn fuzz_codecs_of_kernels() {
             assert!(values.iter().all(|byte| *byte == 0xa5), "what is refused writes nothing");
             return Outcome::of(&decoded);
         }
-        // What was decoded is exactly what is encoded again.
+        // Encoding the decoded value again gives the same bytes.
         let (mut again, mut same) = (vec![0; 2 * ELEMENTS], vec![0; 4 * ELEMENTS]);
         encode(codec, DType::F32, &values, &mut again).expect("values");
         decode(codec, DType::F32, &again, &mut same).expect("an encoding");
@@ -34,7 +34,7 @@ fn fuzz_codecs_of_kernels() {
     });
 }
 
-/// The first byte of an input says which codec, and which type of elements it decodes to.
+/// The first byte of an input selects the codec, and the type of elements it decodes to.
 #[test]
 fn fuzz_codecs_of_plugins() {
     let seeds: Vec<Vec<u8>> = (0..KINDS).map(|kind| [&[kind], &seed(kind)[..]].concat()).collect();

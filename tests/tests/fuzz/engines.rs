@@ -1,4 +1,4 @@
-//! Frames of an authenticated peer that says anything, taken in by a whole engine and the executor of a lane.
+//! Arbitrary frames of an authenticated peer, received by a whole engine and the executor of a lane.
 
 use bytes::Bytes;
 use ronde_engine::{
@@ -17,12 +17,12 @@ const NOW: Time = Time(1_000_000);
 /// Actions that one engine may want after so few messages.
 const ACTIONS_MAX: usize = 10_000;
 
-/// Control messages behind the beginning of an epoch: those of a member to the coordinator, or the other way round. The first
-/// byte of an input says which; the rest is frames.
+/// Control messages after the beginning of an epoch: those of a member to the coordinator, or the other direction. The
+/// first byte of an input selects the direction; the rest is frames.
 #[test]
 fn fuzz_engines_control() {
-    let seeds: Vec<Vec<u8>> = (0..2).map(|to| [&[to], &Pair::honest().said_to(usize::from(to))[..]].concat()).collect();
-    assert!(seeds.iter().all(|seed| seed.len() > 100), "the engines have little to say");
+    let seeds: Vec<Vec<u8>> = (0..2).map(|to| [&[to], &Pair::honest().sent_to(usize::from(to))[..]].concat()).collect();
+    assert!(seeds.iter().all(|seed| seed.len() > 100), "the engines send little");
     fuzz("engines_control", seeds, |bytes| {
         let Some((to, frames)) = bytes.split_first() else { return Outcome::refused(&"nothing") };
         let mut pair = Pair::started();
@@ -33,17 +33,17 @@ fn fuzz_engines_control() {
             match decode::<Control>(FrameKind::Control, &frame.payload) {
                 Ok(message) => {
                     let FrameHeader { epoch, seq, .. } = frame.header;
-                    pair.tell(to, epoch, seq, message);
+                    pair.deliver(to, epoch, seq, message);
                 }
                 Err(error) => outcome = Outcome::refused(&error),
             }
         }
-        // An engine that has heard nonsense ends the link or the epoch; whatever it says is part of the outcome.
+        // An engine that receives a malformed message ends the link or the epoch; its actions are part of the outcome.
         if outcome.is_read() { Outcome::read(&pair.seen(to)) } else { outcome }
     });
 }
 
-/// Chunks that nobody has asked for, whole frames one after the other: what is held is within what was granted.
+/// Unexpected chunks, as whole frames: the executor buffers no more than was granted.
 #[test]
 fn fuzz_engines_chunks() {
     const GRANT: u64 = 9_000;
@@ -77,7 +77,7 @@ fn fuzz_engines_chunks() {
 /// Two engines, of which sidecar 0 has rank 0 and thus the coordinator, and sidecar 1 has rank 1.
 struct Pair {
     engines: [Engine; 2],
-    said: Vec<(usize, Epoch, Seq, Control)>,
+    sent: Vec<(usize, Epoch, Seq, Control)>,
     answered: Vec<(Rank, RequestId, bool)>,
     admitted: usize,
     ended: Vec<String>,
@@ -89,26 +89,26 @@ impl Pair {
         let world = World::new(vec![SidecarIndex(0), SidecarIndex(1)]).expect("a world");
         let engine = |me| Engine::new(EngineConfig::new(SidecarIndex(me), world.clone()), NOW);
         let engines = [engine(0), engine(1)];
-        let (said, answered, ended) = (Vec::new(), Vec::new(), Vec::new());
-        let mut pair = Self { engines, said, answered, admitted: 0, ended };
+        let (sent, answered, ended) = (Vec::new(), Vec::new(), Vec::new());
+        let mut pair = Self { engines, sent, answered, admitted: 0, ended };
         for (me, peer) in [(0, 1), (1, 0)] {
             pair.event(me, Event::LinkUp { peer: SidecarIndex(peer), lanes: 1 });
         }
         for (me, rank) in [(0, 0), (1, 1)] {
             pair.event(me, Event::RankAttached { rank: Rank(rank) });
         }
-        pair.deliver();
+        pair.deliver_all();
         pair
     }
 
-    /// An epoch in which both ranks ask for the same and get it; with all that was said.
+    /// Runs an epoch in which both ranks submit the same and complete it; with all messages.
     fn honest() -> Self {
         let mut pair = Self::started();
-        pair.said.clear();
+        pair.sent.clear();
         pair.submit();
-        let from = pair.deliver();
+        let from = pair.deliver_all();
         assert!(pair.answered.iter().filter(|(_, _, good)| *good).count() >= 4, "{:?}", pair.answered);
-        pair.said = from;
+        pair.sent = from;
         pair
     }
 
@@ -126,34 +126,34 @@ impl Pair {
         }
     }
 
-    fn tell(&mut self, to: usize, epoch: Epoch, seq: Seq, message: Control) {
+    fn deliver(&mut self, to: usize, epoch: Epoch, seq: Seq, message: Control) {
         let from = SidecarIndex(if to == 0 { 1 } else { 0 });
         self.event(to, Event::Control { from, epoch, seq, message });
     }
 
-    /// Delivers all that is said until nobody says anything more; gives it.
-    fn deliver(&mut self) -> Vec<(usize, Epoch, Seq, Control)> {
+    /// Delivers messages until none is left; returns all of them.
+    fn deliver_all(&mut self) -> Vec<(usize, Epoch, Seq, Control)> {
         let mut all = Vec::new();
         for _ in 0..100 {
-            let said = std::mem::take(&mut self.said);
-            if said.is_empty() {
+            let sent = std::mem::take(&mut self.sent);
+            if sent.is_empty() {
                 return all;
             }
-            for (to, epoch, seq, message) in said {
+            for (to, epoch, seq, message) in sent {
                 all.push((to, epoch, seq, message.clone()));
-                self.tell(to, epoch, seq, message);
+                self.deliver(to, epoch, seq, message);
             }
         }
-        panic!("the engines do not come to rest");
+        panic!("the engines do not stop sending");
     }
 
-    /// As frames, what was said to one of them.
-    fn said_to(&self, to: usize) -> Vec<u8> {
+    /// Returns the messages to one of them, as frames.
+    fn sent_to(&self, to: usize) -> Vec<u8> {
         let of = |(_, epoch, seq, message): &(usize, Epoch, Seq, Control)| {
             let frame = Frame::new(FrameKind::Control, *epoch, *seq, encode(message));
             [&frame.header.encode()[..], &frame.payload].concat()
         };
-        self.said.iter().filter(|said| said.0 == to).flat_map(of).collect()
+        self.sent.iter().filter(|sent| sent.0 == to).flat_map(of).collect()
     }
 
     fn event(&mut self, me: usize, event: Event) {
@@ -169,7 +169,7 @@ impl Pair {
         match action {
             Action::Send { to, epoch, seq, message } => {
                 assert!(encode(&message).len() <= limits::CONTROL_FRAME_BYTES_MAX, "a message that fits no frame");
-                self.said.push((to.index(), epoch, seq, message));
+                self.sent.push((to.index(), epoch, seq, message));
             }
             Action::Admit(admission) => {
                 self.admitted += 1;
@@ -195,7 +195,7 @@ impl Pair {
         }
     }
 
-    /// What an input has led to.
+    /// The outcome of an input.
     fn seen(&self, at: usize) -> impl std::fmt::Debug + use<> {
         let good = self.answered.iter().filter(|(_, _, good)| *good).count();
         let status = self.engines[at].status(NOW);
@@ -204,13 +204,13 @@ impl Pair {
     }
 }
 
-/// Performs an operation that came with all that it needs: every byte that is asked for is one that came.
+/// Performs an operation that arrived with all its inputs: it may read these bytes only.
 fn performed(me: usize, admission: &std::sync::Arc<Admission>) {
     let me = SidecarIndex(u32::try_from(me).expect("two"));
     let mut executor = Executor::new(ExecutorConfig { me, lane: Lane(0), early_grant_bytes: 0 });
     executor.handle_epoch(admission.epoch);
     executor.handle_admission(admission.clone());
-    let mut memory = Came { admission };
+    let mut memory = EagerInputs { admission };
     for _ in 0..ACTIONS_MAX {
         match executor.poll_action(&mut memory) {
             Some(ExecutorAction::Done { .. }) => return,
@@ -222,11 +222,11 @@ fn performed(me: usize, admission: &std::sync::Arc<Admission>) {
 }
 
 /// The contributions of an eager operation.
-struct Came<'a> {
+struct EagerInputs<'a> {
     admission: &'a Admission,
 }
 
-impl Contributions for Came<'_> {
+impl Contributions for EagerInputs<'_> {
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
         let tensor = &self.admission.contributions[place.tensor as usize];
         let at = self.admission.local_ranks.iter().position(|rank| *rank == place.rank).expect("a rank of it");
@@ -236,7 +236,7 @@ impl Contributions for Came<'_> {
     }
 }
 
-impl Memory for Came<'_> {
+impl Memory for EagerInputs<'_> {
     fn parts(&mut self) -> (&mut dyn Contributions, Option<&mut dyn Plugins>) {
         (self, None)
     }
@@ -251,7 +251,7 @@ impl Memory for Came<'_> {
     }
 }
 
-/// What follows each magic number, up to the next one, as a frame of that length: a change of one payload leaves the others.
+/// Splits at each magic number, and makes each part a frame of its length: a mutated payload leaves the others intact.
 fn controls(bytes: &[u8]) -> impl Iterator<Item = Frame> {
     let starts: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(&MAGIC)).collect();
     let ends = starts.clone().into_iter().skip(1).chain([bytes.len()]);

@@ -4,7 +4,7 @@ use ronde_fuzz::{Outcome, fuzz};
 use ronde_shm::{MemReply, MemRequest};
 use ronde_transport::{JobSecret, SpiffeId};
 
-/// Both directions of `mem.sock`: whatever is read has one spelling.
+/// Both directions of `mem.sock`: each decoded line has one encoding.
 #[test]
 fn fuzz_lines_of_shared_memory() {
     const TOKEN: &str = "000102030405060708090a0b0c0d0e0f";
@@ -29,7 +29,7 @@ fn fuzz_lines_of_shared_memory() {
     });
 }
 
-/// The one name in a certificate, and the file with a job's secret, of which an error repeats nothing.
+/// The one name in a certificate, and the file with a job's secret, which errors do not repeat.
 #[test]
 fn fuzz_lines_of_identity() {
     let header = JobSecret::generate().expect("randomness").to_text().lines().next().expect("a header").to_owned();
@@ -49,11 +49,11 @@ fn fuzz_lines_of_identity() {
                 Outcome::read(&"a secret")
             }
             Err(error) => {
-                let said = error.to_string();
+                let text = error.to_string();
                 let digits = text.lines().nth(1).unwrap_or_default();
                 let is_secret = digits.len() >= 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-                assert!(!is_secret || !said.contains(digits), "the error repeats the secret");
-                Outcome::refused(&said)
+                assert!(!is_secret || !text.contains(digits), "the error repeats the secret");
+                Outcome::refused(&text)
             }
         }
     });

@@ -1,4 +1,4 @@
-//! What workers and their sidecar say to each other, as protobuf: over gRPC or the session's ring.
+//! Messages between workers and their sidecar, as protobuf: over gRPC or the session's ring.
 
 use bytes::Bytes;
 use ronde_fuzz::{Outcome, fuzz};
@@ -8,7 +8,7 @@ use ronde_wire::{Failure, Rank, limits};
 
 const ME: Rank = Rank(1);
 
-/// Everything that a worker may say: a sidecar parses it before it knows that the worker means well.
+/// All messages of a worker: a sidecar parses them before it trusts the worker.
 #[test]
 fn fuzz_messages_of_workers() {
     use client_message::Message;
@@ -33,7 +33,7 @@ fn fuzz_messages_of_workers() {
     });
 }
 
-/// Everything that a sidecar may say: a worker's process parses it.
+/// All messages of a sidecar: a worker's process parses them.
 #[test]
 fn fuzz_messages_of_sidecars() {
     use server_message::Message;
@@ -123,7 +123,7 @@ fn checked_failure(message: v1::Failure) -> Failure {
     failure
 }
 
-/// What was decoded survives the ring.
+/// Checks that a decoded message survives the ring.
 fn same_bytes<M: Default + PartialEq + std::fmt::Debug + prost::Message>(message: &M) {
     let (mut once, mut twice) = (Vec::new(), Vec::new());
     ring::encode(message, &mut once);

@@ -1,15 +1,15 @@
-//! What callers of the listener for gRPC-Web send: the token in a head, and bodies before they are decoded.
+//! Input from clients of the gRPC-Web listener: the token in a head, and bodies before they are decoded.
 
 use ronde_fuzz::{Outcome, fuzz};
 use ronde_rpc::v1::client_message::Message;
 use ronde_rpc::{RankToken, ring, v1, web};
 use ronde_wire::limits;
 
-/// A body that is let in has no more messages than a call may, and takes what was counted.
+/// An accepted body has no more messages than a call may have, and the size that was counted.
 #[test]
 fn fuzz_web_bodies() {
     let release = |request| v1::ClientMessage { message: Some(Message::Release(v1::Release { request })) };
-    let said = |count| v1::SayRequest {
+    let request = |count| v1::SayRequest {
         session_token: vec![5; 16].into(),
         number: 7,
         messages: (0..count).map(release).collect(),
@@ -20,7 +20,7 @@ fn fuzz_web_bodies() {
         let length = u32::try_from(bytes.len()).expect("small");
         [&[0][..], &length.to_be_bytes(), &bytes].concat()
     };
-    let seeds = vec![framed(&said(0)), framed(&said(3)), framed(&said(200))];
+    let seeds = vec![framed(&request(0)), framed(&request(3)), framed(&request(200))];
     fuzz("web_bodies", seeds, |bytes| {
         if let Err(error) = web::check_body(bytes) {
             return Outcome::refused(&error);
@@ -36,7 +36,7 @@ fn fuzz_web_bodies() {
     });
 }
 
-/// A token that is read is written the same way but for the case of its letters.
+/// A decoded token has the same encoding but for the case of its letters.
 #[test]
 fn fuzz_web_tokens() {
     let token = RankToken::new(&[0xA7; 32]).expect("32 bytes");

@@ -1,4 +1,5 @@
-//! What sidecars say to each other. The seeds are the examples of docs/PROTOCOL.md, which another test holds to the code.
+//! Messages between sidecars. The seeds are the examples of docs/PROTOCOL.md, which another test checks against the
+//! code.
 
 use bytes::Bytes;
 use ronde_fuzz::{Outcome, fuzz};
@@ -18,11 +19,11 @@ fn fuzz_wire_frames() {
         loop {
             match first_frame(rest) {
                 Ok(None) => return Outcome::read(&bytes.len().checked_ilog2()),
-                Ok(Some((frame, behind))) => {
+                Ok(Some((frame, rest_of_input))) => {
                     if let Err(error) = content(&frame) {
                         return Outcome::refused(&error);
                     }
-                    rest = behind;
+                    rest = rest_of_input;
                 }
                 Err(error) => return Outcome::refused(&error),
             }
@@ -48,7 +49,7 @@ fn fuzz_wire_control() {
     });
 }
 
-/// The hello: the first frame of a stranger, read before anything is known of it.
+/// The hello: the first frame of a peer, read before the peer is authenticated to the job.
 #[test]
 fn fuzz_wire_hello() {
     let is_hello = |frame: &Vec<u8>| frame[6] == FrameKind::Hello as u8;
@@ -70,7 +71,7 @@ fn fuzz_wire_hello() {
     });
 }
 
-/// The frame at the beginning, and what is behind it; nothing when there are not enough bytes.
+/// Splits the input after the first frame; nothing when there are not enough bytes.
 fn first_frame(bytes: &[u8]) -> Result<Option<(Frame, &[u8])>, FrameError> {
     let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
     let parsed = FrameHeader::decode(header)?;
@@ -98,7 +99,7 @@ fn content(frame: &Frame) -> Result<(), FrameError> {
     }
 }
 
-/// What was decoded survives the wire. The bytes are compared: a NaN does not equal itself.
+/// Checks that a decoded value survives encoding. The bytes are compared: a NaN does not equal itself.
 fn same_again<T: Serialize + for<'a> Deserialize<'a>>(value: &T) {
     let once = encode(value);
     let again: T = decode(FrameKind::Control, &once).expect("what was encoded decodes");

@@ -1,4 +1,4 @@
-//! Whole frames as bytes, with what they say.
+//! Whole frames as bytes, with their contents.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use ronde_wire::{
 /// The section of the document.
 pub(super) fn section() -> String {
     let mut text = "```text\n".to_owned();
-    for (name, says, bytes) in greetings().into_iter().chain(controls()).chain(data()) {
+    for (name, notation, bytes) in greetings().into_iter().chain(controls()).chain(data()) {
         writeln!(text, "{name}").expect("strings grow");
-        writeln!(text, "  {says}").expect("strings grow");
+        writeln!(text, "  {notation}").expect("strings grow");
         for line in bytes.chunks(BYTES_PER_LINE) {
             let hex: Vec<String> = line.iter().map(|byte| format!("{byte:02x}")).collect();
             writeln!(text, "    {}", hex.join(" ")).expect("strings grow");
@@ -48,8 +48,8 @@ fn greetings() -> Vec<Example> {
     let refusal = Refusal { reason: "job a is not job b".to_owned() };
     let frame = |kind, payload| bytes(&Frame::new(kind, Epoch(0), Seq(0), payload));
     vec![
-        ("hello", said(&hello), frame(FrameKind::Hello, encode(&hello))),
-        ("refusal", said(&refusal), frame(FrameKind::Refusal, encode(&refusal))),
+        ("hello", text(&hello), frame(FrameKind::Hello, encode(&hello))),
+        ("refusal", text(&refusal), frame(FrameKind::Refusal, encode(&refusal))),
     ]
 }
 
@@ -180,15 +180,15 @@ fn data() -> Vec<Example> {
 }
 
 fn control(name: &'static str, epoch: u64, seq: u64, message: Control) -> Example {
-    (name, said(&message), bytes(&message.into_frame(Epoch(epoch), Seq(seq))))
+    (name, text(&message), bytes(&message.into_frame(Epoch(epoch), Seq(seq))))
 }
 
 fn bytes(frame: &Frame) -> Vec<u8> {
     [&frame.header.encode()[..], &frame.payload].concat()
 }
 
-/// `Debug` says what the types say, but for newtypes, which are written as what is in them.
-fn said(message: &impl std::fmt::Debug) -> String {
+/// Formats a message as `Debug` does, but shows newtypes as their content.
+fn text(message: &impl std::fmt::Debug) -> String {
     let mut text = format!("{message:?}");
     for newtype in NEWTYPES {
         while let Some(at) = text.find(&format!("{newtype}(")).filter(|at| !preceded_by_letter(&text, *at)) {

@@ -65,7 +65,7 @@ fn number(item: &syn::ItemMacro) -> String {
 fn structure(item: &syn::ItemStruct) -> String {
     let name = &item.ident;
     match (&item.fields, name.to_string().as_str()) {
-        // Their checks stand in the way of what is written.
+        // Their checks are not part of the format.
         (syn::Fields::Unnamed(_), "TensorName" | "JobName") => format!("type {name} = String\n"),
         (syn::Fields::Unnamed(_), "SidecarSet" | "Enclosed") => format!("type {name} = Vec<u8>\n"),
         (syn::Fields::Unnamed(fields), _) => {
@@ -104,7 +104,7 @@ fn content(fields: &syn::Fields) -> String {
 /// A type without the spaces that tokens are printed with.
 fn spelled(ty: &syn::Type) -> String {
     let text = ty.to_token_stream().to_string().replace(' ', "").replace(',', ", ").replace(';', "; ");
-    // Shared in memory, which nobody sees on the wire.
+    // A shared pointer in memory is invisible on the wire.
     text.replace("Arc<Record>", "Record")
 }
 

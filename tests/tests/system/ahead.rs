@@ -1,4 +1,4 @@
-//! Steps that come again and again are performed without being negotiated, and nobody can tell by the results.
+//! Repeated steps run ahead without negotiation, and results do not change.
 
 #![forbid(unsafe_code)]
 
@@ -8,32 +8,32 @@ use anyhow::{Context, Result, ensure};
 use ronde::blocking::Client;
 use ronde::{ReduceOp, Transfer};
 use ronde_tests::cluster::{Plan, Sidecar};
-use ronde_tests::crew::{Crew, WAYS, numbers};
+use ronde_tests::crew::{Crew, DATA_PATHS, numbers};
 use serde_json::Value;
 
 /// Three sidecars, and two ranks on the first of them.
 const PLACEMENT: [u32; 4] = [0, 0, 1, 2];
-/// The rank that does otherwise.
+/// The rank that differs.
 const ODD: u32 = 2;
 
 #[test]
-fn steps_that_repeat_run_ahead_on_all_ways() -> Result<()> {
-    for way in WAYS {
-        let crew = Crew::start(Plan::of(&PLACEMENT), way)?;
+fn repeated_steps_run_ahead_on_all_data_paths() -> Result<()> {
+    for path in DATA_PATHS {
+        let crew = Crew::start(Plan::of(&PLACEMENT), path)?;
         crew.all(|client| (0..40).try_for_each(|step| in_order(client, step)))?;
         for sidecar in &crew.cluster.sidecars {
             let steps = status(sidecar)?["schedule"]["steps"].as_u64().unwrap_or(0);
-            ensure!(steps >= 30, "sidecar {}: {steps} of 40 steps ran ahead by {way:?}", sidecar.index);
-            ensure!(metric(sidecar, "ronde_operations_scheduled_total")? >= 60, "few operations by {way:?}");
+            ensure!(steps >= 30, "sidecar {}: {steps} of 40 steps ran ahead by {path:?}", sidecar.index);
+            ensure!(metric(sidecar, "ronde_operations_scheduled_total")? >= 60, "few operations by {path:?}");
         }
-        ensure!(metric(&crew.cluster.sidecars[0], "ronde_schedules_issued_total")? == 1, "by {way:?}");
+        ensure!(metric(&crew.cluster.sidecars[0], "ronde_schedules_issued_total")? == 1, "by {path:?}");
         crew.check_next()?;
     }
     Ok(())
 }
 
 #[test]
-fn who_never_runs_ahead_negotiates_every_step() -> Result<()> {
+fn a_rank_that_never_runs_ahead_negotiates_every_step() -> Result<()> {
     let crew = Crew::start(Plan::of(&PLACEMENT).never_ahead(), Transfer::Arena)?;
     crew.all(|client| (0..10).try_for_each(|step| in_order(client, step)))?;
     let coordinator = &crew.cluster.sidecars[0];
@@ -53,7 +53,7 @@ fn a_rank_may_ask_for_more_and_in_another_order() -> Result<()> {
                     ensure!(got.to_vec::<i64>()? == [7, 8], "{got:?}");
                     in_order(client, step)?;
                 }
-                // It waits for the second before it asks for the first, which the others have asked for.
+                // It waits for the second before it submits the first, which the others have submitted.
                 40 if client.rank() == ODD => other_way_round(client, step)?,
                 _ => in_order(client, step)?,
             }
@@ -70,7 +70,7 @@ fn a_rank_may_ask_for_more_and_in_another_order() -> Result<()> {
 }
 
 #[test]
-fn a_rank_that_stops_is_named_as_ever() -> Result<()> {
+fn a_rank_that_stops_is_named_while_steps_run_ahead() -> Result<()> {
     let crew = Crew::start(Plan::of(&PLACEMENT).stall_ms(400, 1_200), Transfer::Arena)?;
     let over = Barrier::new(PLACEMENT.len());
     let outcomes = crew.each(|client| {
@@ -90,7 +90,7 @@ fn a_rank_that_stops_is_named_as_ever() -> Result<()> {
     Ok(())
 }
 
-/// A step: a small tensor and a larger one, both under way at once.
+/// A step: a small tensor and a larger one, both in flight at once.
 fn in_order(client: &Client, step: i64) -> Result<()> {
     let (small, large) = (part(client, step, SMALL)?, part(client, step, LARGE)?);
     let first = client.allreduce_async("small", &small, ReduceOp::Sum)?;

@@ -1,21 +1,21 @@
-//! Averages of f16 and bf16: no overflow on the way, on any number of sidecars, by any algorithm, and no error that a sum in
-//! the type does not have.
+//! Averages of f16 and bf16: no intermediate overflow, on any number of sidecars, by any algorithm, and no error that a
+//! sum in the type does not have.
 
 use anyhow::{Result, ensure};
 use ronde::blocking::Client;
 use ronde::{DType, Operation, ReduceOp, Tensor, TensorRef};
 use ronde_tests::cluster::Plan;
-use ronde_tests::crew::{Crew, WAYS};
+use ronde_tests::crew::{Crew, DATA_PATHS};
 
 /// On one, two and four sidecars; alike and not.
 const PLACEMENTS: [&[u32]; 5] = [&[0, 0, 0], &[0, 1], &[0, 0, 0, 1], &[0, 1, 2, 3], &[0, 0, 1, 1, 2, 3]];
-/// What travels with its announcement, by recursive doubling or halving, and by a ring.
+/// Sizes that travel eagerly, by recursive doubling or halving, and by a ring.
 const ELEMENTS: [usize; 3] = [40, 3_000, 400_000];
 
 #[test]
 fn averages_of_large_numbers_are_large_numbers() -> Result<()> {
     for placement in PLACEMENTS {
-        let crew = Crew::start(Plan::of(placement), WAYS[0])?;
+        let crew = Crew::start(Plan::of(placement), DATA_PATHS[0])?;
         for (dtype, largest) in [(DType::F16, 60_000.0), (DType::Bf16, 3e38)] {
             for elements in ELEMENTS {
                 crew.all(|client| check(client, dtype, elements, largest))?;
@@ -29,7 +29,7 @@ fn averages_of_large_numbers_are_large_numbers() -> Result<()> {
 #[test]
 fn averages_of_small_numbers_have_small_errors() -> Result<()> {
     for placement in PLACEMENTS {
-        let crew = Crew::start(Plan::of(placement), WAYS[0])?;
+        let crew = Crew::start(Plan::of(placement), DATA_PATHS[0])?;
         for scale in [1e-6, 1e-5, 1e-3, 1.0, 1e3] {
             crew.all(|client| {
                 let values = |rank: u32| -> Vec<f32> { (0..3_000).map(|i| scale * wave(rank, i)).collect() };

@@ -1,5 +1,5 @@
-//! Jobs without the launcher: directories of keys and certificates, sidecars that run from them, and fresh ones that are
-//! taken while collectives run.
+//! Jobs without the launcher: directories of keys and certificates, sidecars that run from them, and certificates that
+//! are replaced while collectives run.
 
 use std::ffi::OsString;
 use std::fs;
@@ -46,7 +46,7 @@ impl Job {
         Ok([serial(0)?, serial(1)?])
     }
 
-    /// Runs `ronde certs` with these words and these paths of the job behind them.
+    /// Runs `ronde certs` with these words, followed by these paths of the job.
     fn certs(&self, words: &[&str], paths: &[&str]) -> Result<Output> {
         let mut command = Command::new(ronde_binary()?);
         command.arg("certs").args(words).args(paths.iter().map(|name| self.path(name)));
@@ -55,14 +55,14 @@ impl Job {
         Ok(output)
     }
 
-    /// A directory with a secret in place of certificates.
+    /// A directory with a secret instead of certificates.
     fn with_secret(number: u8) -> Result<Self> {
         let job = Self { directory: tempfile::Builder::new().prefix("ronde-test-").tempdir()?, number };
         job.certs(&["secret"], &["secret"])?;
         Ok(job)
     }
 
-    /// Addresses of the loopback that no other test has, so that ports need not be searched for.
+    /// Addresses of the loopback that no other test uses, so that ports need not be searched for.
     fn peers(&self) -> String {
         let process = std::process::id().to_be_bytes();
         let address =
@@ -77,7 +77,7 @@ impl Job {
     fn sidecar_by_secret(&self, index: u32, job: &str, words: &[&str]) -> Result<Sidecar> {
         let secret = self.path(&format!("secret-{index}"));
         if !secret.exists() {
-            // As on a host of its own.
+            // As on its own host.
             fs::copy(self.path("secret"), &secret)?;
         }
         let index_text = index.to_string();
@@ -105,7 +105,7 @@ fn check_sum(workers: &mut [Worker], name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sums go on until something is seen in the sidecars; not one may fail or be wrong.
+/// Sums until a condition holds; none may fail or be wrong.
 fn sum_until(job: &mut Running, what: &str, seen: impl Fn(&Running) -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -142,7 +142,7 @@ impl Running {
         Ok(page["paths"][0].clone())
     }
 
-    /// Whether both sidecars say of their link that it has been made with these two certificates.
+    /// Returns whether both sidecars report that their link uses these two certificates.
     fn shows(&self, serials: &[String; 2]) -> Result<bool> {
         for of in 0..2 {
             let link = self.link(of)?;
@@ -154,7 +154,7 @@ impl Running {
         Ok(true)
     }
 
-    /// How often connections of a port of both sidecars were replaced, the lesser number.
+    /// Returns how often connections of a port of both sidecars were replaced, the lesser number.
     fn replaced(&self, port: &str) -> Result<u64> {
         let name = format!("ronde_links_replaced_total{{port=\"{port}\"}} ");
         let mut least = u64::MAX;
@@ -173,7 +173,7 @@ impl Running {
     }
 }
 
-fn says(sidecar: &mut Sidecar, words: &str) -> Result<()> {
+fn wait_for_log(sidecar: &mut Sidecar, words: &str) -> Result<()> {
     let find = |line: &Line| line.text.contains(words).then_some(());
     sidecar.process.await_log(words, PATIENCE, find)
 }
@@ -193,12 +193,12 @@ fn sidecars_run_from_directories_and_take_fresh_certificates_while_they_serve() 
     job.certs(&["rotate", "--authority"], &["authority", "sidecar-0", "sidecar-1"])?;
     for sidecar in &mut sidecars {
         check_sum(&mut workers, "during")?;
-        says(sidecar, "links take the fresh certificate")?;
+        wait_for_log(sidecar, "links use the new certificate")?;
     }
     check_sum(&mut workers, "after")?;
 
     fs::write(job.path("sidecar-0/cert.pem"), "no certificate")?;
-    says(&mut sidecars[0], "the changed credentials cannot be used, the old ones stay")?;
+    wait_for_log(&mut sidecars[0], "the changed credentials cannot be used, the old ones stay")?;
     check_sum(&mut workers, "with a broken file")?;
 
     drop(workers);
@@ -221,13 +221,13 @@ fn a_sidecar_of_another_authority_is_refused_with_the_reason() -> Result<()> {
     let mut second = job.sidecar(1)?;
     let reason = second.await_fatal(PATIENCE)?;
     ensure!(reason.contains("the certificate is not signed by an authority of this job"), "{reason}");
-    ensure!(reason.contains("sidecar 0 did not come") && reason.contains("[RONDE-E406]"), "{reason}");
+    ensure!(reason.contains("sidecar 0 did not connect") && reason.contains("[RONDE-E406]"), "{reason}");
     ensure!(!second.process.await_exit(PATIENCE)?.success());
     Ok(())
 }
 
 #[test]
-fn without_credentials_one_line_names_the_ways() -> Result<()> {
+fn without_credentials_one_line_names_the_alternatives() -> Result<()> {
     let output = Command::new(ronde_binary()?).arg("sidecar").output()?;
     let text = String::from_utf8(output.stderr).context("words")?;
     ensure!(!output.status.success() && text.lines().count() == 1, "{text}");
@@ -239,7 +239,7 @@ fn without_credentials_one_line_names_the_ways() -> Result<()> {
         "ronde certs secret",
         "[RONDE-E502]",
     ] {
-        ensure!(text.contains(words), "{text:?} does not say {words:?}");
+        ensure!(text.contains(words), "{text:?} lacks {words:?}");
     }
     Ok(())
 }
@@ -296,7 +296,7 @@ fn a_secret_that_cannot_be_used_is_refused_with_the_fix() -> Result<()> {
     let job = Job::with_secret(8)?;
     let refused = |words: &[&str], expected: &[&str]| -> Result<()> {
         let reason = job.sidecar_by_secret(0, "night", words)?.await_fatal(PATIENCE)?;
-        ensure!(expected.iter().all(|words| reason.contains(words)), "{reason:?} does not say {expected:?}");
+        ensure!(expected.iter().all(|words| reason.contains(words)), "{reason:?} lacks {expected:?}");
         Ok(())
     };
     refused(&["--certs", "somewhere"], &["--certs and --job-secret-file exclude each other", "[RONDE-E403]"])?;
@@ -323,7 +323,7 @@ fn a_secret_that_cannot_be_used_is_refused_with_the_fix() -> Result<()> {
     ] {
         let output = Command::new(ronde_binary()?).arg("sidecar").args(words).output()?;
         let text = String::from_utf8(output.stderr).context("words")?;
-        ensure!(!output.status.success() && text.contains(expected), "{text:?} does not say {expected:?}");
+        ensure!(!output.status.success() && text.contains(expected), "{text:?} lacks {expected:?}");
     }
     Ok(())
 }
@@ -349,18 +349,18 @@ fn an_authority_is_changed_while_collectives_run() -> Result<()> {
     }
     sum_until(&mut running, "lanes", |running| Ok(running.replaced("lane0")? >= 3))?;
     println!("{} sums, none failed", running.sums);
-    // Certificates of the old authority are strangers' now.
+    // Certificates of the old authority are rejected now.
     job.certs(&["rotate", "--at-once", "--authority"], &["authority", "sidecar-1"])?;
-    says(&mut running.sidecars[0], "link refused")?;
+    wait_for_log(&mut running.sidecars[0], "link refused")?;
     Ok(())
 }
 
 #[test]
-fn half_of_a_replacement_is_tried_again_and_said_once() -> Result<()> {
+fn a_half_replaced_directory_is_retried_and_logged_once() -> Result<()> {
     let job = Job::new(10)?;
     let mut running = Running::of(vec![job.sidecar(0)?, job.sidecar(1)?])?;
     let before = job.serials()?;
-    // As somebody would copy them by hand, one after another.
+    // As in a copy by hand, one file after another.
     fs::create_dir(job.path("copy"))?;
     for name in ["cert.pem", "key.pem", "ca.pem"] {
         fs::copy(job.path("sidecar-0").join(name), job.path("copy").join(name))?;
@@ -368,11 +368,11 @@ fn half_of_a_replacement_is_tried_again_and_said_once() -> Result<()> {
     job.certs(&["rotate", "--authority"], &["authority", "copy"])?;
     fs::rename(job.path("copy/key.pem"), job.path("sidecar-0/key.pem"))?;
     let words = "the changed credentials cannot be used, the old ones stay";
-    says(&mut running.sidecars[0], words)?;
-    // Long enough for more looks at the same half.
+    wait_for_log(&mut running.sidecars[0], words)?;
+    // Long enough for more polls of the same half.
     let until = Instant::now() + Duration::from_secs(4);
     sum_until(&mut running, "with half", |running| Ok(running.shows(&before)? && Instant::now() > until))?;
-    ensure!(!running.sidecars[0].process.log().contains(words), "said twice");
+    ensure!(!running.sidecars[0].process.log().contains(words), "logged twice");
     fs::rename(job.path("copy/cert.pem"), job.path("sidecar-0/cert.pem"))?;
     let after = job.serials()?;
     ensure!(after != before, "a fresh certificate has a fresh number");

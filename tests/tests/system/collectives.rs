@@ -1,19 +1,19 @@
-//! Every collective through the Rust client over three real sidecars, with tensors in shared memory and inside messages,
-//! with messages over a ring and over gRPC.
+//! Every collective through the Rust client over three real sidecars, with tensors in shared memory and inside
+//! messages, with messages over a ring and over gRPC.
 
 use anyhow::{Context, Result, ensure};
 use ronde::blocking::{Client, Handle};
 use ronde::{Codec, Error, Operation, Output, ReduceOp, ReduceOptions, Tensor, TensorRef, Transfer};
 use ronde_tests::cluster::Plan;
-use ronde_tests::crew::{Crew, WAYS, floats, nothing, numbers};
+use ronde_tests::crew::{Crew, DATA_PATHS, floats, nothing, numbers};
 
 /// Two ranks on the first and on the last sidecar, one on the one between.
 const PLACEMENT: [u32; 5] = [0, 0, 1, 2, 2];
 const SIZE: i64 = 5;
 
 fn each_way(check: impl Fn(&Crew) -> Result<()>) -> Result<()> {
-    for way in WAYS {
-        check(&Crew::start(Plan::of(&PLACEMENT), way)?)?;
+    for path in DATA_PATHS {
+        check(&Crew::start(Plan::of(&PLACEMENT), path)?)?;
     }
     Ok(())
 }
@@ -22,7 +22,7 @@ fn me(client: &Client) -> i64 {
     i64::from(client.rank())
 }
 
-/// What a rank contributes: from 1 to 11.
+/// A rank's contribution: from 1 to 11.
 fn drawn(rank: i64, i: i64) -> i64 {
     (rank * 7 + i * 3) % 11 + 1
 }
@@ -213,7 +213,7 @@ fn messages_from_any_source() -> Result<()> {
                 client.barrier("received")?;
                 return Ok(());
             }
-            // The last rank's second message is for a receive that names it, whatever else comes.
+            // The last rank's second message is for a receive that names it, whichever other messages arrive.
             let mut rounds = vec![0; size as usize];
             let first = client.recv_from_async(size - 1, 7)?;
             let others = (0..i64::from(size - 1) * ROUNDS - 2).map(|_| Ok(client.recv_from_async(None, 7)?));
@@ -300,7 +300,7 @@ fn several_of_all_kinds_are_in_flight_at_once() -> Result<()> {
 }
 
 #[test]
-fn results_do_not_hang_on_what_is_fused() -> Result<()> {
+fn results_do_not_depend_on_fusion() -> Result<()> {
     let bits = |plan: Plan<'_>| -> Result<Vec<Vec<u8>>> {
         let crew = Crew::start(plan, Transfer::Arena)?;
         let results = crew.all(|client| {

@@ -1,5 +1,5 @@
-//! Sidecars as containers run them: certificates of an authority that is forgotten, sockets in a directory that is given,
-//! workers of another user, an end that comes with the workers', and a report of it.
+//! Sidecars as in containers: certificates of an authority that is dropped, a given directory of sockets, workers of
+//! another user, an end with the workers, and a report.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -17,10 +17,10 @@ use tempfile::TempDir;
 
 use crate::WORKER;
 
-/// Of workers, where the test may be somebody else.
+/// The user of workers, if the test may change users.
 const WORKER_UID: u32 = 10_002;
-/// Nobody's.
-const STRANGER_UID: u32 = 10_003;
+/// A user that is not allowed.
+const FOREIGN_UID: u32 = 10_003;
 
 /// Two sidecars with a worker each, everything below one directory.
 struct Pod {
@@ -31,7 +31,7 @@ struct Pod {
 impl Pod {
     fn new(number: u8) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("ronde-pod-").tempdir()?;
-        // As between containers: every user comes as far as to the sockets' directory.
+        // As between containers: every user can reach the sockets' directory.
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
         fs::copy(WORKER, directory.path().join("worker"))?;
         let pod = Self { directory, number };
@@ -46,7 +46,7 @@ impl Pod {
         self.directory.path().join(name)
     }
 
-    /// An address of the loopback that no other test has, so that ports need not be searched for.
+    /// An address of the loopback that no other test uses, so that ports need not be searched for.
     fn address(&self, of: u8) -> String {
         let process = std::process::id().to_be_bytes();
         format!("127.{}.{}.{}", 200 + self.number * 2 + of, process[2], process[3].max(1))
@@ -141,19 +141,19 @@ fn a_worker_that_dies_ends_all_sidecars_with_the_reason() -> Result<()> {
 }
 
 #[test]
-fn a_sidecar_to_which_nobody_comes_ends_and_so_do_its_peers() -> Result<()> {
+fn a_sidecar_without_workers_ends_and_so_do_its_peers() -> Result<()> {
     let pod = Pod::new(2)?;
     let mut patient = pod.sidecar(0, &["--exit-with-workers", "600"])?;
     let mut hasty = pod.sidecar(1, &["--exit-with-workers", "1"])?;
-    ensure!(!hasty.process.await_exit(PATIENCE)?.success(), "nobody has come");
+    ensure!(!hasty.process.await_exit(PATIENCE)?.success(), "no worker has connected");
     let failure = pod.report(1)?["failure"].to_string();
-    ensure!(failure.contains("no worker has come within 1 seconds"), "{failure}");
+    ensure!(failure.contains("no worker connected within 1 seconds"), "{failure}");
     ensure!(!patient.process.await_exit(PATIENCE)?.success(), "without its peer there is no job");
     Ok(())
 }
 
 #[test]
-fn workers_of_another_user_come_only_where_they_are_named() -> Result<()> {
+fn workers_of_another_user_are_admitted_only_when_listed() -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         ronde_tests::left_out::note("root", "workers of other users", "only root can start them");
         return Ok(());
@@ -165,13 +165,13 @@ fn workers_of_another_user_come_only_where_they_are_named() -> Result<()> {
     let mode = |path: &Path| fs::metadata(path).map(|found| found.permissions().mode() & 0o777);
     ensure!(mode(sidecars[0].socket_dir()?)? == 0o750 && mode(sidecars[0].token_file(0)?)? == 0o440);
 
-    // It has the group, and so the token: who it is the kernel tells.
-    let mut stranger = pod.worker(0, Some(STRANGER_UID))?;
+    // It is in the group, and can read the token; the kernel reports its uid.
+    let mut foreign = pod.worker(0, Some(FOREIGN_UID))?;
     let refused = |answer| match answer {
         Answer::NotConnected { text } => Some(text),
         _ => None,
     };
-    let text = stranger.await_answer("the refusal", PATIENCE, refused)?;
+    let text = foreign.await_answer("the refusal", PATIENCE, refused)?;
     ensure!(text.contains("uid 10003 may not use this sidecar"), "{text}");
 
     let mut workers = [pod.worker(0, Some(WORKER_UID))?, pod.worker(1, Some(WORKER_UID))?];

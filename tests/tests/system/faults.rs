@@ -1,7 +1,7 @@
-//! Processes that die, stop or are cut off: everybody who waits hears of it, with the culprit's name, in time.
+//! Processes that die, stop or are cut off: every waiter is notified with the culprit's name, in time.
 //!
-//! The limits are the project's own promises: 1 s median and 3 s worst after a kill, suspicion at 1 s, failure at the peer
-//! timeout. What was measured is printed.
+//! The limits are the project's own: 1 s median and 3 s worst after a kill, suspicion at 1 s, failure at the peer
+//! timeout. The measurements are printed.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use ronde_wire::Cause;
 use crate::WORKER;
 
 #[test]
-fn twenty_kills_are_heard_by_everybody_in_time() -> Result<()> {
+fn twenty_kills_are_reported_to_every_rank_in_time() -> Result<()> {
     let mut delays = [Vec::new(), Vec::new()];
     for round in 0..KILLS {
         // On 2 and 3 sidecars; in turns a worker and a sidecar; each rank and sidecar is the victim at some time.
@@ -86,7 +86,7 @@ fn await_failures(
     let mut last = Duration::ZERO;
     for (rank, id) in pending {
         let (at, failed) = cluster.workers[rank as usize].failure(id, PATIENCE)?;
-        ensure!(expected(&failed), "rank {rank} is told {failed:?}");
+        ensure!(expected(&failed), "rank {rank} receives {failed:?}");
         last = last.max(at - since);
     }
     Ok(last)
@@ -119,7 +119,7 @@ fn a_stopped_worker_is_suspect_then_dead() -> Result<()> {
 fn a_stopped_sidecar_is_suspect_then_dead() -> Result<()> {
     let mut cluster = Plan::of(&[0, 0, 1, 1]).start(WORKER)?;
     let pending = submit_all_but(&mut cluster, &[2, 3])?;
-    // A worker of the stopped sidecar waits, too; nobody but itself can tell it.
+    // A worker of the stopped sidecar waits, too; only its own client can notice.
     let own = cluster.workers[3].submit(sum("pending", 1_000, Fill::Whole { seed: 1 }))?;
     let stopped = Instant::now();
     cluster.sidecars[1].process.signal(Signal::SIGSTOP)?;
@@ -156,7 +156,7 @@ fn suspect_then_dead(
     let mut noticed = Duration::ZERO;
     for (rank, _) in &pending {
         let (at, text) = cluster.workers[*rank as usize].await_notice(suspect, PATIENCE)?;
-        println!("rank {rank} is told: {text}");
+        println!("rank {rank} receives: {text}");
         noticed = noticed.max(at - since);
     }
     let failed = await_failures(cluster, pending, since, expected)?;
@@ -170,7 +170,7 @@ const SUSPECT: Duration = Duration::from_millis(ronde_wire::limits::SUSPECT_MS);
 const PEER_TIMEOUT: Duration = Duration::from_millis(ronde_wire::limits::PEER_TIMEOUT_MS);
 /// Silence counts from the last heartbeat, which was up to one of its periods before the stop.
 const HEARTBEATS: Duration = Duration::from_millis(250);
-/// What a loaded machine of two cores may add.
+/// The allowance for a loaded machine of two cores.
 const LATENESS: Duration = Duration::from_secs(1);
 /// How long pauses and cuts last that a job must survive.
 const PAUSE: Duration = Duration::from_secs(3);

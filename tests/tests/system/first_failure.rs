@@ -1,5 +1,5 @@
-//! What the others are told when a rank is gone and no launcher watches it. `sdk-python/tests/test_first_failure.py` has the
-//! rest: with a launcher, and with places in a program.
+//! The failure that the other ranks receive when a rank is gone and no launcher watches it.
+//! `sdk-python/tests/test_first_failure.py` tests the rest: with a launcher, and with places in a program.
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
@@ -10,7 +10,7 @@ use ronde_wire::Cause;
 use crate::WORKER;
 
 #[test]
-fn without_a_launcher_the_last_call_is_known_and_the_rest_is_said_to_be_unknown() -> Result<()> {
+fn without_a_launcher_the_first_failure_has_the_last_call_and_marks_the_rest_unknown() -> Result<()> {
     let mut cluster = Plan::of(&[0, 0, 1]).start(WORKER)?;
     let fill = Fill::Whole { seed: 1 };
     cluster.workers[2].submit(sum("only here", 100, fill))?;
@@ -23,7 +23,7 @@ fn without_a_launcher_the_last_call_is_known_and_the_rest_is_said_to_be_unknown(
         texts.push(failed.text);
     }
     println!("{}", texts[0]);
-    ensure!(texts[0] == texts[1], "all ranks are told the same: {texts:?}");
+    ensure!(texts[0] == texts[1], "all ranks receive the same text: {texts:?}");
     let lines: Vec<&str> = texts[0].lines().collect();
     let first = lines.first().context("a text has a line")?;
     ensure!(first.starts_with("rank 2 on sidecar 1 is gone: ") && first.contains("no launcher watches it"), "{first}");

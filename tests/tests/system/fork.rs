@@ -40,9 +40,9 @@ fn a_forked_child_neither_keeps_a_session_alive_nor_can_use_it() -> Result<()> {
         worker.await_connected()?;
         worker.submit(barrier())?;
     }
-    // The others submit only when the first child has come and gone.
+    // The others submit only after the first child has ended.
     let (_, ended) = forking.await_notice(&["a child ended"], PATIENCE)?;
-    ensure!(ended == "a child ended with status 0", "{ended}: it could use the session, or heard of another reason");
+    ensure!(ended == "a child ended with status 0", "{ended}: it could use the session, or received another reason");
     for worker in &mut cluster.workers {
         pending.push(worker.submit(sum("in flight", 1_000, Fill::Ones))?);
     }
@@ -57,8 +57,8 @@ fn a_forked_child_neither_keeps_a_session_alive_nor_can_use_it() -> Result<()> {
     let (at, failed) = cluster.workers[0].failure(waiting, PATIENCE)?;
     ensure!(failed.cause == Some(Cause::RankLost) && failed.rank == Some(1), "{failed:?}");
     ensure!(Path::new("/proc").join(&child).join("exe").exists(), "child {child} is gone; the test shows nothing");
-    println!("the death of a parent was heard {:?} after it, while its child lived", at - killed);
-    ensure!(at - killed < Duration::from_secs(3), "heard {:?} after it", at - killed);
+    println!("the death of a parent was reported {:?} after it, while its child lived", at - killed);
+    ensure!(at - killed < Duration::from_secs(3), "reported {:?} after it", at - killed);
     Ok(())
 }
 

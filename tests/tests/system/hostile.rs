@@ -1,4 +1,4 @@
-//! Local peers that do not keep to the contract: each is refused with its reason, and the job of the others goes on.
+//! Local peers that break the protocol: each is refused with its reason, and the job of the others continues.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::client_message;
+use ronde_rpc::v1::server_message;
 use ronde_rpc::{paths, v1};
 use ronde_shm::{OwnedSegment, SegmentId, Share};
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, sum};
-use ronde_tests::raw::{DECENT, Manners, RawSession, claim, session_token};
+use ronde_tests::raw::{RawSession, SessionOptions, WELL_BEHAVED, claim, session_token};
 use ronde_tests::script::{Fill, digest, scatter};
 use ronde_wire::{Cause, Collective, Rank, limits};
 
@@ -26,7 +26,7 @@ fn garbage_on_the_sockets_disturbs_nobody() -> Result<()> {
     for (socket, connections) in [(paths::rpc_socket(&directory), 300), (paths::mem_socket(&directory), 100)] {
         for number in 0..connections {
             let mut stream = UnixStream::connect(&socket)?;
-            // The sidecar may close at any time; that is what a refusal looks like here.
+            // The sidecar may close at any time; that is how it refuses here.
             let _ = stream.write_all(&garbage(number));
             // Half of them stay, unfinished.
             held.extend((number % 2 == 0).then_some(stream));
@@ -37,7 +37,7 @@ fn garbage_on_the_sockets_disturbs_nobody() -> Result<()> {
     cluster.check_sum("afterwards", 10_000)
 }
 
-/// Random bytes, bytes that begin like the protocol, lengths that nobody can hold, and requests that never end.
+/// Random bytes, bytes that begin like the protocol, impossible lengths, and requests that never end.
 fn garbage(number: u64) -> Vec<u8> {
     let random = (0..scatter(number) % 4_096).map(|index| scatter(number << 20 | index).to_le_bytes()[0]).collect();
     match number % 5 {
@@ -58,10 +58,10 @@ fn claims_are_refused_each_with_its_reason() -> Result<()> {
     let with = |change: fn(&mut v1::Claim)| {
         let mut claim = good.clone();
         change(&mut claim);
-        Say::Claim(claim)
+        client_message::Message::Claim(claim)
     };
     let cases = [
-        ("first message of a session is a Claim", Say::Heartbeat(v1::Heartbeat {})),
+        ("first message of a session is a Claim", client_message::Message::Heartbeat(v1::Heartbeat {})),
         ("claimed by a live session", with(|_| {})),
         ("token does not belong to rank 1", with(|claim| claim.token = vec![7; 32].into())),
         ("token", with(|claim| claim.token = vec![7; 31].into())),
@@ -73,22 +73,22 @@ fn claims_are_refused_each_with_its_reason() -> Result<()> {
         ("version", with(|claim| (claim.protocol_min, claim.protocol_max) = (1_000, 2_000))),
     ];
     for (words, first) in cases {
-        let reason = RawSession::open(&directory, Some(first), DECENT).await_end()?;
+        let reason = RawSession::open(&directory, Some(first), WELL_BEHAVED).await_end()?;
         println!("{reason}");
-        ensure!(reason.contains(words), "{reason:?} does not say {words:?}");
+        ensure!(reason.contains(words), "{reason:?} lacks {words:?}");
         cluster.check_sum(words, 1_000)?;
     }
     Ok(())
 }
 
-/// Ranks 0, 1 and 3 by the book, rank 2 in the test's hands.
-fn with_raw_rank(manners: Manners) -> Result<(Cluster, RawSession, v1::Claimed)> {
+/// Ranks 0, 1 and 3 are ordinary workers; the test controls rank 2.
+fn with_raw_rank(options: SessionOptions) -> Result<(Cluster, RawSession, v1::Claimed)> {
     let mut cluster = Plan::of(&[0, 0, 1, 1]).sidecars(WORKER)?;
     for rank in [0, 1, 3] {
         let worker = cluster.new_worker(rank)?;
         cluster.workers.push(worker);
     }
-    let (mut session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 2, manners)?;
+    let (mut session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 2, options)?;
     session.await_epoch()?;
     cluster.workers.iter_mut().try_for_each(ronde_tests::cluster::Worker::await_connected)?;
     Ok((cluster, session, claimed))
@@ -125,10 +125,10 @@ fn inline(fill: Fill, rank: u32, elements: u64) -> v1::place::Place {
     v1::place::Place::Inline(fill.bytes(rank, bytes).into())
 }
 
-/// Everybody, rank 2 among them, gets the right sum.
+/// Checks that all ranks, rank 2 among them, get the right sum.
 fn check_sum_of_all(cluster: &mut Cluster, session: &mut RawSession, request: u64, name: &str) -> Result<()> {
     let (elements, fill) = (1_000, Fill::Whole { seed: request });
-    session.say(Say::Submit(submission(request, name, elements, inline(fill, 2, elements))))?;
+    session.send(client_message::Message::Submit(submission(request, name, elements, inline(fill, 2, elements))))?;
     let mut pending = Vec::new();
     for worker in &mut cluster.workers {
         pending.push(worker.submit(sum(name, elements, fill))?);
@@ -137,20 +137,20 @@ fn check_sum_of_all(cluster: &mut Cluster, session: &mut RawSession, request: u6
     for (worker, id) in cluster.workers.iter_mut().zip(pending) {
         ensure!(worker.digest(id, PATIENCE)? == expected, "rank {}: {name} is wrong", worker.rank);
     }
-    let part = |heard: &Heard| match heard {
-        Heard::ResultPart(part) if part.request == request => Some(part.data.clone()),
+    let part = |message: &server_message::Message| match message {
+        server_message::Message::ResultPart(part) if part.request == request => Some(part.data.clone()),
         _ => None,
     };
     ensure!(digest(&session.await_message("its result", part)?) == expected, "rank 2: {name} is wrong");
-    session.await_message("its completion", |heard| match heard {
-        Heard::Completed(completed) if completed.request == request => Some(()),
+    session.await_message("its completion", |message| match message {
+        server_message::Message::Completed(completed) if completed.request == request => Some(()),
         _ => None,
     })
 }
 
 #[test]
 fn submissions_are_refused_each_with_its_reason() -> Result<()> {
-    let (mut cluster, mut session, claimed) = with_raw_rank(DECENT)?;
+    let (mut cluster, mut session, claimed) = with_raw_rank(WELL_BEHAVED)?;
     let segment = OwnedSegment::create("hostile", 1 << 20, Share::Writable)?;
     let mut memory = session.memory()?;
     memory.attach(&session_token(&claimed)?, SegmentId(3), &segment)?;
@@ -164,8 +164,8 @@ fn submissions_are_refused_each_with_its_reason() -> Result<()> {
     };
     let cases = [
         ("segment 9 is not attached", of(arena(9, 0, 400))),
-        ("outside segment 3 of 1048576 bytes", of(arena(3, (1 << 20) - 399, 400))),
-        ("outside segment 3", of(arena(3, 1 << 40, 400))),
+        ("outside of segment 3 of 1048576 bytes", of(arena(3, (1 << 20) - 399, 400))),
+        ("outside of segment 3", of(arena(3, 1 << 40, 400))),
         ("beyond", of(arena(3, u64::MAX, 400))),
         ("bytes", of(arena(3, 0, 401))),
         ("cuda", of(v1::place::Place::Device(device))),
@@ -181,28 +181,38 @@ fn submissions_are_refused_each_with_its_reason() -> Result<()> {
     ];
     for (request, (words, submit)) in (1..).zip(cases) {
         let pending = cluster.workers[0].submit(sum("refused", 100, Fill::Whole { seed: 1 }))?;
-        session.say(Say::Submit(v1::Submit { request, ..submit }))?;
+        session.send(client_message::Message::Submit(v1::Submit { request, ..submit }))?;
         let refused = session.await_failed(request)?;
         println!("{}", refused.reason);
-        ensure!(refused.reason.contains(words), "{:?} does not say {words:?}", refused.reason);
+        ensure!(refused.reason.contains(words), "{:?} lacks {words:?}", refused.reason);
         ensure!(refused.cause() == v1::Cause::Refused, "{refused:?}");
         if words != "set" {
-            // Whoever waits for the same tensor is told, too.
+            // Ranks that wait for the same tensor receive the failure, too.
             let (_, failed) = cluster.workers[0].failure(pending, PATIENCE)?;
             ensure!(failed.cause == Some(Cause::Refused) && failed.rank == Some(2), "{failed:?}");
         }
     }
     // A number that is in use is refused, and the request that has it stays valid.
-    session.say(Say::Submit(submission(500, "twice", 100, inline(Fill::Whole { seed: 2 }, 2, 100))))?;
-    session.say(Say::Submit(submission(500, "other", 100, inline(Fill::Whole { seed: 2 }, 2, 100))))?;
+    session.send(client_message::Message::Submit(submission(
+        500,
+        "twice",
+        100,
+        inline(Fill::Whole { seed: 2 }, 2, 100),
+    )))?;
+    session.send(client_message::Message::Submit(submission(
+        500,
+        "other",
+        100,
+        inline(Fill::Whole { seed: 2 }, 2, 100),
+    )))?;
     let refused = session.await_failed(500)?;
     ensure!(refused.reason.contains("is in use"), "{}", refused.reason);
     check_sum_of_all(&mut cluster, &mut session, 1_000, "afterwards")
 }
 
 #[test]
-fn requests_of_any_kind_that_cannot_be_are_refused() -> Result<()> {
-    let (mut cluster, mut session, _) = with_raw_rank(DECENT)?;
+fn impossible_requests_of_every_kind_are_rejected() -> Result<()> {
+    let (mut cluster, mut session, _) = with_raw_rank(WELL_BEHAVED)?;
     let whole = || inline(Fill::Whole { seed: 1 }, 2, 100);
     let of = |collective: Collective| v1::Submit {
         collective: Some(collective.into()),
@@ -226,20 +236,25 @@ fn requests_of_any_kind_that_cannot_be_are_refused() -> Result<()> {
         ),
     ];
     for (request, (words, submit)) in (1..).zip(cases) {
-        session.say(Say::Submit(v1::Submit { request, ..submit }))?;
+        session.send(client_message::Message::Submit(v1::Submit { request, ..submit }))?;
         let refused = session.await_failed(request)?;
         println!("{}", refused.reason);
-        ensure!(refused.reason.contains(words), "{:?} does not say {words:?}", refused.reason);
+        ensure!(refused.reason.contains(words), "{:?} lacks {words:?}", refused.reason);
         ensure!(refused.cause() == v1::Cause::Refused, "{refused:?}");
     }
-    // Who takes no part says so, and whoever waits is told; what nobody can wait for is passed over.
+    // An abstention fails the waiting ranks; one for an invalid name is ignored.
     let abstain = |name: &str, process_set| {
-        Say::Abstain(v1::Abstain { name: name.to_owned(), process_set, reason: "no room".to_owned(), group: None })
+        client_message::Message::Abstain(v1::Abstain {
+            name: name.to_owned(),
+            process_set,
+            reason: "no room".to_owned(),
+            group: None,
+        })
     };
-    session.say(abstain("", 0))?;
-    session.say(abstain("allreduce.elsewhere", 77))?;
+    session.send(abstain("", 0))?;
+    session.send(abstain("allreduce.elsewhere", 77))?;
     let pending = cluster.workers[0].submit(sum("abstained", 100, Fill::Whole { seed: 1 }))?;
-    session.say(abstain("allreduce.abstained", 0))?;
+    session.send(abstain("allreduce.abstained", 0))?;
     let (_, failed) = cluster.workers[0].failure(pending, PATIENCE)?;
     ensure!(failed.cause == Some(Cause::Refused) && failed.rank == Some(2), "{failed:?}");
     ensure!(failed.text.contains("no room"), "{}", failed.text);
@@ -247,12 +262,12 @@ fn requests_of_any_kind_that_cannot_be_are_refused() -> Result<()> {
 }
 
 #[test]
-fn a_name_that_is_no_name_is_refused() -> Result<()> {
-    let (mut cluster, mut session, _) = with_raw_rank(DECENT)?;
+fn an_invalid_tensor_name_is_rejected() -> Result<()> {
+    let (mut cluster, mut session, _) = with_raw_rank(WELL_BEHAVED)?;
     let fill = Fill::Whole { seed: 1 };
     for (request, name) in (1..).zip([String::new(), "n".repeat(limits::NAME_BYTES_MAX + 1)]) {
         let submit = submission(request, "", 1, inline(fill, 2, 1));
-        session.say(Say::Submit(v1::Submit { name, ..submit }))?;
+        session.send(client_message::Message::Submit(v1::Submit { name, ..submit }))?;
         let refused = session.await_failed(request)?;
         println!("{}", refused.reason);
         ensure!(refused.reason.contains("name"), "{}", refused.reason);
@@ -262,20 +277,25 @@ fn a_name_that_is_no_name_is_refused() -> Result<()> {
 
 #[test]
 fn requests_over_the_limit_are_refused_at_once() -> Result<()> {
-    let (mut cluster, mut session, _) = with_raw_rank(DECENT)?;
+    let (mut cluster, mut session, _) = with_raw_rank(WELL_BEHAVED)?;
     let limit = limits::PENDING_PER_SESSION_MAX as u64;
     let fill = Fill::Whole { seed: 1 };
     for request in 1..=REQUESTS {
-        session.say(Say::Submit(submission(request, &format!("flood {request}"), 1, inline(fill, 2, 1))))?;
-        // Answers are looked at as they come, so that this session is not taken for one that does not read.
+        session.send(client_message::Message::Submit(submission(
+            request,
+            &format!("flood {request}"),
+            1,
+            inline(fill, 2, 1),
+        )))?;
+        // Answers are read as they arrive, so that this session is not closed for not reading.
         if request > limit && (request % 1_000 == 0 || request == REQUESTS) {
             let refused = session.await_failed(request)?;
             ensure!(refused.reason.contains("PENDING_PER_SESSION_MAX"), "{}", refused.reason);
         }
     }
-    // The others never noticed: with some of its requests withdrawn, the job goes on.
+    // The others are unaffected: with some of its requests withdrawn, the job continues.
     for request in 1..=100 {
-        session.say(Say::Withdraw(v1::Withdraw { request, reason: "enough".to_owned() }))?;
+        session.send(client_message::Message::Withdraw(v1::Withdraw { request, reason: "enough".to_owned() }))?;
         session.await_failed(request)?;
     }
     check_sum_of_all(&mut cluster, &mut session, REQUESTS + 1, "afterwards")
@@ -291,12 +311,12 @@ fn a_worker_that_does_not_read_is_given_up_and_named() -> Result<()> {
         cluster.workers.push(worker);
     }
     let directory = cluster.sidecars[1].socket_dir()?.to_owned();
-    let first = Say::Claim(claim(&directory, "test", 2)?);
-    let session = RawSession::open(&directory, Some(first), Manners { heartbeats: true, reads: false });
+    let first = client_message::Message::Claim(claim(&directory, "test", 2)?);
+    let session = RawSession::open(&directory, Some(first), SessionOptions { heartbeats: true, reads: false });
     cluster.workers.iter_mut().try_for_each(ronde_tests::cluster::Worker::await_connected)?;
     let pending = cluster.workers[0].submit(sum("pending", 100, Fill::Whole { seed: 1 }))?;
-    // Answers pile up until there is no room for another. The thread may be left waiting for a stream that nobody reads.
-    std::thread::spawn(move || while session.say(Say::Heartbeat(v1::Heartbeat {})).is_ok() {});
+    // Answers pile up until there is no room for another. The thread may block on a stream that is not read.
+    std::thread::spawn(move || while session.send(client_message::Message::Heartbeat(v1::Heartbeat {})).is_ok() {});
     let (_, failed) = cluster.workers[0].failure(pending, PATIENCE)?;
     ensure!(failed.cause == Some(Cause::RankLost) && failed.rank == Some(2), "{failed:?}");
     ensure!(failed.text.contains("does not read"), "{}", failed.text);
@@ -306,12 +326,12 @@ fn a_worker_that_does_not_read_is_given_up_and_named() -> Result<()> {
 #[test]
 fn a_flood_of_refusals_ends_the_job_by_the_name_of_its_rank() -> Result<()> {
     for same_name in [true, false] {
-        let (mut cluster, session, _) = with_raw_rank(DECENT)?;
+        let (mut cluster, session, _) = with_raw_rank(WELL_BEHAVED)?;
         let pending = cluster.workers[0].submit(sum("pending", 100, Fill::Whole { seed: 1 }))?;
         let began = Instant::now();
         for request in 1..=REQUESTS {
             let name = if same_name { "refused".to_owned() } else { format!("refused {request}") };
-            if session.say(Say::Submit(submission(request, &name, 1, arena(9, 0, 4)))).is_err() {
+            if session.send(client_message::Message::Submit(submission(request, &name, 1, arena(9, 0, 4)))).is_err() {
                 break;
             }
         }
@@ -323,32 +343,32 @@ fn a_flood_of_refusals_ends_the_job_by_the_name_of_its_rank() -> Result<()> {
 }
 
 #[test]
-fn memory_is_for_those_with_a_token_and_within_its_limit() -> Result<()> {
+fn shared_memory_needs_a_token_and_has_a_limit() -> Result<()> {
     let mut cluster = Plan::of(&[0, 1]).arena_bytes_max(4 << 20).sidecars(WORKER)?;
     let worker = cluster.new_worker(0)?;
     cluster.workers.push(worker);
-    let (session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 1, DECENT)?;
+    let (session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 1, WELL_BEHAVED)?;
     let token = session_token(&claimed)?;
     let segment = |bytes| OwnedSegment::create("hostile", bytes, Share::Writable);
     let mut refused = Vec::new();
-    let stranger = ronde_shm::SessionToken::from_bytes([9; 16]);
+    let unknown = ronde_shm::SessionToken::from_bytes([9; 16]);
     refused
-        .push(("no live session has this token", session.memory()?.attach(&stranger, SegmentId(1), &segment(4_096)?)));
+        .push(("no live session has this token", session.memory()?.attach(&unknown, SegmentId(1), &segment(4_096)?)));
     refused.push(("over the limit of 4194304", session.memory()?.attach(&token, SegmentId(1), &segment(8 << 20)?)));
     session.memory()?.attach(&token, SegmentId(1), &segment(4_096)?)?;
     refused.push(("attached already", session.memory()?.attach(&token, SegmentId(1), &segment(4_096)?)));
     refused.push(("no result segment 5", session.memory()?.result(&token, SegmentId(5)).map(drop)));
     for (words, outcome) in refused {
-        let reason = outcome.err().with_context(|| format!("what should say {words:?} was granted"))?.to_string();
+        let reason = outcome.err().with_context(|| format!("what should fail with {words:?} was granted"))?.to_string();
         println!("{reason}");
-        ensure!(reason.contains(words), "{reason:?} does not say {words:?}");
+        ensure!(reason.contains(words), "{reason:?} lacks {words:?}");
     }
     Ok(())
 }
 
 #[test]
 fn scribbling_over_a_travelling_tensor_changes_nothing_but_its_values() -> Result<()> {
-    let (mut cluster, mut session, claimed) = with_raw_rank(DECENT)?;
+    let (mut cluster, mut session, claimed) = with_raw_rank(WELL_BEHAVED)?;
     let token = session_token(&claimed)?;
     let elements = 1_u64 << 20;
     let bytes = elements * 4;
@@ -368,8 +388,18 @@ fn scribbling_over_a_travelling_tensor_changes_nothing_but_its_values() -> Resul
             pending.push((scribbled, worker.submit(sum("untouched", elements, whole))?));
         }
         let requests = (2 * round + 1, 2 * round + 2);
-        session.say(Say::Submit(submission(requests.0, "scribbled", elements, arena(0, 0, bytes))))?;
-        session.say(Say::Submit(submission(requests.1, "untouched", elements, arena(0, bytes, bytes))))?;
+        session.send(client_message::Message::Submit(submission(
+            requests.0,
+            "scribbled",
+            elements,
+            arena(0, 0, bytes),
+        )))?;
+        session.send(client_message::Message::Submit(submission(
+            requests.1,
+            "untouched",
+            elements,
+            arena(0, bytes, bytes),
+        )))?;
         let own = (
             result(&mut session, &mut memory, &token, requests.0)?,
             result(&mut session, &mut memory, &token, requests.1)?,
@@ -408,7 +438,12 @@ fn undisturbed(
     quiet.copy_from(0, &fill.bytes(2, usize::try_from(elements * 4)?))?;
     let id = SegmentId(u32::try_from(request)?);
     memory.attach(token, id, &quiet)?;
-    session.say(Say::Submit(submission(request, "quiet", elements, arena(id.0, 0, elements * 4))))?;
+    session.send(client_message::Message::Submit(submission(
+        request,
+        "quiet",
+        elements,
+        arena(id.0, 0, elements * 4),
+    )))?;
     let mut pending = Vec::new();
     for worker in &mut cluster.workers {
         pending.push(worker.submit(sum("quiet", elements, fill))?);
@@ -427,14 +462,14 @@ fn result(
     token: &ronde_shm::SessionToken,
     request: u64,
 ) -> Result<u64> {
-    let place = session.await_message(&format!("the result of request {request}"), |heard| match heard {
-        Heard::Completed(completed) if completed.request == request => completed.result.clone(),
+    let place = session.await_message(&format!("the result of request {request}"), |message| match message {
+        server_message::Message::Completed(completed) if completed.request == request => completed.result.clone(),
         _ => None,
     })?;
-    let Some(v1::place::Place::Arena(at)) = place.place else { anyhow::bail!("the result lies nowhere") };
+    let Some(v1::place::Place::Arena(at)) = place.place else { anyhow::bail!("the result has no location") };
     let mut bytes = vec![0; usize::try_from(at.bytes)?];
     memory.result(token, SegmentId(at.segment))?.copy_to(at.offset, &mut bytes)?;
-    session.say(Say::Release(v1::Release { request }))?;
+    session.send(client_message::Message::Release(v1::Release { request }))?;
     Ok(digest(&bytes))
 }
 
@@ -469,9 +504,9 @@ impl Scribbler {
 #[test]
 fn a_stream_without_a_claim_is_closed() -> Result<()> {
     let mut cluster = Plan::of(&[0, 1]).start(WORKER)?;
-    let silent = Manners { heartbeats: false, reads: true };
+    let silent = SessionOptions { heartbeats: false, reads: true };
     let mut session = RawSession::open(cluster.sidecars[0].socket_dir()?, None, silent);
     let reason = session.await_end()?;
-    ensure!(reason.contains("no claim came"), "{reason}");
+    ensure!(reason.contains("no claim arrived"), "{reason}");
     cluster.check_sum("afterwards", 1_000)
 }

@@ -1,5 +1,5 @@
-//! Jobs on several hosts as users have them: odd interfaces, closed ports, ssh that does not let one in. Hosts are network
-//! namespaces, which need root.
+//! Jobs on several hosts as users have them: odd interfaces, closed ports, ssh that does not let one in. Hosts are
+//! network namespaces, which need root.
 
 use std::fs;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -155,7 +155,7 @@ fn jobs_of_one_host_share_a_range_of_ports_until_it_is_full() {
     if Network::is_left_out("jobs_of_one_host_share_a_range_of_ports_until_it_is_full") {
         return;
     }
-    // A host of its own, whose ports nobody else has.
+    // A separate host, whose ports nothing else uses.
     let network = Network::up(1).expect("a host");
     let options = ["--ports", "7400-7407", "--lanes", "1", "--sidecars", "2"];
     let trainings = [Training::new(), Training::new()];
@@ -200,7 +200,7 @@ fn a_port_in_use_is_named_to_a_sidecar_without_a_launcher() {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     let words = format!(
-        "UDP port {port} at 127.0.0.1 is in use; end the process that has it (`ss -tulpn 'sport = :{port}'` shows it)"
+        "UDP port {port} at 127.0.0.1 is in use; end the process that uses it (`ss -tulpn 'sport = :{port}'` shows it)"
     );
     assert!(text.contains(&words) && text.contains("[RONDE-E404]"), "{text}");
 }
@@ -237,7 +237,7 @@ fn ranks_that_never_join_are_named_while_others_wait() {
     assert!(!ended.stderr.contains("\nrank 0 on host localhost:"), "{ended}");
 }
 
-/// What OpenSSH writes, with the code and some words of the fix that must be shown with it.
+/// The messages of OpenSSH, with the code and some words of the fix that must be shown with them.
 const SSH_TROUBLES: [(&str, &str, &str); 8] = [
     ("Host key verification failed.", "[RONDE-E215]", "log in once by hand (`ssh HOST true`)"),
     ("@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @", "[RONDE-E215]", "`ssh-keygen -R HOST`"),
@@ -255,7 +255,7 @@ fn with_ssh(shell: &RemoteShell, run: Run) -> Run {
 }
 
 #[test]
-fn what_ssh_says_is_shown_with_the_fix() {
+fn errors_of_ssh_are_shown_with_the_fix() {
     for (text, code, fix) in SSH_TROUBLES {
         let shell = RemoteShell::as_ssh(&format!("echo '{text}' >&2; exit 255"));
         let ended = ended_cleanly(with_ssh(&shell, Run::new(1).options(["-H", "beta:1"])).start(["true"]));
@@ -268,7 +268,7 @@ fn what_ssh_says_is_shown_with_the_fix() {
     let shell = RemoteShell::as_ssh("echo 'sh: 1: exec: ronde: not found' >&2; exit 127");
     let ended = ended_cleanly(with_ssh(&shell, Run::new(1).options(["-H", "beta:1"])).start(["true"]));
     assert!(ended.stderr.contains("--remote-ronde [RONDE-E218]"), "{ended}");
-    // ssh that hangs is ended with the start timeout, and what it said until then counts.
+    // ssh that hangs is ended with the start timeout, and its output until then counts.
     let shell =
         RemoteShell::as_ssh("echo \"ssh: connect to host beta port 22: Connection timed out\" >&2; exec sleep 1000");
     let run = Run::new(2).options(["-H", "beta:2", "--start-timeout", "2"]);
@@ -301,7 +301,7 @@ fn ssh_gets_port_and_key_and_never_asks() {
     assert_eq!(shell.calls().len(), 1, "nothing was started");
 }
 
-/// sshd on a host of a network, with keys of its own; ended when dropped.
+/// sshd on a host of a network, with its own keys; ended when dropped.
 struct Sshd {
     process: Child,
     directory: tempfile::TempDir,
@@ -326,7 +326,7 @@ impl Sshd {
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nAcceptEnv RONDE_* XDG_*".to_owned(),
         ];
         fs::write(at("config"), lines.join("\n")).expect("a temporary directory is writable");
-        // Where sshd locks itself up; the package's service makes it at boot.
+        // The privilege separation directory of sshd; the package's service makes it at boot.
         fs::create_dir_all("/run/sshd").expect("tests with hosts run as root");
         let mut command = network.command(index, "/usr/sbin/sshd");
         command.args(["-D", "-e", "-f"]).arg(at("config")).stdin(Stdio::null()).stderr(Stdio::null());

@@ -20,7 +20,7 @@ fn environment_of(ended: &Ended, rank: u32) -> BTreeMap<String, String> {
     pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// A sidecar that follows a script instead of its duty.
+/// A sidecar that follows a script instead of the protocol.
 fn sidecar_script(directory: &Path, body: &str) -> String {
     let path = directory.join("sidecar");
     fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("a temporary directory is writable");
@@ -174,7 +174,7 @@ fn the_first_failure_ends_the_rest_and_is_named() {
 }
 
 #[test]
-fn who_fails_because_of_the_first_is_not_blamed() {
+fn a_worker_that_fails_because_of_another_is_not_blamed() {
     // Rank 0 fails when rank 1 has gone.
     let script = "if [ $RANK = 1 ]; then echo $$ > \"$SHARED\"; kill -SEGV $$; fi
         until [ -s \"$SHARED\" ]; do sleep 0.01; done
@@ -234,7 +234,7 @@ fn a_configuration_file_with_three_mistakes_starts_nothing() {
     {
         let place = format!("{}:{line}: ", file.display());
         assert!(
-            ended.stderr.lines().any(|said| said.contains(&place) && said.contains(what)),
+            ended.stderr.lines().any(|text| text.contains(&place) && text.contains(what)),
             "{place}{what}: {ended}"
         );
     }
@@ -245,10 +245,10 @@ fn a_configuration_file_with_three_mistakes_starts_nothing() {
 const FAMILY: &str = "sleep 1000 & setsid sleep 1000 & setsid sh -c 'sleep 1000 & sleep 1000' & echo ready; wait";
 
 #[test]
-fn ctrl_c_leaves_nothing_behind() {
+fn ctrl_c_leaves_no_processes_or_files() {
     let mut job = Run::new(4).sidecars(2).start(sh(FAMILY));
     (0..4).for_each(|rank| drop(job.wait_for_line(&format!("[{rank}]<stdout>:ready"), DEADLINE)));
-    assert!(!job.runtime_files().is_empty(), "session directories are where the test looks");
+    assert!(!job.runtime_files().is_empty(), "session directories are in the runtime directory");
     job.signal(Signal::SIGINT);
     job.wait_for_line("ronde: ended by SIGINT", DEADLINE);
     assert_nothing_left(job);
@@ -289,7 +289,7 @@ fn a_second_ctrl_c_does_not_wait() {
 }
 
 #[test]
-fn a_killed_launcher_leaves_nothing_behind() {
+fn a_killed_launcher_leaves_no_processes_or_files() {
     let mut job = Run::new(4).sidecars(2).start(sh(FAMILY));
     (0..4).for_each(|rank| drop(job.wait_for_line(&format!("[{rank}]<stdout>:ready"), DEADLINE)));
     job.signal(Signal::SIGKILL);
@@ -317,7 +317,7 @@ fn a_killed_sidecar_ends_the_job_and_its_directory_goes() {
 #[test]
 fn output_that_nobody_reads_does_not_keep_ctrl_c_from_working() {
     let mut job = Run::new(2).stdout_unread().start(sh("echo ready >&2; yes"));
-    // The other rank's line may wait behind what nobody reads.
+    // The other rank's line may wait after output that is not read.
     job.wait_for_line("<stderr>:ready", DEADLINE);
     job.signal(Signal::SIGINT);
     assert_nothing_left(job);
@@ -351,7 +351,7 @@ fn a_sidecar_that_does_not_start_is_named_with_its_ranks() {
 }
 
 #[test]
-fn a_sidecar_that_cannot_go_on_says_why() {
+fn a_sidecar_that_fails_reports_the_reason() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let fatal = r#"read line; echo '{"type":"fatal","reason":"the disk is full"}'; exit 1"#;
     let program = sidecar_script(directory.path(), fatal);
@@ -364,7 +364,7 @@ fn a_sidecar_that_cannot_go_on_says_why() {
 }
 
 #[test]
-fn a_sidecar_that_talks_nonsense_is_refused() {
+fn a_sidecar_that_sends_malformed_messages_is_rejected() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     for (answer, complaint) in [
         ("hello", "cannot go on: its answer cannot be understood"),
@@ -400,7 +400,7 @@ fn other_hosts_are_reached_through_the_remote_shell() {
 }
 
 #[test]
-fn a_remote_launcher_that_is_killed_leaves_nothing_behind() {
+fn a_killed_remote_launcher_leaves_no_processes_or_files() {
     let shell = RemoteShell::here();
     let mut job = Run::new(2)
         .options(["-H", "a.invalid:1,b.invalid:1", "--remote-shell"])
@@ -412,7 +412,7 @@ fn a_remote_launcher_that_is_killed_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_host_that_cannot_be_reached_shows_what_the_remote_shell_said() {
+fn a_host_that_cannot_be_reached_shows_the_output_of_the_remote_shell() {
     let shell = RemoteShell::script(
         "case $1 in b.*) echo \"$1: Permission denied (publickey).\" >&2; exit 255;; esac; exec sh -c \"$2\"",
     );
@@ -473,7 +473,7 @@ fn hosts_of_a_network_make_a_job() {
 }
 
 #[test]
-fn the_report_tells_how_the_job_went() {
+fn the_report_describes_the_outcome_of_the_job() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let read = |name: &str| -> Value {
         let text = fs::read_to_string(directory.path().join(name)).expect("the launcher wrote it");
@@ -481,13 +481,18 @@ fn the_report_tells_how_the_job_went() {
     };
     let run = |name: &str, script: &str| {
         let path = directory.path().join(name);
-        Run::new(3).sidecars(2).options(["--job", "told", "--report"]).options([&path]).start(sh(script)).wait(DEADLINE)
+        Run::new(3)
+            .sidecars(2)
+            .options(["--job", "reported", "--report"])
+            .options([&path])
+            .start(sh(script))
+            .wait(DEADLINE)
     };
     assert_eq!(run("good", "true").code, Some(0));
     let good = read("good");
     assert_eq!(
         (&good["job"], &good["ranks"], &good["exit"], &good["failure"]),
-        (&"told".into(), &3.into(), &0.into(), &Value::Null)
+        (&"reported".into(), &3.into(), &0.into(), &Value::Null)
     );
     assert_eq!(good["hosts"][0]["ranks"], serde_json::json!([0, 1, 2]));
     assert_eq!(good["sidecars"][1]["ranks"], serde_json::json!([2]));

@@ -1,4 +1,4 @@
-//! What sidecars and the launcher log.
+//! The logs of sidecars and the launcher.
 
 use nix::sys::signal::Signal;
 use ronde_tests::harness::{DEADLINE, Run};
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::WORKER;
 
 #[test]
-fn with_json_every_line_of_the_sidecars_says_who_and_what() {
+fn json_logs_carry_job_sidecar_and_message_on_every_line() {
     let run = Run::new(4).sidecars(2).options(["--log-format", "json", "--log-level", "debug", "--job", "logged"]);
     let mut job = run.env("RONDE_TEST_ENDLESS", "1").start([WORKER]);
     // A token is 32 bytes; sidecars must not log what is in the files.
@@ -18,7 +18,7 @@ fn with_json_every_line_of_the_sidecars_says_who_and_what() {
         let tokens: Vec<Vec<u8>> = tokens.filter_map(|file| std::fs::read(file.path()).ok()).collect();
         (tokens.len() == 4).then_some(tokens)
     });
-    job.wait_for_line("a lane has done its part of an operation", DEADLINE);
+    job.wait_for_line("a lane completed its part of an operation", DEADLINE);
     job.wait_for("lines of both sidecars", DEADLINE, |job| {
         job.has_line(|line| line.contains("\"sidecar\":1,") && line.contains("an operation begins")).then_some(())
     });
@@ -45,7 +45,7 @@ fn with_json_every_line_of_the_sidecars_says_who_and_what() {
         }
     }
     assert!(operations.iter().all(|lines| *lines > 0), "{operations:?} lines about operations");
-    assert!(notices > 0, "the launcher says that it was ended");
+    assert!(notices > 0, "the launcher reports that it was ended");
     for token in tokens {
         let hex: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
         let list = format!("{token:?}");
@@ -57,7 +57,7 @@ fn with_json_every_line_of_the_sidecars_says_who_and_what() {
 }
 
 #[test]
-fn text_is_for_people_and_says_no_more_than_asked_for() {
+fn text_logs_respect_the_log_level() {
     let ended = Run::new(2).options(["--log-level", "info", "--job", "logged"]).start([WORKER]).wait(DEADLINE);
     assert_eq!(ended.code, Some(0), "{ended}");
     let lines: Vec<&str> = ended.stderr.lines().filter(|line| line.starts_with("[sidecar 0]: ")).collect();
@@ -83,8 +83,8 @@ fn the_time_is_left_out_where_that_is_wanted() {
         let ended = run.start([WORKER]).wait(DEADLINE);
         let begun = ended.stderr.lines().find(|line| line.contains("an epoch has begun"));
         let line = begun.unwrap_or_else(|| panic!("{ended}"));
-        let said = line.strip_prefix("[sidecar 0]: ").unwrap_or_default().trim_start();
-        assert_eq!(said.starts_with("20"), has_time, "{line}");
-        assert_eq!(said.starts_with("INFO"), !has_time, "{line}");
+        let text = line.strip_prefix("[sidecar 0]: ").unwrap_or_default().trim_start();
+        assert_eq!(text.starts_with("20"), has_time, "{line}");
+        assert_eq!(text.starts_with("INFO"), !has_time, "{line}");
     }
 }

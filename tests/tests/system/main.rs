@@ -1,6 +1,6 @@
 //! Real sidecars, workers and launchers, on this host or in network namespaces.
 //!
-//! One program for all of them: what they link is linked once, and the waits of one overlap those of the others.
+//! They form one program: its libraries are linked once, and the waits of one test overlap those of the others.
 
 mod ahead;
 mod averages;
@@ -19,15 +19,15 @@ mod pages;
 mod plugins;
 mod programs;
 mod refused;
+mod rejected_peers;
 mod ring;
 mod sealed;
 mod secrets;
 mod semantics;
 mod sets;
 mod settings;
-mod strangers;
 mod timeline;
 mod web;
 
-/// A worker that does what a script on its standard input says.
+/// A worker that executes a script from its standard input.
 const WORKER: &str = env!("CARGO_BIN_EXE_ronde-test-worker");

@@ -1,20 +1,20 @@
-//! Results that a worker wants in memory of its own: written there and nowhere else, refused by name where that cannot be.
+//! Results in the worker's own memory: written there and nowhere else, refused with a reason where that is impossible.
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::client_message;
+use ronde_rpc::v1::server_message;
 use ronde_shm::{OwnedSegment, SegmentId, Share};
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, sum};
-use ronde_tests::raw::{DECENT, RawSession, session_token};
+use ronde_tests::raw::{RawSession, WELL_BEHAVED, session_token};
 use ronde_tests::script::{Fill, digest};
 use ronde_wire::{Cause, Collective};
 
 use crate::WORKER;
 
-/// Ranks 0, 1 and 3 by the book, rank 2 in the test's hands with a segment of its own.
+/// Ranks 0, 1 and 3 are ordinary workers; the test controls rank 2, which has its own segment.
 struct World {
     cluster: Cluster,
     session: RawSession,
@@ -29,7 +29,7 @@ impl World {
             let worker = cluster.new_worker(rank)?;
             cluster.workers.push(worker);
         }
-        let (mut session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 2, DECENT)?;
+        let (mut session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 2, WELL_BEHAVED)?;
         session.await_epoch()?;
         cluster.workers.iter_mut().try_for_each(ronde_tests::cluster::Worker::await_connected)?;
         let token = session_token(&claimed)?;
@@ -38,13 +38,13 @@ impl World {
         Ok(Self { cluster, session, segment, token })
     }
 
-    /// Everybody sums; rank 2's contribution is at the start of its segment.
+    /// Sums on all ranks; rank 2's contribution is at the start of its segment.
     fn sum_into(&mut self, request: u64, elements: u64, output: Option<v1::Place>) -> Result<(v1::Completed, u64)> {
         let (name, fill) = (format!("sum {request}"), Fill::Whole { seed: request });
         let bytes = elements * 4;
         self.segment.copy_from(0, &fill.bytes(2, usize::try_from(bytes)?))?;
         let submit = submission(request, &name, elements, arena(MINE, 0, bytes));
-        self.session.say(Say::Submit(v1::Submit { output, ..submit }))?;
+        self.session.send(client_message::Message::Submit(v1::Submit { output, ..submit }))?;
         let mut pending = Vec::new();
         for worker in &mut self.cluster.workers {
             pending.push(worker.submit(sum(&name, elements, fill))?);
@@ -57,8 +57,8 @@ impl World {
     }
 
     fn completed(&mut self, request: u64) -> Result<v1::Completed> {
-        self.session.await_message(&format!("the completion of request {request}"), |heard| match heard {
-            Heard::Completed(completed) if completed.request == request => Some(completed.clone()),
+        self.session.await_message(&format!("the completion of request {request}"), |message| match message {
+            server_message::Message::Completed(completed) if completed.request == request => Some(completed.clone()),
             _ => None,
         })
     }
@@ -104,14 +104,14 @@ fn a_result_is_written_where_it_is_wanted_and_nowhere_else() -> Result<()> {
     }
     let (completed, expected) = world.sum_into(10, 1_000, None)?;
     let Some(v1::place::Place::Arena(at)) = completed.result.and_then(|place| place.place) else {
-        anyhow::bail!("a result without an output lies in a segment of the sidecar's")
+        anyhow::bail!("a result without an output is in a segment of the sidecar")
     };
     let mut bytes = vec![0; 4_000];
     let results = world.session.memory()?.result(&world.token, SegmentId(at.segment))?;
     results.copy_to(at.offset, &mut bytes)?;
     ensure!(!completed.in_output && digest(&bytes) == expected, "it is wrong");
-    // Until it is released, it is where it was; that of a result in its output is nothing to the sidecar.
-    world.session.say(Say::Release(v1::Release { request: 1 }))?;
+    // Until it is released, it stays where it was; a result in the worker's output takes nothing of the sidecar.
+    world.session.send(client_message::Message::Release(v1::Release { request: 1 }))?;
     world.sum_into(11, 1_000, Some(arena(MINE, 1 << 20, 4_000)))?;
     results.copy_to(at.offset, &mut bytes)?;
     ensure!(digest(&bytes) == expected, "it was overwritten");
@@ -126,10 +126,10 @@ fn outputs_are_refused_each_with_its_reason() -> Result<()> {
     let device = v1::place::Device { kind: "cuda".to_owned(), ..v1::place::Device::default() };
     let cases = [
         ("segment 9 is not attached", whole(arena(9, 0, 400))),
-        // The other ranks' segments have numbers of their own.
+        // The other ranks' segments have their own numbers.
         ("segment 0 is not attached", whole(arena(0, 0, 400))),
-        ("outside segment 3 of 16777216 bytes", whole(arena(MINE, (16 << 20) - 399, 400))),
-        ("outside segment 3", whole(arena(MINE, 1 << 40, 400))),
+        ("outside of segment 3 of 16777216 bytes", whole(arena(MINE, (16 << 20) - 399, 400))),
+        ("outside of segment 3", whole(arena(MINE, 1 << 40, 400))),
         ("beyond what can be addressed", whole(arena(MINE, u64::MAX, 400))),
         ("some of the input's", whole(arena(MINE, 399, 400))),
         ("some of the input's", whole(arena(MINE, 0, 400))),
@@ -142,10 +142,10 @@ fn outputs_are_refused_each_with_its_reason() -> Result<()> {
     ];
     for (request, (words, submit)) in (1..).zip(cases) {
         let pending = world.cluster.workers[0].submit(sum("refused", 100, Fill::Whole { seed: 1 }))?;
-        world.session.say(Say::Submit(v1::Submit { request, ..submit }))?;
+        world.session.send(client_message::Message::Submit(v1::Submit { request, ..submit }))?;
         let refused = world.session.await_failed(request)?;
         println!("{}", refused.reason);
-        ensure!(refused.reason.contains(words), "{:?} does not say {words:?}", refused.reason);
+        ensure!(refused.reason.contains(words), "{:?} lacks {words:?}", refused.reason);
         ensure!(refused.cause() == v1::Cause::Refused, "{refused:?}");
         let (_, failed) = world.cluster.workers[0].failure(pending, PATIENCE)?;
         ensure!(failed.cause == Some(Cause::Refused) && failed.rank == Some(2), "{failed:?}");
@@ -154,7 +154,7 @@ fn outputs_are_refused_each_with_its_reason() -> Result<()> {
         collective: Some(Collective::Send { to: ronde_wire::Rank(0), tag: 0 }.into()),
         ..whole(arena(MINE, 800, 400))
     };
-    world.session.say(Say::Submit(v1::Submit { request: 500, ..without_result }))?;
+    world.session.send(client_message::Message::Submit(v1::Submit { request: 500, ..without_result }))?;
     let refused = world.session.await_failed(500)?;
     ensure!(refused.reason.contains("gives this rank no result"), "{}", refused.reason);
     world.sum_into(1_000, 1_000, Some(arena(MINE, 4_096, 4_000))).map(drop)
@@ -171,13 +171,15 @@ fn a_worker_that_dies_while_its_result_is_written_harms_nobody_else() -> Result<
         pending.push(worker.submit(sum("last", elements, fill))?);
     }
     let submit = submission(1, "last", elements, arena(MINE, 0, bytes));
-    world.session.say(Say::Submit(v1::Submit { output: Some(arena(MINE, bytes, bytes)), ..submit }))?;
+    world
+        .session
+        .send(client_message::Message::Submit(v1::Submit { output: Some(arena(MINE, bytes, bytes)), ..submit }))?;
     let World { mut cluster, session, segment, .. } = world;
     // The stream, the session's mapping and the memory go.
     drop((session, segment));
     let expected = fill.digest_of_sum(&[0, 1, 2, 3], usize::try_from(bytes)?);
     for (worker, id) in cluster.workers.iter_mut().zip(pending) {
-        // Whichever came first: the result, which is right, or the end of rank 2, which is named.
+        // One of two happened first: the result, which is right, or the end of rank 2, which is named.
         match worker.digest(id, PATIENCE) {
             Ok(found) => ensure!(found == expected, "rank {} has a wrong sum", worker.rank),
             Err(failed) => ensure!(format!("{failed:#}").contains("rank 2"), "{failed:#}"),
@@ -187,7 +189,7 @@ fn a_worker_that_dies_while_its_result_is_written_harms_nobody_else() -> Result<
         sidecar.page("/status")?;
     }
     let directory = cluster.sidecars[1].socket_dir()?;
-    RawSession::claim(directory, "test", 2, DECENT).map(drop).context("its rank is free again")
+    RawSession::claim(directory, "test", 2, WELL_BEHAVED).map(drop).context("its rank is free again")
 }
 
 /// The raw session's segment.

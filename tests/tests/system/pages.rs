@@ -1,4 +1,4 @@
-//! What a sidecar shows to people and monitoring, and how it leaves.
+//! The pages of a sidecar for people and monitoring, and its shutdown.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -35,7 +35,7 @@ fn the_status_page_shows_who_is_missing_for_which_tensor() -> Result<()> {
     Ok(())
 }
 
-/// Asks until the page says it.
+/// Polls the page until it matches.
 fn await_status(sidecar: &Sidecar, is: impl Fn(&Value) -> bool) -> Result<Value> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -109,7 +109,7 @@ fn metrics(sidecar: &Sidecar) -> Result<BTreeMap<String, f64>> {
 }
 
 #[test]
-fn an_idle_sidecar_leaves_at_sigterm_and_tells_its_workers() -> Result<()> {
+fn an_idle_sidecar_shuts_down_at_sigterm_and_notifies_its_workers() -> Result<()> {
     let mut cluster = Plan::of(&[0, 1]).start(WORKER)?;
     cluster.check_sum("before", 1_000)?;
     cluster.sidecars[1].process.signal(Signal::SIGTERM)?;
@@ -119,12 +119,12 @@ fn an_idle_sidecar_leaves_at_sigterm_and_tells_its_workers() -> Result<()> {
     println!("left {:?} after SIGTERM, with sessions open: {summary}", asked.elapsed());
     ensure!(status.success(), "{status}");
     ensure!(summary["tensors"] == 1 && summary["sealed_bytes"].as_u64() > Some(0), "{summary}");
-    ensure!(!cluster.sidecars[1].socket_dir()?.exists(), "its session directory is left behind");
+    ensure!(!cluster.sidecars[1].socket_dir()?.exists(), "its session directory is left");
     for worker in &mut cluster.workers {
         let over = |answer| if let Answer::Over { text } = answer { Some(text) } else { None };
         let text = worker.await_answer("the end of its session", PATIENCE, over)?;
-        println!("rank {} is told: {text}", worker.rank);
-        ensure!(text.contains("sidecar 1"), "rank {} is told {text:?}", worker.rank);
+        println!("rank {} receives: {text}", worker.rank);
+        ensure!(text.contains("sidecar 1"), "rank {} receives {text:?}", worker.rank);
     }
     Ok(())
 }
@@ -144,7 +144,7 @@ fn a_sidecar_whose_workers_have_left_leaves_at_once() -> Result<()> {
     for sidecar in &mut cluster.sidecars {
         sidecar.await_ended(PATIENCE)?;
         ensure!(sidecar.process.await_exit(PATIENCE)?.success(), "sidecar {} failed", sidecar.index);
-        ensure!(!sidecar.socket_dir()?.exists(), "sidecar {} leaves its directory behind", sidecar.index);
+        ensure!(!sidecar.socket_dir()?.exists(), "sidecar {} leaves its directory", sidecar.index);
     }
     println!("both sidecars left {:?} after their launcher hung up", asked.elapsed());
     ensure!(asked.elapsed() < DRAIN_TIMEOUT, "nothing was left to wait for");
@@ -152,7 +152,7 @@ fn a_sidecar_whose_workers_have_left_leaves_at_once() -> Result<()> {
 }
 
 #[test]
-fn ctrl_c_in_the_middle_of_an_all_reduce_leaves_nothing_behind() -> Result<()> {
+fn ctrl_c_during_an_all_reduce_leaves_no_processes_or_files() -> Result<()> {
     let mark = format!("ronde-test-{}-ctrl-c", std::process::id());
     let mut command = Command::new(ronde_binary()?);
     command.args(["run", "-np", "4", "--sidecars", "2", WORKER]);
@@ -169,7 +169,7 @@ fn ctrl_c_in_the_middle_of_an_all_reduce_leaves_nothing_behind() -> Result<()> {
     let status = launcher.await_exit(LEAVES_WITHIN)?;
     println!("the launcher left {:?} after SIGINT", asked.elapsed());
     ensure!(status.code() == Some(130), "{status}");
-    ensure!(marked(&mark).is_empty(), "left behind: {:?}", marked(&mark));
+    ensure!(marked(&mark).is_empty(), "left: {:?}", marked(&mark));
     Ok(())
 }
 
@@ -193,5 +193,5 @@ fn marked(mark: &str) -> Vec<String> {
 const MARK: &str = "RONDE_TEST_MARK";
 /// The longest drain, and what a busy machine adds.
 const LEAVES_WITHIN: Duration = Duration::from_secs(20);
-/// How long a sidecar lets sessions go on (`DRAIN_TIMEOUT` of the sidecar).
+/// How long a sidecar lets sessions continue (`DRAIN_TIMEOUT` of the sidecar).
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);

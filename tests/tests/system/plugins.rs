@@ -1,4 +1,4 @@
-//! Plugins through the Rust client over real sidecars: what a hostile one does fails its operation on all ranks, with the plugin
+//! Plugins through the Rust client over real sidecars: a hostile one fails its operation on all ranks, with the plugin
 //! and the reason named, and the same sidecars complete the next ordinary all-reduce.
 
 #![forbid(unsafe_code)]
@@ -69,7 +69,7 @@ fn reduced(client: &Client, call: PluginCall) -> Result<Tensor, Error> {
     client.allreduce("reduced", &mine, ReduceOptions::reduced_by(call))
 }
 
-/// The good ones give what they promise: all ranks' sum, and the last rank's values.
+/// Checks the good ones: the sum of all ranks, and the last rank's values.
 fn check_good_ones(crew: &Crew) -> Result<()> {
     crew.all(|client| {
         let (sum, last) = (encoded(client, PluginCall::new("good-codec"))?, reduced(client, PluginCall::new("last"))?);
@@ -81,7 +81,7 @@ fn check_good_ones(crew: &Crew) -> Result<()> {
     Ok(())
 }
 
-/// Every rank's request fails with these words, and the sidecars go on.
+/// Checks that every rank's request fails with these words, and that the sidecars continue.
 fn fails(module: &[u8], words: &str) -> Result<()> {
     let plugins = Plugins::with_good_ones()?;
     plugins.add("hostile", module)?;
@@ -97,68 +97,68 @@ fn hostile() -> Wat {
 }
 
 #[test]
-fn what_does_not_validate() -> Result<()> {
+fn an_invalid_module_is_rejected() -> Result<()> {
     let module = hostile().wasm();
     fails(&module[..module.len() - 3], "not a valid plugin module")
 }
 
 #[test]
-fn what_imports_something() -> Result<()> {
+fn a_module_with_imports_is_rejected() -> Result<()> {
     let import = "(import \"wasi_snapshot_preview1\" \"fd_write\" (func (param i32 i32 i32 i32) (result i32)))";
     fails(&Wat { imports: import.to_owned(), ..hostile() }.wasm(), "fd_write")
 }
 
 #[test]
-fn a_function_of_another_type() -> Result<()> {
+fn a_function_of_a_wrong_type_is_rejected() -> Result<()> {
     fails(&hostile().with("ronde_encode", "(param i32) (local.get 0)").wasm(), "(i32) -> i32 as ronde_encode")
 }
 
 #[test]
-fn another_abi_version() -> Result<()> {
+fn another_abi_version_is_rejected() -> Result<()> {
     fails(&hostile().with("ronde_abi", "(i32.const 2)").wasm(), "ABI version 2")
 }
 
 #[test]
-fn more_memory_than_it_declares() -> Result<()> {
+fn more_memory_than_declared_is_rejected() -> Result<()> {
     let greedy = Wat { memory: "(memory (export \"memory\") 3)".to_owned(), ..hostile() };
     fails(&greedy.wasm(), "196608 bytes of memory in its module")
 }
 
 #[test]
-fn an_endless_loop() -> Result<()> {
+fn an_endless_loop_fails_its_operation() -> Result<()> {
     fails(&hostile().with("ronde_encode", "(loop $l (br $l)) (i32.const 0)").wasm(), "took longer than 10 ms")
 }
 
 #[test]
-fn an_endless_start() -> Result<()> {
+fn an_endless_start_fails_its_operation() -> Result<()> {
     fails(&hostile().with("ronde_configure", "(loop $l (br $l)) (i32.const 0)").wasm(), "took longer than 10 ms")
 }
 
 #[test]
-fn a_trap() -> Result<()> {
+fn a_trap_fails_its_operation() -> Result<()> {
     fails(&hostile().with("ronde_decode", "(unreachable)").wasm(), "ronde_decode trapped: ")
 }
 
 #[test]
-fn memory_that_is_not_its_own() -> Result<()> {
+fn access_outside_of_its_memory_fails_its_operation() -> Result<()> {
     fails(&hostile().with("ronde_encode", "(i32.load (i32.const -4))").wasm(), "out of bounds")
 }
 
 #[test]
-fn a_length_beyond_its_bound() -> Result<()> {
+fn an_output_beyond_its_bound_fails_its_operation() -> Result<()> {
     fails(&hostile().with("ronde_encode", "(i32.const 0x7fffffff)").wasm(), "for 250 elements, but the bound is 2000")
 }
 
 #[test]
-fn a_buffer_outside_of_its_memory() -> Result<()> {
+fn a_buffer_outside_of_its_memory_fails_its_operation() -> Result<()> {
     let mut wild = hostile();
     wild.table = TABLE;
     fails(&wild.placed(6, 0xffff_ffc0).wasm(), "not within the memory of 131072 bytes")
 }
 
-/// A ring begins with another rank for each piece, but the last rank's values are what comes out.
+/// A ring begins with another rank for each chunk, but the result must be the last rank's values.
 #[test]
-fn pairs_in_the_order_of_ranks_where_that_counts() -> Result<()> {
+fn a_reducer_that_is_not_commutative_gets_pairs_in_rank_order() -> Result<()> {
     const ELEMENTS: usize = 300_000;
     let mut module = Wat::reducer("pairwise", 0).named("later");
     module.manifests[0] = module.manifests[0].replace("\"commutative\": true", "\"commutative\": false");
@@ -175,10 +175,10 @@ fn pairs_in_the_order_of_ranks_where_that_counts() -> Result<()> {
     Ok(())
 }
 
-/// Each call keeps its deadline, and all of them together take for ever: an output of one line, and sleepless milliseconds
+/// Each call meets its deadline, but all of them together take forever: an output of one line, and milliseconds of work
 /// for each.
 #[test]
-fn calls_that_are_slow_together() -> Result<()> {
+fn many_slow_calls_fail_their_operation() -> Result<()> {
     let slow = "(local $i i32) (local.set $i (i32.const 8000000))
         (loop $l (br_if $l (local.tee $i (i32.sub (local.get $i) (i32.const 1))))) (i32.const 0)";
     let module = Wat::reducer("pairwise", 0).named("slow").with("ronde_reduce", slow).placed(7, 64).placed(5, 128);
@@ -197,7 +197,7 @@ fn a_plugin_that_fails_again_and_again_is_disabled_and_no_other() -> Result<()> 
     let plugins = Plugins::with_good_ones()?;
     plugins.add("hostile", &hostile().with("ronde_encode", "(unreachable)").wasm())?;
     let crew = crew_of(&plugins)?;
-    // Both sidecars count their own faults, and which of them fails first hangs on their pace.
+    // Both sidecars count their own faults; which of them fails first depends on their speed.
     for _ in 0..12 {
         crew.check_fails("plugin hostile@0.1.0", |client| encoded(client, PluginCall::new("hostile")))?;
     }
@@ -206,7 +206,7 @@ fn a_plugin_that_fails_again_and_again_is_disabled_and_no_other() -> Result<()> 
 }
 
 #[test]
-fn requests_that_a_plugin_does_not_take() -> Result<()> {
+fn requests_that_a_plugin_does_not_support_are_rejected() -> Result<()> {
     let plugins = Plugins::with_good_ones()?;
     let crew = crew_of(&plugins)?;
     crew.check_fails("parameter ratio of plugin good-codec@0.1.0 is 2.0, but takes a float of 0.0 to 1.0", |client| {
@@ -240,7 +240,7 @@ fn another_file_on_one_sidecar_is_named_with_both() -> Result<()> {
 }
 
 #[test]
-fn a_file_on_one_sidecar_only() -> Result<()> {
+fn a_plugin_on_one_sidecar_only_is_an_error() -> Result<()> {
     let (ours, theirs) = (Plugins::with_good_ones()?, Plugins::with_good_ones()?);
     ours.add("rare", &Wat::codec().named("rare").wasm())?;
     let crew = crew([ours.settings(), theirs.settings()])?;
@@ -249,7 +249,7 @@ fn a_file_on_one_sidecar_only() -> Result<()> {
 }
 
 #[test]
-fn only_what_a_key_has_signed_is_let_in() -> Result<()> {
+fn only_plugins_signed_with_a_trusted_key_are_loaded() -> Result<()> {
     let plugins = Plugins::with_good_ones()?;
     let reducer = Wat { manifests: vec![reducer_manifest("pairwise", 0)], ..Wat::reducer("pairwise", 0) };
     plugins.add("unsigned", &Wat::codec().named("unsigned").wasm())?;
@@ -268,9 +268,9 @@ fn only_what_a_key_has_signed_is_let_in() -> Result<()> {
     check_good_ones(&crew)
 }
 
-/// How many ranks a reducer takes is known before anything moves: it is not called at all.
+/// The rank limit of a reducer is checked before data moves: it is never called.
 #[test]
-fn more_ranks_than_a_reducer_takes() -> Result<()> {
+fn more_ranks_than_a_reducer_supports_are_rejected() -> Result<()> {
     let plugins = Plugins::with_good_ones()?;
     for (name, shape, measures) in [("narrow", "n-ary", 0), ("narrow-adaptive", "adaptive", 0)] {
         let mut module = Wat::reducer(shape, measures).named(name).with("ronde_conclude", "(i32.const 0)");
@@ -292,7 +292,7 @@ fn more_ranks_than_a_reducer_takes() -> Result<()> {
 }
 
 #[test]
-fn what_plugins_do_is_counted() -> Result<()> {
+fn calls_and_failures_of_plugins_are_counted() -> Result<()> {
     let plugins = Plugins::with_good_ones()?;
     plugins.add("hostile", &hostile().with("ronde_encode", "(unreachable)").wasm())?;
     let crew = crew_of(&plugins)?;
@@ -311,9 +311,9 @@ fn what_plugins_do_is_counted() -> Result<()> {
     Ok(())
 }
 
-/// A plugin may log 64 KiB in a call. A line of the sidecar's log has as much of that as a failure may say.
+/// A plugin may log 64 KiB in a call. A line of the sidecar's log has at most as much of that as a failure text.
 #[test]
-fn what_a_plugin_logs_does_not_flood_the_log_of_its_sidecar() -> Result<()> {
+fn log_lines_of_a_plugin_do_not_flood_the_log_of_its_sidecar() -> Result<()> {
     let flood = "(local $i i32) (memory.fill (i32.const 256) (i32.const 120) (i32.const 1024))
         (loop $l (call $log (i32.const 256) (i32.const 1024))
           (br_if $l (i32.lt_u (local.tee $i (i32.add (local.get $i) (i32.const 1))) (i32.const 64))))
@@ -326,7 +326,7 @@ fn what_a_plugin_logs_does_not_flood_the_log_of_its_sidecar() -> Result<()> {
         let failed = encoded(client, PluginCall::new("hostile")).err();
         Ok(failed.context("the plugin refuses everything")?.to_string())
     })?;
-    // The others may have been told before they called it.
+    // The others may have received the failure before they called it.
     let culprit = usize::from(failure[0].contains("on sidecar 1"));
     let failed = |line: &Line| line.text.contains("a lane cannot perform an operation").then_some(line.text.len());
     let process = &mut crew.cluster.sidecars[culprit].process;
@@ -335,9 +335,9 @@ fn what_a_plugin_logs_does_not_flood_the_log_of_its_sidecar() -> Result<()> {
     Ok(())
 }
 
-/// A codec that says in the first value of each span how often it has encoded that: what it keeps is seen.
+/// A codec that sends in the first value of each span how often it has encoded that: its state is visible.
 #[test]
-fn a_process_set_that_is_added_again_begins_without_what_was_kept() -> Result<()> {
+fn a_process_set_that_is_added_again_starts_without_residuals() -> Result<()> {
     let counting = "(i32.store (i32.const 0x6000) (i32.add (i32.load (i32.const 0x6000)) (i32.const 1)))
         (memory.copy (i32.const 0x4000) (i32.const 0x2000) (call $bytes))
         (f32.store (i32.const 0x4000) (f32.convert_i32_u (i32.load (i32.const 0x6000)))) (call $bytes)";
@@ -375,9 +375,9 @@ fn metric(page: &str, name: &str) -> Result<f64> {
     Ok(line.with_context(|| format!("{name} is missing in:\n{page}"))?.parse()?)
 }
 
-/// Residuals need room; who has none is told which setting it is.
+/// Residuals need room; without room the failure names the setting.
 #[test]
-fn state_beyond_its_limit() -> Result<()> {
+fn state_beyond_its_limit_fails_its_operation() -> Result<()> {
     let plugins = Plugins::with_good_ones()?;
     let settings = json!({ "paths": [plugins.path()], "state_bytes_max": 1_000 });
     let crew = crew([settings.clone(), settings])?;

@@ -1,12 +1,12 @@
 //! Random programs of collectives on random sets, each on a real job and by a sequential interpreter.
 //!
-//! A few of them here; `make differential-rust SECONDS=n` runs them for as long as it is told.
+//! These are a few of them; `make differential-rust SECONDS=n` runs more for that time.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ronde::{ReduceOp, Ring, Transfer};
-use ronde_tests::crew::{WAYS, Way};
+use ronde_tests::crew::{DATA_PATHS, DataPath};
 use ronde_tests::programs::{Drawing, Grouping, Job, Kind, Program};
 
 /// Ranks on one to four sidecars.
@@ -15,25 +15,29 @@ const PLACEMENTS: [&[u32]; 5] = [&[0, 0, 0], &[0, 1], &[0, 0, 1, 2], &[0, 1, 1, 
 const PROGRAMS: u64 = 6;
 
 #[test]
-fn programs_give_what_the_interpreter_says() -> Result<()> {
+fn random_programs_match_the_sequential_interpreter() -> Result<()> {
     let seconds = std::env::var(SECONDS).ok();
     let seconds = seconds.map(|text| text.parse().with_context(|| format!("{SECONDS} is a number, not {text}")));
     match seconds.transpose()? {
         Some(seconds) => for_a_while(Duration::from_secs(seconds)),
         None => (0..).zip(PLACEMENTS).try_for_each(|(number, placement)| {
-            run(placement, WAYS[number % WAYS.len()], (number as u64 * PROGRAMS)..(number as u64 + 1) * PROGRAMS)
+            run(
+                placement,
+                DATA_PATHS[number % DATA_PATHS.len()],
+                (number as u64 * PROGRAMS)..(number as u64 + 1) * PROGRAMS,
+            )
         }),
     }
 }
 
-/// All placements by all ways by turns, under seeds that nobody has used in a short run.
+/// All placements with all data paths in turn, under seeds that no short run uses.
 fn for_a_while(time: Duration) -> Result<()> {
     let (began, mut seed) = (Instant::now(), FIRST_LONG);
     while began.elapsed() < time {
         for (number, placement) in PLACEMENTS.into_iter().enumerate() {
             let turn = usize::try_from(seed / 20).unwrap_or_default();
-            let way = WAYS[(turn + number) % WAYS.len()];
-            run(placement, way, seed..seed + 20)?;
+            let path = DATA_PATHS[(turn + number) % DATA_PATHS.len()];
+            run(placement, path, seed..seed + 20)?;
             seed += 20;
             eprintln!("{} programs in {} seconds", seed - FIRST_LONG, began.elapsed().as_secs());
             if began.elapsed() >= time {
@@ -44,13 +48,13 @@ fn for_a_while(time: Duration) -> Result<()> {
     Ok(())
 }
 
-fn run(placement: &[u32], way: Way, seeds: std::ops::Range<u64>) -> Result<()> {
-    let mut job = Job::new(placement, way);
+fn run(placement: &[u32], path: DataPath, seeds: std::ops::Range<u64>) -> Result<()> {
+    let mut job = Job::new(placement, path);
     let ranks = u32::try_from(placement.len())?;
     seeds.into_iter().try_for_each(|seed| job.check(&Drawing::program(seed, ranks)))
 }
 
-/// The comparison notices one wrong element, and what is left of the program is the step that has it.
+/// The comparison detects one wrong element, and the shortened program is the step that has it.
 #[test]
 fn a_wrong_result_is_found_and_the_program_made_short() -> Result<()> {
     let mut program = Drawing::program(3, 3);
@@ -64,10 +68,10 @@ fn a_wrong_result_is_found_and_the_program_made_short() -> Result<()> {
     let number = |program: &Program| program.phases.iter().map(Vec::len).sum::<usize>();
     ensure!(number(&program) > 4, "a program of several steps: {program:?}");
     let step = program.phases[0].first_mut().context("a step")?;
-    // Two ranks ask for other reductions of one tensor than the third.
+    // Two ranks submit other reductions of one tensor than the third.
     step.kind = Kind::AllReduce(ReduceOp::Adasum, Grouping::Alone);
     step.dtype = ronde::DType::I32;
-    let error = Job::new(&[0, 0, 0], Way(Transfer::Arena, Ring::Auto)).check(&program).expect_err("it is refused");
+    let error = Job::new(&[0, 0, 0], DataPath(Transfer::Arena, Ring::Auto)).check(&program).expect_err("it is refused");
     let text = error.to_string();
     ensure!(text.contains("adasum takes floating-point types"), "{text}");
     ensure!(text.matches("\n  phase").count() == 1, "one step is left: {text}");

@@ -1,4 +1,5 @@
-//! Bad input through the Rust client over real sidecars: every rank is told in words, nobody waits, the next operation works.
+//! Invalid input through the Rust client over real sidecars: every rank gets the reason, none waits, the next operation
+//! works.
 
 use anyhow::{Context, Result, ensure};
 use ronde::blocking::Client;
@@ -12,13 +13,13 @@ fn crew() -> Result<Crew> {
     Crew::start(Plan::of(&PLACEMENT), Transfer::Arena)
 }
 
-/// Something else on the last rank.
+/// A different request on the last rank.
 fn odd<T>(client: &Client, usual: T, on_last: T) -> T {
     if client.rank() == client.size() - 1 { on_last } else { usual }
 }
 
 #[test]
-fn what_ranks_disagree_about_fails_on_all_with_the_same_words() -> Result<()> {
+fn mismatched_requests_fail_on_all_ranks_with_the_same_text() -> Result<()> {
     let crew = crew()?;
     crew.check_fails("Mismatched data types: One rank had type int64, but another rank had type float32", |client| {
         let tensor = odd(client, numbers(&[3], |i| i)?, floats(&[3], |_| 1.0)?);
@@ -55,7 +56,7 @@ fn what_ranks_disagree_about_fails_on_all_with_the_same_words() -> Result<()> {
         client.allreduce("x", &floats(&[3], f32::from)?, ReduceOptions { codec, ..ReduceOptions::default() })
     })?;
     crew.check_fails("Mismatched process sets", |client| client.add_process_set(odd(client, &[0, 1], &[0, 2])))?;
-    // The scatter's roots differ: who hands over a tensor and who does not hangs on it.
+    // The scatter's roots differ; the root determines who contributes a tensor.
     crew.check_fails("Mismatched SCATTER root ranks", |client| {
         let tensor = numbers(&[3], |i| i)?;
         client.scatter("x", Some((&tensor).into()), odd(client, 0, 2))
@@ -63,7 +64,7 @@ fn what_ranks_disagree_about_fails_on_all_with_the_same_words() -> Result<()> {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name() -> Result<()> {
+fn unsupported_operations_are_rejected_by_name() -> Result<()> {
     let crew = crew()?;
     let none = ReduceOptions::default();
     let coded = |codec| ReduceOptions { codec, ..ReduceOp::Sum.into() };
@@ -89,7 +90,7 @@ fn what_is_not_supported_is_refused_by_name() -> Result<()> {
     crew.check_fails("takes no codec", |client| {
         client.reduce_scatter("x", &floats(&[3], f32::from)?, coded(Codec::F16))
     })?;
-    // One rank alone asks for what there is not: the others hear of it, though they asked for something else.
+    // One rank alone submits an invalid request: the others fail, too, though their requests differ.
     let outcomes = crew.each(|client| {
         let codec = odd(client, Codec::None, Codec::F16);
         let tensor = numbers(&[3], |i| i)?;
@@ -97,14 +98,14 @@ fn what_is_not_supported_is_refused_by_name() -> Result<()> {
     });
     for outcome in outcomes {
         let error = outcome.expect_err("one rank asks for what there is not");
-        let failure = error.failure().context("all ranks are told")?;
+        let failure = error.failure().context("all ranks receive it")?;
         ensure!(failure.rank.is_some_and(|rank| rank.0 == 2), "{failure}");
     }
     crew.check_next()
 }
 
 #[test]
-fn wrong_arguments_are_told_to_their_caller_alone() -> Result<()> {
+fn wrong_arguments_fail_on_their_caller_only() -> Result<()> {
     let crew = crew()?;
     let scalar = TensorRef { dtype: DType::U8, shape: &[], bytes: &[1] };
     let rows = numbers(&[3, 2], |i| i)?;
@@ -128,7 +129,7 @@ fn wrong_arguments_are_told_to_their_caller_alone() -> Result<()> {
 }
 
 #[test]
-fn sets_that_there_are_not_and_ranks_outside_of_theirs() -> Result<()> {
+fn unknown_process_sets_and_ranks_outside_of_a_set_are_rejected() -> Result<()> {
     let crew = crew()?;
     let mine = numbers(&[3], |i| i)?;
     crew.check_fails("Process set provided does not exist, or has not been registered", |client| {
@@ -173,18 +174,18 @@ fn a_name_that_is_pending_is_refused_and_the_first_stays_valid() -> Result<()> {
 }
 
 #[test]
-fn tensors_and_results_over_the_limit_fail_and_the_others_are_told() -> Result<()> {
+fn tensors_and_results_over_the_limit_fail_on_every_rank() -> Result<()> {
     let crew = Crew::start(Plan::of(&PLACEMENT).arena_bytes_max(ARENA_BYTES), Transfer::Arena)?;
     let bytes = vec![1_u8; 8 * QUARTER];
     let of =
         |quarters: usize| TensorRef { dtype: DType::U8, shape: &SHAPES[quarters], bytes: &bytes[..quarters * QUARTER] };
-    // Two arenas' worth on every rank, then on one rank only: the others hear of it instead of waiting.
+    // Two arenas' worth on every rank, then on one rank only: the others fail instead of waiting.
     crew.check_fails("arena_bytes_max", |client| client.allreduce("x", of(8), ReduceOp::Sum))?;
     crew.check_each_fails(&["arena_bytes_max"; 3], |client| client.allgather("x", of(odd(client, 0, 8))))?;
     let outcomes = crew.each(|client| client.allgather(None, of(odd(client, 0, 8))));
     let refused: Vec<Error> = outcomes.into_iter().filter_map(Result::err).collect();
     ensure!(refused.len() == 3 && matches!(refused[2], Error::Limit { .. }), "{refused:?}");
-    let failure = refused[0].failure().context("the others are told")?;
+    let failure = refused[0].failure().context("the others receive it")?;
     ensure!(failure.cause == Cause::Refused && failure.rank.is_some_and(|rank| rank.0 == 2), "{failure}");
     // Numbers of unnamed operations stay in step.
     crew.all(|client| Ok(client.allgather(None, of(0))?))?;
@@ -194,7 +195,7 @@ fn tensors_and_results_over_the_limit_fail_and_the_others_are_told() -> Result<(
     }
     crew.check_fails("GATHER", |client| client.gather("x", of(2), 1))?;
     crew.check_fails("ALLTOALL", |client| client.alltoall("x", of(2), Some(&[0, 8 << 20, 0])))?;
-    // What fits goes through.
+    // A tensor that fits succeeds.
     crew.all(|client| Ok(client.allgather("x", of(1))?))?;
     Ok(())
 }
@@ -206,7 +207,7 @@ const SHAPES: [[u64; 1]; 9] =
     [[0], [4 << 20], [8 << 20], [12 << 20], [16 << 20], [20 << 20], [24 << 20], [28 << 20], [32 << 20]];
 
 #[test]
-fn nan_and_infinity_are_carried() -> Result<()> {
+fn nan_and_infinity_are_preserved() -> Result<()> {
     let crew = crew()?;
     crew.all(|client| {
         let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0];
@@ -235,7 +236,7 @@ fn a_tensor_that_waits_too_long_is_reported_and_then_ends_the_job() -> Result<()
     let crew = Crew::start(Plan::of(&PLACEMENT).stall_ms(200, 1_000), Transfer::Arena)?;
     let outcomes = crew.each(|client| {
         if client.rank() == 2 {
-            // Rank 0 has asked for the tensor before: that one is over the limit first.
+            // Rank 0 has submitted the tensor before: that one exceeds the limit first.
             client.recv(0, 0)?;
             return client.barrier("never").map(drop);
         }

@@ -1,5 +1,5 @@
-//! Sessions over a ring in shared memory: they say and hear what others do, and a worker that breaks its ring ends nobody's
-//! session but its own.
+//! Sessions over a ring in shared memory: they carry all messages, and a worker that breaks its ring ends its own
+//! session only.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,18 +7,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Result, bail, ensure};
 use ronde::{Operation, ReduceOp, Transfer};
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::client_message;
+use ronde_rpc::v1::server_message;
 use ronde_shm::ring::WorkerRing;
 use ronde_tests::cluster::{Cluster, Failed, PATIENCE, Plan, Worker, sum};
-use ronde_tests::crew::{Crew, WAYS, Way, numbers};
-use ronde_tests::raw::{DECENT, RawRing, RawSession, session_token};
+use ronde_tests::crew::{Crew, DATA_PATHS, DataPath, numbers};
+use ronde_tests::raw::{RawRing, RawSession, WELL_BEHAVED, session_token};
 use ronde_tests::script::{Fill, digest, scatter};
 use ronde_wire::{Cause, limits};
 
 use crate::WORKER;
 
-/// Ranks 0 and 2 by the book, rank 1 in the test's hands, with a ring. It shares its sidecar with rank 2.
+/// Ranks 0 and 2 are ordinary workers; the test controls rank 1, which has a ring. It shares its sidecar with rank 2.
 struct Stage {
     cluster: Cluster,
     session: RawSession,
@@ -33,16 +33,16 @@ impl Stage {
             let worker = cluster.new_worker(rank)?;
             cluster.workers.push(worker);
         }
-        let (mut session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 1, DECENT)?;
+        let (mut session, claimed) = RawSession::claim(cluster.sidecars[1].socket_dir()?, "test", 1, WELL_BEHAVED)?;
         let ring = session.take_ring(&claimed)?;
         cluster.workers.iter_mut().try_for_each(Worker::await_connected)?;
         Ok(Self { cluster, session, claimed, ring })
     }
 
-    /// Everybody, rank 1 among them, gets the right sum.
+    /// Checks that all ranks, rank 1 among them, get the right sum.
     fn check_sum(&mut self, request: u64) -> Result<()> {
         let (elements, fill, name) = (1_000, Fill::Whole { seed: request }, format!("sum {request}"));
-        self.ring.say(submission(request, &name, elements, fill))?;
+        self.ring.send(submission(request, &name, elements, fill))?;
         let mut pending = Vec::new();
         for worker in &mut self.cluster.workers {
             pending.push(worker.submit(sum(&name, elements, fill))?);
@@ -51,18 +51,18 @@ impl Stage {
         for (worker, id) in self.cluster.workers.iter_mut().zip(pending) {
             ensure!(worker.digest(id, PATIENCE)? == expected, "rank {}: {name} is wrong", worker.rank);
         }
-        let part = |heard: &Heard| match heard {
-            Heard::ResultPart(part) if part.request == request => Some(part.data.clone()),
+        let part = |message: &server_message::Message| match message {
+            server_message::Message::ResultPart(part) if part.request == request => Some(part.data.clone()),
             _ => None,
         };
         ensure!(digest(&self.ring.await_message("its result", part)?) == expected, "rank 1: {name} is wrong");
-        self.ring.await_message("its completion", |heard| match heard {
-            Heard::Completed(completed) if completed.request == request => Some(()),
+        self.ring.await_message("its completion", |message| match message {
+            server_message::Message::Completed(completed) if completed.request == request => Some(()),
             _ => None,
         })
     }
 
-    /// Ranks 0 and 2 submit; gives why that fails.
+    /// Submits on ranks 0 and 2; returns why that fails.
     fn failures(&mut self, provoke: impl FnOnce(&mut Self) -> Result<()>) -> Result<Vec<Failed>> {
         let mut pending = Vec::new();
         for worker in &mut self.cluster.workers {
@@ -73,16 +73,16 @@ impl Stage {
         workers.map(|(worker, id)| Ok(worker.failure(id, PATIENCE)?.1)).collect()
     }
 
-    /// The sidecar serves on: the rank can be claimed again.
+    /// Checks that the sidecar still serves: the rank can be claimed again.
     fn check_alive(&self) -> Result<()> {
-        RawSession::claim(self.cluster.sidecars[1].socket_dir()?, "test", 1, DECENT).map(drop)
+        RawSession::claim(self.cluster.sidecars[1].socket_dir()?, "test", 1, WELL_BEHAVED).map(drop)
     }
 }
 
-fn submission(request: u64, name: &str, elements: u64, fill: Fill) -> Say {
+fn submission(request: u64, name: &str, elements: u64, fill: Fill) -> client_message::Message {
     let bytes = usize::try_from(elements * 4).expect("a test's tensor fits into memory");
     let op = v1::ReduceOp::Sum.into();
-    Say::Submit(v1::Submit {
+    client_message::Message::Submit(v1::Submit {
         request,
         name: format!("allreduce.{name}"),
         collective: Some(v1::Collective {
@@ -98,10 +98,10 @@ fn submission(request: u64, name: &str, elements: u64, fill: Fill) -> Say {
 }
 
 #[test]
-fn a_ring_carries_what_the_stream_does_and_odd_words_in_it_disturb_nobody() -> Result<()> {
+fn a_ring_carries_every_message_and_malformed_ones_disturb_nobody() -> Result<()> {
     let mut stage = Stage::start()?;
     stage.check_sum(1)?;
-    // How it sleeps and whether it waits for room is the worker's to say, truly or not; so is how often it rings.
+    // The worker writes whether it sleeps and whether it waits for room, truly or not, and rings as often as it likes.
     for (round, offset) in (2..).zip([512 + 256, 512 + 384, 1_024 + 256, 1_024 + 384]) {
         for word in [1_u32, 2, 3, u32::MAX] {
             stage.ring.memory.write_all_at(&word.to_le_bytes(), offset)?;
@@ -118,13 +118,13 @@ fn a_ring_carries_what_the_stream_does_and_odd_words_in_it_disturb_nobody() -> R
 fn a_broken_ring_ends_its_session_by_name() -> Result<()> {
     let limit = limits::RING_BYTES as u64;
     let length = u32::try_from(limit)?.to_le_bytes();
-    // Of the direction to the sidecar: the producer's position; a length behind a position that is published; bytes that are no
-    // message. Of the other: the consumer's position, which the sidecar sees when its own side is full.
+    // Of the direction to the sidecar: the producer's position; a length after a position that is published; an invalid
+    // message. Of the other: the consumer's position, which the sidecar reads when its own side is full.
     let breaks: [(&str, Writes<'_>); 4] = [
         ("its position", &[(512, &[4, 0, 0, 0, 0, 0, 0, 0])]),
         ("its position", &[(512, &[0xFF; 8])]),
         ("a message of 262144 bytes", &[(4_096, &length), (512, &limit.to_le_bytes())]),
-        ("is no message", &[(4_096, &[4, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF]), (512, &[8, 0, 0, 0, 0, 0, 0, 0])]),
+        ("an invalid message", &[(4_096, &[4, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0xFF]), (512, &[8, 0, 0, 0, 0, 0, 0, 0])]),
     ];
     for (words, writes) in breaks {
         let mut stage = Stage::start()?;
@@ -145,11 +145,11 @@ fn a_broken_ring_ends_its_session_by_name() -> Result<()> {
     Ok(())
 }
 
-/// Bytes for places in a ring's memory.
+/// Bytes for positions in a ring's memory.
 type Writes<'a> = &'a [(u64, &'a [u8])];
 
 #[test]
-fn garbage_all_over_a_ring_ends_its_session_at_most() -> Result<()> {
+fn garbage_in_a_ring_ends_only_its_session() -> Result<()> {
     for seed in 0..3 {
         let mut stage = Stage::start()?;
         let garbage: Vec<u8> = (0..1_u64 << 16).flat_map(|word| scatter(seed << 32 | word).to_le_bytes()).collect();
@@ -170,10 +170,10 @@ fn garbage_all_over_a_ring_ends_its_session_at_most() -> Result<()> {
 fn a_worker_that_does_not_read_its_ring_is_given_up_and_named() -> Result<()> {
     let mut stage = Stage::start()?;
     let failures = stage.failures(|stage| {
-        stage.ring.say(submission(1, "own", 1, Fill::Ones))?;
+        stage.ring.send(submission(1, "own", 1, Fill::Ones))?;
         // Each is answered with a refusal, and none is read. The stream has no bound that would end this by itself.
         for _ in 0..REFUSED {
-            if stage.session.say(submission(1, "own", 1, Fill::Ones)).is_err() {
+            if stage.session.send(submission(1, "own", 1, Fill::Ones)).is_err() {
                 break;
             }
         }
@@ -186,39 +186,41 @@ fn a_worker_that_does_not_read_its_ring_is_given_up_and_named() -> Result<()> {
     stage.check_alive()
 }
 
-/// More than wait for a worker, in its ring and behind it.
+/// More messages than are queued for a worker, in its ring and after it.
 const REFUSED: u64 = 200_000;
 
 #[test]
 fn more_than_fits_into_a_ring_waits_until_it_is_read() -> Result<()> {
     let mut stage = Stage::start()?;
-    stage.ring.say(submission(1, "own", 1, Fill::Ones))?;
+    stage.ring.send(submission(1, "own", 1, Fill::Ones))?;
     for _ in 0..20_000 {
-        stage.session.say(submission(1, "own", 1, Fill::Ones))?;
+        stage.session.send(submission(1, "own", 1, Fill::Ones))?;
     }
     for _ in 0..20_000 {
-        stage.ring.await_message("a refusal", |heard| matches!(heard, Heard::Failed(_)).then_some(()))?;
+        stage.ring.await_message("a refusal", |message| {
+            matches!(message, server_message::Message::Failed(_)).then_some(())
+        })?;
     }
     stage.check_sum(2)
 }
 
 #[test]
-fn what_was_written_before_the_end_of_the_stream_counts_and_half_a_message_does_not() -> Result<()> {
-    for (says_goodbye, cause) in [(true, Cause::ShutDown), (false, Cause::RankLost)] {
+fn messages_written_before_the_end_of_the_stream_count_and_half_a_message_does_not() -> Result<()> {
+    for (announces_end, cause) in [(true, Cause::ShutDown), (false, Cause::RankLost)] {
         let mut stage = Stage::start()?;
         let pending = stage.cluster.workers[0].submit(sum("pending", 100, Fill::Ones))?;
-        if says_goodbye {
-            // Nobody is woken: only the end of the stream makes the sidecar look.
-            stage.ring.write(Say::Goodbye(v1::Goodbye { reason: "written last".to_owned() }))?;
+        if announces_end {
+            // Nothing wakes the sidecar: only the end of the stream makes it read the ring.
+            stage.ring.write(client_message::Message::Goodbye(v1::Goodbye { reason: "written last".to_owned() }))?;
         }
-        // The beginning of a message that is not published, as a process leaves it that is killed while it writes.
+        // The beginning of a message that is not published, as left by a process that is killed while it writes.
         stage.ring.memory.write_all_at(&[200, 0, 0, 0, 1, 2, 3], 4_096 + 512)?;
         drop(stage.session);
         let (_, failed) = stage.cluster.workers[0].failure(pending, PATIENCE)?;
         println!("{}", failed.text);
         ensure!(failed.cause == Some(cause) && failed.rank == Some(1), "{failed:?}");
         ensure!(
-            failed.text.contains("written last") == says_goodbye && !failed.text.contains("ring"),
+            failed.text.contains("written last") == announces_end && !failed.text.contains("ring"),
             "{}",
             failed.text
         );
@@ -239,17 +241,20 @@ fn a_session_has_one_ring_and_takes_it_once() -> Result<()> {
     ensure!(attach(stage.claimed.ring_bytes)?.contains("has a ring already"), "another one");
     ensure!(attach(4_096)?.contains("262144 bytes a direction"), "a smaller one");
     let mut stage = stage;
-    let failures = stage.failures(|stage| stage.session.say(Say::RingReady(v1::RingReady {})))?;
+    let failures = stage.failures(|stage| stage.session.send(client_message::Message::RingReady(v1::RingReady {})))?;
     for failed in failures {
-        ensure!(failed.rank == Some(1) && failed.text.contains("attached no ring, or said so twice"), "{failed:?}");
+        ensure!(
+            failed.rank == Some(1) && failed.text.contains("without a ring attached, or sent it twice"),
+            "{failed:?}"
+        );
     }
     Ok(())
 }
 
 #[test]
 fn threads_of_one_worker_share_its_session() -> Result<()> {
-    for way in WAYS {
-        let crew = Crew::start(Plan::of(&[0, 0, 1]), way)?;
+    for path in DATA_PATHS {
+        let crew = Crew::start(Plan::of(&[0, 0, 1]), path)?;
         let wrong = AtomicU32::new(0);
         crew.all(|client| {
             std::thread::scope(|scope| {
@@ -262,7 +267,7 @@ fn threads_of_one_worker_share_its_session() -> Result<()> {
                             let expected = numbers(&[1], |_| 3 * (thread + round)).expect("a tensor");
                             let operation = Operation::allreduce(name.as_str(), &mine, ReduceOp::Sum);
                             let mut handle = client.submit_from(&operation).expect("submitted");
-                            // Some look again and again, some wait for a moment, some as long as it takes.
+                            // Some poll continuously, some wait for a moment, some as long as it takes.
                             while thread % 3 == 0 && !handle.poll() {
                                 std::thread::yield_now();
                             }
@@ -278,7 +283,7 @@ fn threads_of_one_worker_share_its_session() -> Result<()> {
             });
             Ok(())
         })?;
-        ensure!(wrong.load(Ordering::Relaxed) == 0, "{way:?}: {wrong:?} sums are wrong");
+        ensure!(wrong.load(Ordering::Relaxed) == 0, "{path:?}: {wrong:?} sums are wrong");
     }
     Ok(())
 }
@@ -288,10 +293,10 @@ const OPERATIONS: i64 = 150;
 
 #[test]
 fn one_job_has_workers_of_both_kinds() -> Result<()> {
-    let crew = Crew::start(Plan::of(&[0, 1]), Way::from(Transfer::Arena))?;
+    let crew = Crew::start(Plan::of(&[0, 1]), DataPath::from(Transfer::Arena))?;
     ensure!(crew.clients.iter().all(|client| client.submission_path() == "ring"), "the sidecar takes rings");
     drop(crew);
-    let crew = Crew::start(Plan::of(&[0, 1]), Way(Transfer::Arena, ronde::Ring::Off))?;
+    let crew = Crew::start(Plan::of(&[0, 1]), DataPath(Transfer::Arena, ronde::Ring::Off))?;
     ensure!(crew.clients.iter().all(|client| client.submission_path() == "grpc"), "switched off");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What travels between hosts is sealed, and only sidecars of the job take part.
+//! Traffic between hosts is encrypted, and only sidecars of the job take part.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,8 +19,8 @@ const TENSOR_BYTES: usize = 8 << 20;
 const TENSOR_NAME: &str = "a-name-that-nobody-else-may-read";
 
 #[test]
-fn nothing_of_a_tensor_can_be_read_on_the_network() -> Result<()> {
-    if Network::is_left_out("nothing_of_a_tensor_can_be_read_on_the_network") {
+fn no_tensor_data_is_readable_on_the_network() -> Result<()> {
+    if Network::is_left_out("no_tensor_data_is_readable_on_the_network") {
         return Ok(());
     }
     let network = Network::up(2)?;
@@ -46,7 +46,7 @@ fn nothing_of_a_tensor_can_be_read_on_the_network() -> Result<()> {
             ensure!(captured.places_of(&token) == 0, "{transport}: a rank's token can be read");
         }
     }
-    // The same detector sees the same bytes when nobody seals them.
+    // The same detector finds the same bytes when they are not encrypted.
     let captured = plain_tcp(&network, directory.path())?;
     let places = captured.places_of(MARKER);
     println!("control run over plain TCP: the pattern is found in {places} places");
@@ -54,14 +54,14 @@ fn nothing_of_a_tensor_can_be_read_on_the_network() -> Result<()> {
     Ok(())
 }
 
-/// The maximum of equal contributions: contributions, sums on the way and the result are all made of the marker.
+/// The maximum of equal contributions: contributions, partial results and the result all consist of the marker.
 fn all_reduce_of_markers(
     network: &Network,
     transport: Transport,
     directory: &Path,
 ) -> Result<(Captured, Vec<Vec<u8>>)> {
     let mut cluster = Plan::of(&[0, 1]).transport(transport).on(network).sidecars(WORKER)?;
-    // Before the workers come: the first links are opened under observation, too.
+    // Start before the workers connect: the first links are observed, too.
     let capture = Capture::start(network, 0, directory)?;
     for rank in 0..2 {
         let worker = cluster.new_worker(rank)?;
@@ -106,7 +106,7 @@ fn plain_tcp(network: &Network, directory: &Path) -> Result<Captured> {
     capture.finish()
 }
 
-/// Two sidecars that were told of each other, one of which is not what the other expects.
+/// Two sidecars that know of each other, one of which is not what the other expects.
 struct Pair {
     authority: Authority,
     good: Sidecar,
@@ -120,7 +120,7 @@ impl Pair {
         Self::start_over([Transport::Auto; 2], good, bad_job, bad)
     }
 
-    /// The same with what each is set to run over.
+    /// The same with the transport setting of each.
     fn start_over(over: [Transport; 2], good: u32, bad_job: &str, bad: u32) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let options = |job: &str, index, transport| SidecarOptions {
@@ -150,7 +150,7 @@ impl Pair {
         Ok(Self { authority: Authority::new("test")?, good, bad, _directory: directory })
     }
 
-    /// Lets both join: the good one as it should be, the bad one with this certificate and index.
+    /// Sends both the join message: the good one a valid one, the bad one this certificate and index.
     fn join(&mut self, certificate: &str, ca: &str, placements: [&[u32]; 2]) -> Result<()> {
         let Self { authority, good, bad, .. } = self;
         let known_as = |sidecar: &Sidecar, index: u32| {
@@ -166,13 +166,13 @@ impl Pair {
         bad.join(certificate, ca, &of_bad, placements[1])
     }
 
-    /// Both end, and these words are in the good one's reason.
+    /// Checks that both end, and that the good one's reason has these words.
     fn refused(mut self, words: &[&str]) -> Result<()> {
         let reason = self.good.await_fatal(WITHIN)?;
-        println!("the good one says: {reason}");
-        ensure!(words.iter().all(|word| reason.contains(word)), "{reason:?} does not say {words:?}");
+        println!("the good one reports: {reason}");
+        ensure!(words.iter().all(|word| reason.contains(word)), "{reason:?} lacks {words:?}");
         let reason = self.bad.await_fatal(WITHIN)?;
-        println!("the bad one says:  {reason}");
+        println!("the bad one reports:  {reason}");
         ensure!(!self.good.process.await_exit(WITHIN)?.success(), "a sidecar without its peers ends well");
         Ok(())
     }
@@ -184,8 +184,8 @@ const WITHIN: Duration = Duration::from_secs(15);
 #[test]
 fn a_sidecar_of_another_authority_is_refused() -> Result<()> {
     let mut pair = Pair::start(0, "test", 1)?;
-    let stranger = Authority::new("test")?;
-    let certificate = stranger.issue(pair.bad.certificate_request()?, 1)?;
+    let foreign = Authority::new("test")?;
+    let certificate = foreign.issue(pair.bad.certificate_request()?, 1)?;
     let ca = pair.authority.certificate().to_owned();
     pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
     pair.refused(&["sidecar 1", "not signed by an authority of this job"])
@@ -194,12 +194,12 @@ fn a_sidecar_of_another_authority_is_refused() -> Result<()> {
 #[test]
 fn a_sidecar_of_another_job_is_refused() -> Result<()> {
     let mut pair = Pair::start(0, "other", 1)?;
-    // Both authorities are known to both, so that only the job's name tells.
+    // Both authorities are known to both, so only the job's name differs.
     let other = Authority::new("other")?;
     let certificate = other.issue(pair.bad.certificate_request()?, 1)?;
     let ca = format!("{}{}", pair.authority.certificate(), other.certificate());
     pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
-    // The one that dials looks at the other's certificate first, and says why it turns away.
+    // The side that dials checks the other's certificate first, and reports why it rejects it.
     pair.refused(&["sidecar 1", "job/test/sidecar/0's", "expected", "job/other/sidecar/0"])
 }
 
@@ -217,7 +217,7 @@ fn a_sidecar_of_another_index_that_is_dialled_is_refused() -> Result<()> {
     let mut pair = Pair::start(1, "test", 2)?;
     let certificate = pair.authority.issue(pair.bad.certificate_request()?, 2)?;
     let ca = pair.authority.certificate().to_owned();
-    // The good one looks for sidecar 0, the coordinator, where sidecar 2 is.
+    // The good one expects sidecar 0, the coordinator, where sidecar 2 is.
     pair.join(&certificate, &ca, [&[0, 1], &[2, 1]])?;
     pair.refused(&["sidecar 0", "sidecar/2", "expected", "sidecar/0"])
 }
@@ -238,7 +238,7 @@ fn sidecars_of_different_transports_end_with_an_error_that_names_both_settings()
 
 #[test]
 fn an_expired_certificate_is_refused_over_tls_whichever_side_dials() -> Result<()> {
-    // The good one dials and looks at the certificate first; then it is dialled, and looks at it last.
+    // The good one dials and checks the certificate first; then it is dialled, and checks it last.
     for (good, bad) in [(0, 1), (1, 0)] {
         let mut pair = Pair::start_over([Transport::Tls; 2], good, "test", bad)?;
         let certificate = pair.authority.issue_expired(pair.bad.certificate_request()?, bad)?;

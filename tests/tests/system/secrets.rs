@@ -1,5 +1,5 @@
-//! Keys are nowhere: while jobs run, no process of this host carries a private key, a token or a job's secret in its
-//! arguments or environment, where other users and crash reports find them.
+//! No secret is visible: while jobs run, no process of this host carries a private key, a token or a job's secret in
+//! its arguments or environment, where other users and crash reports find them.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,12 +11,12 @@ use ronde_tests::cluster::{PATIENCE, Process, Sidecar};
 use ronde_tests::harness::{DEADLINE, RemoteShell, Run, ronde_binary};
 use serde_json::Value;
 
-/// Texts and bytes that nobody may show, each with what it would give away.
+/// Texts and bytes that no process may show, each with what it reveals.
 #[derive(Default)]
 struct Detector(Vec<(String, Vec<u8>)>);
 
 impl Detector {
-    /// Knows what every private key looks like, whoever made it.
+    /// Knows the form of every private key.
     fn new() -> Self {
         let marks: [(&str, &[u8]); 7] = [
             ("a key's PEM", b"PRIVATE KEY"),
@@ -30,7 +30,7 @@ impl Detector {
         Self(marks.into_iter().map(|(what, mark)| (what.to_owned(), mark.to_vec())).collect())
     }
 
-    /// Knows this secret, as it is and as people write bytes down.
+    /// Adds this secret, in all usual encodings.
     fn know(&mut self, what: &str, secret: &[u8]) {
         let hex = secret.iter().fold(String::new(), |mut text, byte| {
             // A string cannot fail to be written to.
@@ -47,7 +47,7 @@ impl Detector {
         }
     }
 
-    /// Knows every line of a key's file, and the bytes that they stand for.
+    /// Adds every line of a key's file, and the bytes that they encode.
     fn know_key(&mut self, what: &str, pem: &str) {
         let lines: Vec<&str> = pem.lines().filter(|line| !line.starts_with("-----")).collect();
         for line in lines.iter().filter(|line| line.len() > 16) {
@@ -56,7 +56,7 @@ impl Detector {
         self.0.push((format!("{what}, in one line"), lines.concat().into_bytes()));
     }
 
-    /// What is found in the arguments and environments of all processes of this host.
+    /// Returns the findings in the arguments and environments of all processes of this host.
     fn findings(&self) -> Result<Vec<String>> {
         let (mut found, mut read) = (Vec::new(), 0);
         for entry in fs::read_dir("/proc")? {
@@ -102,7 +102,7 @@ fn shows(detector: &Detector, argument: &str, variable: &str, what: &str) -> Res
 }
 
 #[test]
-fn keys_are_nowhere_while_jobs_run() -> Result<()> {
+fn no_secret_is_visible_while_jobs_run() -> Result<()> {
     let mut detector = Detector::new();
 
     // A launcher with two other hosts: keys and the authority are in memory only, tokens in files.
@@ -159,7 +159,7 @@ fn keys_are_nowhere_while_jobs_run() -> Result<()> {
     let found = detector.findings()?;
     ensure!(found.is_empty(), "{found:?}");
 
-    // The same detector finds each of them where they should not be.
+    // The same detector finds each of them in the wrong places.
     let base64_of_key: String = key.lines().filter(|line| !line.starts_with("-----")).collect();
     shows(&detector, &key, "", "a key's PEM")?;
     shows(&detector, "", &base64_of_key, "the beginning of a P-256 key, base64")?;

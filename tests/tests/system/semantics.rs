@@ -1,4 +1,4 @@
-//! What a job promises to whoever trains with it: right results, the same bits everywhere, disagreements told to all.
+//! The guarantees for training: right results, the same bits everywhere, mismatches reported to all ranks.
 
 use anyhow::{Context, Result, ensure};
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Worker, sum};
@@ -30,7 +30,7 @@ fn fifty_tensors_in_any_order_give_the_same_bits() -> Result<()> {
     Ok(())
 }
 
-/// Every rank submits all tensors, each in an order of its own, with waits in between at random; gives the digests.
+/// Submits all tensors on every rank, each in its own order, with random waits in between; returns the digests.
 fn fifty_tensors(cluster: &mut Cluster, order: u64) -> Result<Vec<u64>> {
     let mut schedule: Vec<(usize, u64)> = Vec::new();
     for rank in 0..cluster.workers.len() {
@@ -74,7 +74,7 @@ fn training_equals_one_process_on_all_samples() -> Result<()> {
     let distances = train(&mut cluster, &alone, false)?;
     println!("greatest difference of a weight after {STEPS} steps: {distances:?}");
     ensure!(distances.iter().all(|distance| *distance < 1e-5), "weights differ by {distances:?}");
-    // The same check fails when gradients are not reduced: it would notice.
+    // The same check fails when gradients are not reduced.
     let distances = train(&mut cluster, &alone, true)?;
     println!("the same with the identity in place of the reduction: {distances:?}");
     ensure!(distances.iter().all(|distance| *distance > 1e-3), "the check does not notice a missing reduction");
@@ -117,7 +117,7 @@ fn a_mismatch_fails_on_all_ranks_with_the_same_text_and_the_next_operation_works
     ];
     for (about, wanted) in cases {
         let texts = mismatch(&mut cluster.workers, wanted)?;
-        ensure!(texts.iter().all(|text| *text == texts[0]), "{about}: ranks are told different things: {texts:?}");
+        ensure!(texts.iter().all(|text| *text == texts[0]), "{about}: ranks receive different texts: {texts:?}");
         println!("{about}: {}", texts[0]);
         ensure!(texts[0].to_lowercase().contains(about), "the text does not speak of {about}: {}", texts[0]);
         cluster.check_sum("weights", 100)?;

@@ -37,7 +37,7 @@ fn sets_on_some_of_the_sidecars_work_at_once_and_by_the_same_names() -> Result<(
     crew.all(|client| {
         let mine: Vec<&ProcessSet> = sets.iter().filter(|set| set.position(client.rank()).is_some()).collect();
         for round in 0..3 {
-            // All in flight at once, by the same name, in an order of each rank's own.
+            // All in flight at once, by the same name, in each rank's own order.
             let mut handles = Vec::new();
             let first = client.rank() as usize + round;
             let world = ProcessSet { id: SetId::WORLD, ranks: (0..client.size()).collect() };
@@ -53,7 +53,7 @@ fn sets_on_some_of_the_sidecars_work_at_once_and_by_the_same_names() -> Result<(
                 ensure!(handle.wait()? == numbers(&[100, 3], |i| ranks * 1000 + size * i)?, "on {}", set.id);
             }
         }
-        // Unnamed operations are numbered by set: not everybody is in all of them.
+        // Unnamed operations are numbered by set: not every rank is in all of them.
         for set in &mine {
             client.barrier(set.id)?;
             let rows = client.allgather(set.id, &numbers(&[1], |_| i64::from(client.rank()))?)?.to_vec::<i64>()?;
@@ -66,7 +66,7 @@ fn sets_on_some_of_the_sidecars_work_at_once_and_by_the_same_names() -> Result<(
 }
 
 #[test]
-fn every_collective_of_a_set_goes_by_its_own_ranks() -> Result<()> {
+fn every_collective_of_a_set_uses_ranks_within_the_set() -> Result<()> {
     let crew = crew()?;
     crew.all(|client| {
         let set = client.add_process_set(&[1, 2, 4])?;
@@ -104,7 +104,7 @@ fn removed_sets_are_gone_and_their_numbers_are_used_again() -> Result<()> {
         ensure!(!client.remove_process_set(first.id)?, "the set is gone");
         let third = client.add_process_set(&[2, 3, 4])?;
         ensure!(third.id == first.id && third.id != second.id, "{third:?} instead of {first:?}");
-        // The numbers of unnamed operations begin anew with the set.
+        // The numbers of unnamed operations restart with the set.
         if third.position(client.rank()).is_some() {
             client.barrier(third.id)?;
             sum_on(client, &third, 1)?;
@@ -115,7 +115,7 @@ fn removed_sets_are_gone_and_their_numbers_are_used_again() -> Result<()> {
         Ok((second.id, third.id))
     })?;
     let (set, _) = ids[0];
-    // What waits on a set that is removed fails, and so does what comes later.
+    // Operations that wait on a removed set fail, and so do later ones.
     crew.all(|client| {
         let waiting = if client.rank() == 1 { Some(client.barrier_async(("never", set))?) } else { None };
         client.barrier("before")?;
@@ -138,7 +138,7 @@ fn ranks_with_fewer_steps_join_and_the_others_go_on() -> Result<()> {
     for round in 0..2 {
         let last = crew.all(|client| {
             for step in 0..steps(client.rank()) {
-                // Unnamed: numbers begin anew after each join.
+                // Unnamed: numbers restart after each join.
                 let sum = client.allreduce(None, &numbers(&[4], |_| 1)?, ReduceOp::Sum)?;
                 let left = (0..client.size()).filter(|rank| steps(*rank) > step).count();
                 ensure!(sum == numbers(&[4], |_| left as i64)?, "round {round}, step {step}: {sum:?}");
@@ -154,11 +154,11 @@ fn ranks_with_fewer_steps_join_and_the_others_go_on() -> Result<()> {
 }
 
 #[test]
-fn what_joined_ranks_cannot_take_part_in_fails_on_the_others() -> Result<()> {
+fn operations_not_supported_with_join_fail_on_the_other_ranks() -> Result<()> {
     let crew = crew()?;
     crew.all(|client| {
         if client.rank() == 2 {
-            // Nobody else passes this barrier before the join is known: both come from one sidecar, in order.
+            // No other rank passes this barrier before the join is known: both come from one sidecar, in order.
             let joined = client.join_async()?;
             ensure!(joined.wait()? < client.size());
             return Ok(());
@@ -207,7 +207,7 @@ fn groups_are_ready_together_and_go_on_without_a_member_that_fails() -> Result<(
         ensure!(outcomes[0].is_ok() && outcomes[2].is_ok(), "{outcomes:?}");
         Ok(())
     })?;
-    // Nothing of a group begins before all of it is there everywhere.
+    // Nothing of a group begins before all of it is submitted everywhere.
     crew.all(|client| {
         let parts = [numbers(&[2], |i| i)?, numbers(&[3], |i| i)?];
         let tensors: Vec<TensorRef<'_>> = parts.iter().map(TensorRef::from).collect();
@@ -227,7 +227,7 @@ fn groups_are_ready_together_and_go_on_without_a_member_that_fails() -> Result<(
 }
 
 #[test]
-fn pages_show_sets_joined_ranks_and_what_was_announced_again() -> Result<()> {
+fn pages_show_sets_joined_ranks_and_cached_announcements() -> Result<()> {
     let crew = Crew::start(Plan::of(&PLACEMENT).never_ahead(), Transfer::Arena)?;
     let joined = crew.all(|client| {
         client.add_process_set(&[1, 3])?;
@@ -257,9 +257,9 @@ fn pages_show_sets_joined_ranks_and_what_was_announced_again() -> Result<()> {
     crew.check_next()
 }
 
-/// All at once the orders of such a group are longer than the queue of a control link.
+/// All together, the orders of such a group are longer than the queue of a control link.
 #[test]
-fn a_group_of_many_small_tensors_is_ordered_at_the_links_pace() -> Result<()> {
+fn a_group_of_many_small_tensors_does_not_overflow_the_links() -> Result<()> {
     let placement: Vec<u32> = (0..16).map(|rank| rank / 8).collect();
     let crew = Crew::start(Plan::of(&placement), Transfer::Arena)?;
     crew.all(|client| {

@@ -1,4 +1,4 @@
-//! Settings that change how a job is performed, by their effect.
+//! Settings that change how a job is performed, tested by their effect.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,7 @@ use ronde_tests::cluster::{Plan, Sidecar};
 use ronde_tests::crew::{Crew, numbers};
 use ronde_tests::script::Fill;
 
-/// Elements of a tensor that is exchanged, and cut into several pieces.
+/// Elements of a tensor that is exchanged, and cut into several chunks.
 const ELEMENTS: u64 = 300_001;
 
 /// All ranks' tensors summed and averaged, in two types whose sums depend on the order.
@@ -20,7 +20,7 @@ fn reduced(client: &Client) -> Result<Vec<Vec<u8>>> {
     for (dtype, op, name) in
         [(DType::F32, ReduceOp::Sum, "a"), (DType::F32, ReduceOp::Average, "b"), (DType::F16, ReduceOp::Sum, "c")]
     {
-        // Of the second type: any bits but those of infinities and of what is no number.
+        // Of the second type: any bits but those of infinities and NaN.
         let bytes: Vec<u8> = match dtype {
             DType::F16 => rough.chunks_exact(4).flat_map(|float| [float[0], float[3] & 0xBB]).collect(),
             _ => rough.clone(),
@@ -31,7 +31,7 @@ fn reduced(client: &Client) -> Result<Vec<Vec<u8>>> {
     Ok(results)
 }
 
-/// The results of all ranks, which are the same, and the bytes that went between the sidecars.
+/// Returns the results of all ranks, which are equal, and the bytes sent between the sidecars.
 fn results_on(plan: Plan<'_>) -> Result<(Vec<Vec<u8>>, u64)> {
     let crew = Crew::start(plan, Transfer::Arena)?;
     let mut all = crew.all(reduced)?;
@@ -48,7 +48,7 @@ fn a_flat_all_reduce_has_the_same_bits_on_every_placement_and_sends_more() -> Re
     let (apart, _) = results_on(Plan::of(&[1, 0, 1, 2]).flat())?;
     ensure!(flat == alone && apart == alone, "bits depend on the placement");
     let (hierarchical, hierarchical_bytes) = results_on(Plan::of(&[0, 0, 1, 1]))?;
-    ensure!(hierarchical != alone, "these tensors do not tell orders of reduction apart");
+    ensure!(hierarchical != alone, "these tensors do not distinguish orders of reduction");
     ensure!(flat_bytes > hierarchical_bytes * 5 / 4, "{flat_bytes} bytes, {hierarchical_bytes} if hosts come first");
     Ok(())
 }
@@ -96,7 +96,7 @@ fn a_core_that_is_not_there_ends_the_start() -> Result<()> {
 }
 
 #[test]
-fn steps_of_more_operations_than_are_remembered_do_not_run_ahead() -> Result<()> {
+fn steps_that_exceed_the_request_cache_do_not_run_ahead() -> Result<()> {
     for (capacity, runs_ahead, is_numbered) in [(0, false, false), (1, false, true), (2, true, true)] {
         let crew = Crew::start(Plan::of(&[0, 1]).cache_capacity(capacity), Transfer::Arena)?;
         crew.all(|client| {

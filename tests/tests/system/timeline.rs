@@ -9,13 +9,13 @@ use nix::sys::signal::Signal;
 use ronde::blocking::Client;
 use ronde::{Error, ReduceOp, TimelineOptions, Transfer};
 use ronde_tests::cluster::Plan;
-use ronde_tests::crew::{Crew, WAYS, numbers};
-use ronde_tests::raw::{DECENT, RawSession, ask_for_timeline};
+use ronde_tests::crew::{Crew, DATA_PATHS, numbers};
+use ronde_tests::raw::{RawSession, WELL_BEHAVED, ask_for_timeline};
 use serde_json::Value;
 
 /// Two sidecars, with two ranks on the second.
 const PLACEMENT: [u32; 3] = [0, 1, 1];
-/// More than travels with the messages that agree about it.
+/// More than travels eagerly.
 const ELEMENTS: u64 = 100_000;
 
 fn options(path: &Path) -> TimelineOptions {
@@ -38,10 +38,10 @@ fn names<'a>(events: &'a [Value], phase: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn rank_0_records_what_all_ranks_do_on_all_ways() -> Result<()> {
-    for way in WAYS {
+fn rank_0_records_all_ranks_on_all_data_paths() -> Result<()> {
+    for path in DATA_PATHS {
         let directory = tempfile::tempdir()?;
-        let crew = Crew::start(Plan::of(&PLACEMENT), way)?;
+        let crew = Crew::start(Plan::of(&PLACEMENT), path)?;
         for file in ["first", "second"] {
             crew.all(|client| {
                 let mine = directory.path().join(format!("{file}.{}", client.rank()));
@@ -58,7 +58,7 @@ fn rank_0_records_what_all_ranks_do_on_all_ways() -> Result<()> {
             ensure!(count("B", "NEGOTIATE_ALLREDUCE") == 1 && count("B", "ALLREDUCE") == 1, "{events:#?}");
             ensure!(count("i", "CYCLE_START") >= 1, "{events:#?}");
             for phase in ["QUEUE", "PERFORM", "READ_INPUT", "REDUCE", "SEND", "RECEIVE", "COPY_RESULT"] {
-                ensure!(count("X", phase) >= 1, "no {phase} by {way:?}: {events:#?}");
+                ensure!(count("X", phase) >= 1, "no {phase} by {path:?}: {events:#?}");
             }
             for rank in ["0", "1", "2"] {
                 ensure!(count("X", rank) >= 1, "rank {rank} was never ready: {events:#?}");
@@ -106,11 +106,11 @@ fn a_session_that_ends_completes_its_timeline() -> Result<()> {
 fn only_the_session_of_rank_0_may_record() -> Result<()> {
     let cluster = Plan::of(&[0, 0]).sidecars("")?;
     let directory = cluster.sidecars[0].socket_dir()?;
-    let claim = |rank| RawSession::claim(directory, &cluster.job, rank, DECENT);
+    let claim = |rank| RawSession::claim(directory, &cluster.job, rank, WELL_BEHAVED);
     let ((_first, of_first), (_second, of_second)) = (claim(0)?, claim(1)?);
     ask_for_timeline(directory, &of_first.session_token)?;
     for (token, words) in [
-        (&of_second.session_token[..], "rank 0 does, for all"),
+        (&of_second.session_token[..], "rank 0 records for all ranks"),
         (&[7; 16], "no open session"),
         (&[7; 3], "session_token has 3 bytes, not 16"),
     ] {
@@ -121,7 +121,7 @@ fn only_the_session_of_rank_0_may_record() -> Result<()> {
 }
 
 #[test]
-fn a_sidecar_that_dies_is_told_and_what_was_recorded_stays() -> Result<()> {
+fn a_sidecar_that_dies_is_reported_and_its_recorded_events_are_kept() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("timeline.json");
     let crew = Crew::start(Plan::of(&[0, 0]), Transfer::Arena)?;

@@ -1,5 +1,5 @@
-//! The listener for gRPC-Web: who gets in and who does not, what is refused before it is read, and a session that is one
-//! like any other.
+//! The gRPC-Web listener: which calls are accepted, what is refused before it is read, and that its sessions work like
+//! any other.
 
 #![forbid(unsafe_code)]
 
@@ -12,18 +12,18 @@ use std::net::TcpStream;
 use anyhow::{Context, Result, ensure};
 use ronde::blocking::Client;
 use ronde::{JobName, Options, Rank, TensorRef};
-use ronde_rpc::v1::client_message::Message as Say;
+use ronde_rpc::v1::client_message;
 use ronde_rpc::v1::place::{Arena, Place};
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::server_message;
 use ronde_rpc::{RankToken, ring, v1};
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Sidecar};
 use ronde_tests::raw::claim;
-use ronde_tests::web::{Answer, Call, WebSession, address, connect, framed, saying, token};
+use ronde_tests::web::{Answer, Call, WebSession, address, connect, framed, messages_body, token};
 use ronde_wire::{Collective, limits};
 use serde_json::{Value, json};
 
-/// Two sidecars with a rank each, both of which answer on the loopback. Sessions here say nothing but what a test has them say,
-/// which a busy machine may hold up for longer than silence lasts by default.
+/// Two sidecars with a rank each, both of which serve the loopback. The test writes all messages of sessions, and a
+/// busy machine may delay them for longer than the default peer timeout.
 fn plan<'a>() -> Plan<'a> {
     Plan::of(&[0, 1]).web(json!({ "listen": "127.0.0.1:0" })).peer_timeout_ms(SILENCE_MS)
 }
@@ -70,19 +70,25 @@ fn broadcast(request: u64, name: &str) -> v1::Submit {
     }
 }
 
-fn say(sidecar: &Sidecar, token: &RankToken, claimed: &v1::Claimed, number: u64, messages: Vec<Say>) -> Result<String> {
-    Ok(call(sidecar, &Call::new("Say", Some(token), saying(claimed, number, messages)))?.finish()?.1)
+fn send_messages(
+    sidecar: &Sidecar,
+    token: &RankToken,
+    claimed: &v1::Claimed,
+    number: u64,
+    messages: Vec<client_message::Message>,
+) -> Result<String> {
+    Ok(call(sidecar, &Call::new("Say", Some(token), messages_body(claimed, number, messages)))?.finish()?.1)
 }
 
 #[test]
-fn it_is_off_unless_asked_for() -> Result<()> {
+fn grpc_web_is_off_by_default() -> Result<()> {
     let cluster = Plan::of(&[0]).sidecars("")?;
     ensure!(cluster.sidecars[0].serving.get("web").is_none(), "{}", cluster.sidecars[0].serving);
     Ok(())
 }
 
 #[test]
-fn in_the_clear_it_does_not_leave_this_host() -> Result<()> {
+fn grpc_web_without_tls_listens_on_the_loopback_only() -> Result<()> {
     let refused = Plan::of(&[0]).web(json!({ "listen": "0.0.0.0:0" })).sidecars("").err().context("it starts")?;
     let text = format!("{refused:#}");
     ensure!(text.contains("in the clear beyond this host") && text.contains("--web-tls"), "{text}");
@@ -90,25 +96,25 @@ fn in_the_clear_it_does_not_leave_this_host() -> Result<()> {
 }
 
 #[test]
-fn a_session_is_one_like_any_other() -> Result<()> {
+fn a_web_session_works_like_any_other() -> Result<()> {
     let cluster = plan().sidecars("")?;
     let sidecar = &cluster.sidecars[1];
     let ordinary = ordinary(&cluster)?;
     let (mut session, token) = session(&cluster)?;
     ensure!(session.claimed.ring_bytes == 0 && session.claimed.inline_bytes_max == limits::INLINE_BYTES_MAX as u64);
-    let size = session.await_message("the epoch", |heard| match heard {
-        Heard::EpochBegan(began) => Some(began.size),
+    let size = session.await_message("the epoch", |message| match message {
+        server_message::Message::EpochBegan(began) => Some(began.size),
         _ => None,
     })?;
     ensure!(size == 2);
     let client = ordinary.join().expect("it only connects")?;
     std::thread::scope(|scope| -> Result<()> {
         let root = scope.spawn(|| client.broadcast("b", TensorRef::of(&[3], &[1.0_f32, 2.0, 3.0])?, 0));
-        let submit = Say::Submit(broadcast(1, "broadcast.b"));
-        let answer = say(sidecar, &token, &session.claimed, 1, vec![submit])?;
+        let submit = client_message::Message::Submit(broadcast(1, "broadcast.b"));
+        let answer = send_messages(sidecar, &token, &session.claimed, 1, vec![submit])?;
         ensure!(answer == "0 ", "{answer}");
-        let part = session.await_message("the result", |heard| match heard {
-            Heard::ResultPart(part) => Some(part.data),
+        let part = session.await_message("the result", |message| match message {
+            server_message::Message::ResultPart(part) => Some(part.data),
             _ => None,
         })?;
         ensure!(part == [1.0_f32, 2.0, 3.0].map(f32::to_le_bytes).concat());
@@ -122,7 +128,7 @@ fn a_session_is_one_like_any_other() -> Result<()> {
     let described = call(sidecar, &Call::new("Describe", Some(&token), framed(&[])))?.finish()?.0;
     let described: v1::Description = ring::decode(described.first().context("a description")?)?;
     ensure!(described.ranks == [1] && described.job == "test");
-    // Its end is the end of its call, and heard by the others.
+    // Its end is the end of its call, and the others receive it.
     drop(session);
     let error = client.barrier(None).err().context("rank 1 is gone")?;
     ensure!(error.to_string().contains("rank 1"), "{error}");
@@ -130,7 +136,7 @@ fn a_session_is_one_like_any_other() -> Result<()> {
 }
 
 #[test]
-fn whoever_has_no_token_of_the_rank_does_not_get_in() -> Result<()> {
+fn a_web_session_needs_the_token_of_its_rank() -> Result<()> {
     let cluster = plan().sidecars("")?;
     let [first, sidecar] = &cluster.sidecars[..] else { unreachable!("two") };
     let other = token_of(first, 0)?;
@@ -161,9 +167,10 @@ fn whoever_has_no_token_of_the_rank_does_not_get_in() -> Result<()> {
     let (session, _) = session(&cluster)?;
     let refused = call(sidecar, &Call::new("Open", Some(&own), encoded(&good)))?.finish()?.1;
     ensure!(refused.contains("claimed by a live session"), "{refused}");
-    // Nobody else speaks in it, not even with its token.
-    let stranger = say(first, &other, &session.claimed, 1, vec![Say::Heartbeat(v1::Heartbeat {})])?;
-    ensure!(stranger.starts_with("5 no session of this token"), "{stranger}");
+    // No other rank can use it, not even with its token.
+    let foreign =
+        send_messages(first, &other, &session.claimed, 1, vec![client_message::Message::Heartbeat(v1::Heartbeat {})])?;
+    ensure!(foreign.starts_with("5 no session of this token"), "{foreign}");
     Ok(())
 }
 
@@ -174,8 +181,14 @@ fn ring_and_shared_memory_are_refused_by_name() -> Result<()> {
     let ordinary = ordinary(&cluster)?;
     let (mut session, token) = session(&cluster)?;
     let client = ordinary.join().expect("it only connects")?;
-    let refused = say(sidecar, &token, &session.claimed, 1, vec![Say::RingReady(v1::RingReady {})])?;
-    ensure!(refused.starts_with("3 RingReady is not taken over gRPC-Web"), "{refused}");
+    let refused = send_messages(
+        sidecar,
+        &token,
+        &session.claimed,
+        1,
+        vec![client_message::Message::RingReady(v1::RingReady {})],
+    )?;
+    ensure!(refused.starts_with("3 RingReady is not supported over gRPC-Web"), "{refused}");
     let arena = v1::Place { place: Some(Place::Arena(Arena { segment: 0, offset: 0, bytes: 12 })) };
     let in_memory = [
         (v1::Submit { input: Some(arena), ..broadcast(1, "broadcast.in") }, "the input is in an arena"),
@@ -190,17 +203,20 @@ fn ring_and_shared_memory_are_refused_by_name() -> Result<()> {
     ];
     for (number, (submit, words)) in (1..).zip(in_memory) {
         let name = submit.name.clone();
-        ensure!(say(sidecar, &token, &session.claimed, number, vec![Say::Submit(submit)])? == "0 ");
-        let failure = session.await_message("the refusal", |heard| match heard {
-            Heard::Failed(failed) => failed.failure,
+        ensure!(
+            send_messages(sidecar, &token, &session.claimed, number, vec![client_message::Message::Submit(submit)])?
+                == "0 "
+        );
+        let failure = session.await_message("the refusal", |message| match message {
+            server_message::Message::Failed(failed) => failed.failure,
             _ => None,
         })?;
         ensure!(failure.reason.contains(words) && failure.reason.contains("gRPC-Web"), "{name}: {}", failure.reason);
     }
-    // The others are told why, instead of waiting.
+    // The others receive the reason, instead of waiting.
     let error = client.broadcast("in", TensorRef::of(&[3], &[0.0_f32; 3])?, 0).err().context("refused")?;
     ensure!(error.to_string().contains("the input is in an arena"), "{error}");
-    // Nor does the session's token open anything on mem.sock or for timelines.
+    // The session's token grants nothing on mem.sock or for timelines either.
     let memory = ronde_shm::MemClient::connect(
         &ronde_rpc::paths::mem_socket(sidecar.socket_dir()?),
         ronde_shm::MemClientConfig { timeout: PATIENCE, result_bytes_max: 1 << 20 },
@@ -214,7 +230,7 @@ fn ring_and_shared_memory_are_refused_by_name() -> Result<()> {
 }
 
 #[test]
-fn what_is_no_call_is_refused_by_its_head_and_disturbs_nobody() -> Result<()> {
+fn invalid_requests_are_rejected_by_their_head_without_disturbing_the_job() -> Result<()> {
     let cluster = plan().sidecars("")?;
     let sidecar = &cluster.sidecars[1];
     let token = token_of(sidecar, 1)?;
@@ -239,7 +255,7 @@ fn what_is_no_call_is_refused_by_its_head_and_disturbs_nobody() -> Result<()> {
         ensure!(answer.status == status, "{}: {} instead of {status}", request.line, answer.head);
         ensure!(!answer.head.contains("access-control-allow-origin"), "{}", answer.head);
     }
-    // A page is told in words that a browser's console shows.
+    // A page receives a text that a browser's console shows.
     let text = call(sidecar, &Call { headers: vec!["Host: sidecar".into()], ..good("Open") })?.text()?;
     ensure!(text.contains("application/grpc-web+proto"), "{text}");
     for garbage in [&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &[0; 64]]
@@ -267,7 +283,7 @@ fn connections_are_bounded() -> Result<()> {
     let ended = one_more.read_to_end(&mut answer);
     ensure!(ended.is_err() || answer.is_empty(), "it is answered: {answer:?}");
     drop(all);
-    // As soon as the others have gone there is room again.
+    // As soon as the others are gone there is room again.
     let token = token_of(sidecar, 0)?;
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {
@@ -307,47 +323,49 @@ fn pages_of_a_named_origin_may_call() -> Result<()> {
 }
 
 #[test]
-fn who_does_not_go_on_is_given_up() -> Result<()> {
+fn a_client_that_stalls_is_disconnected() -> Result<()> {
     let cluster = plan().sidecars("")?;
     let sidecar = &cluster.sidecars[1];
     let token = token_of(sidecar, 1)?;
     // A head that has no end.
     let mut endless = connect(address(sidecar)?)?;
     endless.write_all(b"POST /ronde.v1.RondeWeb/Say HTTP/1.1\r\nHost: ")?;
-    // A body that does not come.
+    // A body that never arrives.
     let slow = call(sidecar, &Call { length: Some(10), body: vec![0], ..Call::new("Say", Some(&token), Vec::new()) })?;
     ensure!(slow.status == 408, "{}", slow.head);
-    ensure!(slow.finish()?.1.starts_with("4 the body did not come within"));
+    ensure!(slow.finish()?.1.starts_with("4 the body did not arrive within"));
     let mut answer = Vec::new();
     endless.read_to_end(&mut answer).context("the connection stays open")?;
     ensure!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&answer));
     Ok(())
 }
 
-/// It submits and says that it lives, and reads none of its results: its own session ends, and nothing else waits for it.
+/// It submits and sends heartbeats, and reads none of its results: its own session ends, and nothing else waits for it.
 #[test]
-fn who_stops_reading_is_given_up_and_holds_up_nobody() -> Result<()> {
+fn a_client_that_stops_reading_is_disconnected_and_delays_nobody() -> Result<()> {
     let cluster = Plan::of(&[0, 1, 1]).web(json!({ "listen": "127.0.0.1:0" })).sidecars("")?;
     let sidecar = &cluster.sidecars[1];
     let other = Options::new(sidecar.socket_dir()?, JobName::new("test")?, Rank(2));
     let other = std::thread::spawn(move || Client::connect(other));
     let root = ordinary(&cluster)?;
-    let (mut deaf, token) = session(&cluster)?;
-    deaf.await_message("the epoch", |heard| matches!(heard, Heard::EpochBegan(_)).then_some(()))?;
+    let (mut unread, token) = session(&cluster)?;
+    unread.await_message("the epoch", |message| {
+        matches!(message, server_message::Message::EpochBegan(_)).then_some(())
+    })?;
     let (root, other) = (root.join().expect("it only connects")?, other.join().expect("it only connects")?);
     let mut number = 0;
     let mut speak = |message| -> Result<String> {
         number += 1;
-        say(sidecar, &token, &deaf.claimed, number, vec![message])
+        send_messages(sidecar, &token, &unread.claimed, number, vec![message])
     };
-    // More than sockets hold.
+    // More than socket buffers hold.
     for tensor in 0..RESULTS {
         let name = format!("large.{tensor}");
         let elements = limits::INLINE_BYTES_MAX / 4;
         let input = Some(v1::Place { place: Some(Place::Inline(vec![0; 4 * elements].into())) });
         let submit = broadcast(tensor + 1, &format!("broadcast.{name}"));
         let large = v1::Submit { shape: vec![elements as u64], input, ..submit };
-        let answer = speak(Say::Submit(large))?;
+        let answer = speak(client_message::Message::Submit(large))?;
         ensure!(answer == "0 ", "{answer}");
         let (shape, values) = ([elements as u64], vec![1.0_f32; elements]);
         let whole = TensorRef::of(&shape, &values)?;
@@ -356,16 +374,16 @@ fn who_stops_reading_is_given_up_and_holds_up_nobody() -> Result<()> {
         sent.wait()?;
         got.wait()?;
     }
-    // The others go on, on the same sidecar, too.
+    // The others continue, on the same sidecar, too.
     for turn in 0..100_u8 {
         let sent = root.send_async(TensorRef::of(&[1], &[turn])?, 2, 0)?;
         ensure!(other.recv(0, 0)?.to_vec::<u8>()? == [turn]);
         sent.wait()?;
     }
-    // Until its session is gone it says that it lives.
+    // It sends heartbeats until its session is gone.
     let deadline = std::time::Instant::now() + PATIENCE;
     let ended = loop {
-        let answer = speak(Say::Heartbeat(v1::Heartbeat {}))?;
+        let answer = speak(client_message::Message::Heartbeat(v1::Heartbeat {}))?;
         if answer != "0 " {
             break answer;
         }
@@ -381,7 +399,7 @@ fn who_stops_reading_is_given_up_and_holds_up_nobody() -> Result<()> {
 
 /// Results of a megabyte each.
 const RESULTS: u64 = 24;
-/// How often a worker says that it lives.
+/// The heartbeat interval of a worker.
 const HEARTBEAT: std::time::Duration = std::time::Duration::from_millis(250);
-/// Within which each step of a test is done.
+/// The timeout of each step of a test.
 const SILENCE_MS: u64 = 60_000;

@@ -1,4 +1,4 @@
-//! docs/SECURITY.md: each claim of its table is held by tests that are there, and every target of the fuzzer is named.
+//! Checks docs/SECURITY.md: each claim of its tables names existing tests, and every target of the fuzzer is named.
 
 use crate::hold;
 use crate::source::{Source, exists, files};
@@ -6,7 +6,7 @@ use crate::source::{Source, exists, files};
 const DOCUMENT: &str = "docs/SECURITY.md";
 
 #[test]
-fn tests_that_hold_claims_are_there() {
+fn tests_named_for_claims_exist() {
     let document = Source::read(DOCUMENT);
     let claims = claims(&document.text);
     assert!(claims.len() > 30, "only {} claims were found; the scan is broken", claims.len());
@@ -18,8 +18,8 @@ fn tests_that_hold_claims_are_there() {
         offences.extend(tests.iter().filter(|test| !is_there(test)).map(|test| format!("{claim:?} names {test}")));
     }
     hold(
-        "Claims about security name the tests that hold them, as `file::test`, and these tests are there.",
-        "A claim that nothing holds is a hope. Write the test, correct its name, or take the claim back.",
+        "Claims about security name the tests that check them, as `file::test`, and these tests exist.",
+        "A claim without a test may be wrong. Write the test, correct its name, or remove the claim.",
         &offences,
     );
 }
@@ -34,7 +34,7 @@ fn targets_of_the_fuzzer_are_in_the_document() {
     let missing = targets.iter().filter(|target| !document.contains(&format!("`{target}`")));
     hold(
         "docs/SECURITY.md names every target of the fuzzer in its list of decoders.",
-        "Who asks whether some bytes are fuzzed looks there.",
+        "Readers check there whether an input is fuzzed.",
         &missing.map(|target| format!("{target} is not named")).collect::<Vec<_>>(),
     );
 }

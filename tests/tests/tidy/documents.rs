@@ -1,4 +1,4 @@
-//! Documents that say what is so: links resolve, files that are named are there.
+//! Checks documents: links resolve, and files that they name exist.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -18,11 +18,11 @@ fn links_to_files_resolve() {
             }
         }
     }
-    hold("Links in documents lead to files that are there.", "Correct the link, or write the document.", &offences);
+    hold("Links in documents lead to existing files.", "Correct the link, or write the document.", &offences);
 }
 
 #[test]
-fn files_that_documents_name_are_there() {
+fn files_named_in_documents_exist() {
     let mut offences = Vec::new();
     for path in ["README.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/PROTOCOL.md", "docs/SECURITY.md"] {
         let document = Source::read(path);
@@ -35,7 +35,7 @@ fn files_that_documents_name_are_there() {
         offences.extend(named.iter().filter(|name| !exists(name)).map(|name| format!("{path} names {name}")));
     }
     hold(
-        "Files that documents name in code marks are there.",
+        "Files that documents name in code marks exist.",
         "A newcomer follows the names. Name them from the root of the checkout; correct the document when a file moves.",
         &offences,
     );
@@ -48,8 +48,7 @@ fn links(text: &str) -> Vec<String> {
     targets.map(|target| target.split(' ').next().unwrap_or(target).to_owned()).collect()
 }
 
-/// What stands in code marks and is a path below one of the top folders, without a line number or a pattern; of a test only
-/// its file.
+/// The paths in code marks below one of the top folders, without a line number or a pattern; of a test only its file.
 fn named_files(text: &str) -> Vec<String> {
     let prose = without_blocks(text);
     let marked = prose.split('`').skip(1).step_by(2);
@@ -90,7 +89,7 @@ fn links_and_names_are_found() {
 }
 
 #[test]
-fn words_that_the_troubleshooting_page_quotes_are_said() {
+fn texts_quoted_on_the_troubleshooting_page_occur_in_the_code() {
     let page = Source::read("docs/TROUBLESHOOTING.md");
     let sources = files("rs").into_iter().chain(files("py")).filter(|source| !source.path.starts_with("tests/"));
     let sources: String = sources.map(|source| in_one_line(&source.text)).collect();
@@ -104,23 +103,23 @@ fn words_that_the_troubleshooting_page_quotes_are_said() {
     let codes = page.text.split("RONDE-E").skip(1).map(|rest| format!("## RONDE-E{}:", rest.get(..3).unwrap_or(rest)));
     offences.extend(codes.filter(|code| !known.contains(code.as_str())));
     hold(
-        "Words that docs/TROUBLESHOOTING.md quotes stand in the source, and codes that it names exist.",
-        "People search for the words that they see. Quote what is said now; … stands for what differs.",
+        "Texts that docs/TROUBLESHOOTING.md quotes occur in the source, and codes that it names exist.",
+        "Users search for the texts that they see. Quote the current text; … replaces variable parts.",
         &offences,
     );
 }
 
-/// Source without the breaks of long texts and the marks of their quotation marks.
+/// Joins the lines of long strings, and unescapes quotation marks.
 fn in_one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some((before, behind)) = rest.split_once("\\\n") {
+    while let Some((before, after)) = rest.split_once("\\\n") {
         line.push_str(before);
-        rest = behind.trim_start();
+        rest = after.trim_start();
     }
     line.push_str(rest);
     line.replace("\\\"", "\"")
 }
 
-/// Shorter pieces between two names say nothing.
+/// Shorter pieces between two names prove nothing.
 const WORDS_MIN: usize = 8;

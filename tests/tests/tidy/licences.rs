@@ -1,5 +1,5 @@
-//! What is shipped may be used by everybody: licences of all dependencies. `make deny` also asks for known
-//! vulnerabilities, which needs the network.
+//! Checks the licences of all shipped dependencies. `make deny` also checks for known vulnerabilities, which needs the
+//! network.
 
 use cargo_metadata::{MetadataCommand, Package};
 
@@ -35,7 +35,7 @@ fn dependencies_are_free_to_use() {
     assert!(packages.len() > 50, "only {} packages were found; the scan is broken", packages.len());
     hold(
         "Every dependency has a licence of the list.",
-        "Look at its terms; add the licence here and in deny.toml when they ask nothing of those who use ronde.",
+        "Read its terms; add the licence here and in deny.toml if it has no conditions for users of ronde.",
         &packages.iter().filter(|package| !is_allowed(package)).map(describe).collect::<Vec<_>>(),
     );
 }

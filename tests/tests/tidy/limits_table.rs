@@ -1,4 +1,4 @@
-//! The table of limits in docs/PROTOCOL.md is made from proto/wire/src/limits.rs. `RONDE_REGENERATE=1` writes it.
+//! Generates the table of limits in docs/PROTOCOL.md from proto/wire/src/limits.rs. `RONDE_REGENERATE=1` writes it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,7 +27,7 @@ fn the_protocol_shows_the_limits_of_the_wire() {
         return;
     }
     panic!(
-        "\n\nThe table of limits in {DOCUMENT} is not that of {LIMITS}.\nRun `RONDE_REGENERATE=1 cargo test -p ronde-tests --test tidy` and look at the difference.\n"
+        "\n\nThe table of limits in {DOCUMENT} is not that of {LIMITS}.\nRun `RONDE_REGENERATE=1 cargo test -p ronde-tests --test tidy` and review the difference.\n"
     );
 }
 

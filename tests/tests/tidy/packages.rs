@@ -1,4 +1,4 @@
-//! What is published can be: each crate's package is complete by itself. `make package` also builds them.
+//! Checks that each published crate's package is complete. `make package` also builds them.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -33,7 +33,7 @@ fn published_crates_are_complete() {
     assert_eq!(published, BTreeSet::from(PUBLISHED), "`publish = false` is missing somewhere, or too much");
     let offences = members.iter().filter(|member| is_published(member)).flat_map(lacks);
     hold(
-        "Each published crate says what it is and depends on versions.",
+        "Each published crate has a description and depends on versions.",
         "crates.io asks for it, and its readers do. Paths exist in this checkout only.",
         &offences.collect::<Vec<_>>(),
     );
@@ -44,7 +44,7 @@ fn packages_hold_licence_readme_and_sources() {
     let mut offences = Vec::new();
     for member in members().iter().filter(|member| is_published(member)) {
         let packaged = packaged(&member.name);
-        let folder = member.manifest_path.parent().expect("a manifest lies in a folder");
+        let folder = member.manifest_path.parent().expect("a manifest is in a folder");
         let relative = folder.strip_prefix(root()).expect("members lie in the workspace").to_string();
         let sources = crate::source::files("rs").into_iter().filter_map(|source| {
             let own = source.path.strip_prefix(&format!("{relative}/src/"))?;

@@ -1,4 +1,5 @@
-//! The pure crates get time, bytes and randomness as arguments. `make lint` also compiles them for wasm32-unknown-unknown.
+//! Checks that pure crates get time, bytes and randomness as arguments. `make lint` also compiles them for
+//! wasm32-unknown-unknown.
 
 use syn::visit::Visit;
 
@@ -32,10 +33,10 @@ const ORDERED: [&str; 2] = ["proto/wire/src/", "sidecar/crates/engine/src/"];
 const RANDOM_ORDER: [&str; 2] = ["std::collections::HashMap", "std::collections::HashSet"];
 
 #[test]
-fn pure_crates_reach_for_nothing() {
+fn pure_crates_use_no_io_clock_thread_or_randomness() {
     hold(
         "Pure crates (plugin ABI, wire, collectives, engine) use no clock, socket, file, thread, task or randomness.",
-        "So a whole cluster runs in one thread under one seed. Take time, bytes and seeds as arguments; the rim reads them.",
+        "So a whole cluster runs in one thread under one seed. Take time, bytes and seeds as arguments; the adapters read them.",
         &offences(&PURE, &BANNED),
     );
 }

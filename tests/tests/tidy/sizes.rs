@@ -1,4 +1,5 @@
-//! Files of at most 600 lines, functions of at most 70. What is longer is listed with its size, and may only shrink.
+//! Checks sizes: files of at most 600 lines, functions of at most 70. Longer ones are listed with their size, and may
+//! only shrink.
 
 use syn::visit::Visit;
 
@@ -39,7 +40,7 @@ fn functions_are_short() {
     );
 }
 
-/// What is too long, and what is listed with another size than it has.
+/// The offences: what is too long, and listed sizes that are wrong.
 fn offences(sizes: &[(String, usize)], max: usize, listed: &[(&str, usize)]) -> Vec<String> {
     let listed_size = |name: &str| listed.iter().find(|(listed, _)| *listed == name).map(|(_, size)| *size);
     let too_long = sizes.iter().filter(|(_, size)| *size > max);

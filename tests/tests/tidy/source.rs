@@ -31,7 +31,7 @@ impl Source {
 
 /// The checkout's root.
 pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate ronde-tests lies in the workspace").to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate ronde-tests is in the workspace").to_path_buf()
 }
 
 /// All files with an extension that people wrote, in the order of their paths.

@@ -1,4 +1,4 @@
-//! The top level of the tree is fixed: a newcomer learns it once.
+//! Checks that the top level of the tree has the expected folders and files.
 
 use std::fs;
 

@@ -1,10 +1,10 @@
-//! Where unsafe code is allowed, and how it has to look.
+//! Checks where unsafe code is, and that it is explained.
 
 use cargo_metadata::TargetKind;
 use syn::visit::Visit;
 
-use crate::floors::workspace;
 use crate::hold;
+use crate::layers::workspace;
 use crate::source::{Source, files, lines, root};
 
 /// The library crate whose purpose it is, the one file where Python's tensors become addresses, and the one where a
@@ -14,19 +14,19 @@ const ALLOWED: [&str; 3] = ["sidecar/crates/shm/", "sdk-python/src/address.rs", 
 const PACKAGES_WITH_UNSAFE: [&str; 3] = ["ronde-shm", "ronde-python", "ronde-plugin"];
 
 #[test]
-fn unsafe_code_stays_behind_its_walls() {
+fn unsafe_code_is_confined_to_the_listed_packages() {
     let outside = |source: &Source| !ALLOWED.iter().any(|allowed| source.path.starts_with(allowed));
     let sources = files("rs");
     let found = sources.iter().filter(|source| outside(source)).flat_map(unsafe_places).map(|place| place.at);
     hold(
-        "Unsafe code lies in ronde-shm, sdk-python/src/address.rs and plugins/sdk/src/support.rs only.",
+        "Unsafe code is in ronde-shm, sdk-python/src/address.rs and plugins/sdk/src/support.rs only.",
         "What can corrupt memory is read by one person in one sitting. Use a safe function of ronde-shm, or add one there.",
         &found.collect::<Vec<_>>(),
     );
 }
 
 #[test]
-fn unsafe_code_says_why_it_is_sound() {
+fn unsafe_code_explains_why_it_is_sound() {
     let places: Vec<_> = files("rs").iter().flat_map(unsafe_places).collect();
     assert!(!places.is_empty(), "no unsafe code was found, though ronde-shm cannot do without; the scan is broken");
     let silent = places.iter().filter(|place| !place.explained).map(|place| place.at.clone());
@@ -58,25 +58,25 @@ fn crate_roots_forbid_unsafe_code() {
 }
 
 /// An unsafe block, impl or function.
-struct Place {
+struct UnsafeSite {
     at: String,
     explained: bool,
 }
 
-fn unsafe_places(source: &Source) -> Vec<Place> {
-    let mut blocks = Blocks { found: Vec::new() };
+fn unsafe_places(source: &Source) -> Vec<UnsafeSite> {
+    let mut blocks = UnsafeVisitor { found: Vec::new() };
     blocks.visit_file(&source.syntax());
     let text: Vec<&str> = source.text.lines().collect();
     let explained = |line: usize| is_explained(&text[..line]);
     blocks
         .found
         .iter()
-        .map(|line| Place { at: format!("{}:{line}", source.path), explained: explained(*line) })
+        .map(|line| UnsafeSite { at: format!("{}:{line}", source.path), explained: explained(*line) })
         .collect()
 }
 
-/// Whether the comments above the last line, or the rest of its statement above it, hold the word; a function's
-/// documentation may hold it as a section.
+/// Whether the comments above the last line, or above the rest of its statement, contain the word; a function's
+/// documentation may contain it as a section.
 fn is_explained(text: &[&str]) -> bool {
     let above = text.iter().rev().skip(1).map(|line| line.trim());
     let is_comment = |line: &str| line.starts_with("//") || line.starts_with("#[");
@@ -92,11 +92,11 @@ fn ends_statement(line: &str) -> bool {
 }
 
 /// The lines on which unsafe code begins.
-struct Blocks {
+struct UnsafeVisitor {
     found: Vec<usize>,
 }
 
-impl<'ast> Visit<'ast> for Blocks {
+impl<'ast> Visit<'ast> for UnsafeVisitor {
     fn visit_expr_unsafe(&mut self, block: &'ast syn::ExprUnsafe) {
         self.found.push(lines(block.unsafe_token.span).0);
         syn::visit::visit_expr_unsafe(self, block);

@@ -1,10 +1,10 @@
-//! Words that say that something is not finished.
+//! Checks that no marks of unfinished work are left.
 
 use crate::hold;
 use crate::source::files;
 
 #[test]
-fn nothing_is_left_for_later() {
+fn no_todo_markers_are_left() {
     // Written in two halves, so that this file does not offend.
     let rust = ["todo!", "unimplemented!", "dbg!"].map(|name| format!("{name}("));
     let anywhere = [concat!("FIX", "ME"), concat!("TO", "DO"), concat!("XX", "X")].map(str::to_owned);

@@ -35,7 +35,7 @@ pub enum Code {
     HostLost = 204,
     /// A host runs another version.
     VersionDiffers = 205,
-    /// A host cannot do what it was told.
+    /// A host cannot execute a command of the launcher.
     HostRefused = 206,
     /// A host has no address for others.
     NoAddress = 207,

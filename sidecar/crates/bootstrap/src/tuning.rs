@@ -49,8 +49,8 @@ pub struct Tuning {
     /// Negotiate every operation, also those that come again in every step.
     #[arg(long)]
     pub no_run_ahead: bool,
-    /// How many operations are remembered because they come again in every step; 0 for none, which is to negotiate every
-    /// operation in full. [default: as many as there can be: 4096 in steps that run ahead, 1024 that are announced by number]
+    /// The capacity of the request cache in operations; 0 negotiates every operation in full. [default: the maximum, which
+    /// is 4096 in steps that run ahead and 1024 that are announced by number]
     #[arg(long, value_name = "N", env = "HOROVOD_CACHE_CAPACITY", value_parser = capacity)]
     pub cache_capacity: Option<usize>,
     /// Reduce the tensors of a sidecar's ranks with each other before an all-reduce goes to other sidecars; the default.

@@ -1,4 +1,4 @@
-//! `docs/METRICS.md`, made from the table; and that the names follow Prometheus' rules.
+//! Generates `docs/METRICS.md` from the table, and checks that names follow Prometheus' rules.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -34,29 +34,29 @@ fn unit(name: &str) -> Option<&'static str> {
 
 const HEAD: &str = "# Metrics
 
-Every sidecar serves its metrics in Prometheus' text form at `/metrics` on a loopback port, which `ronde run --verbose`
-names and `ronde status` finds by itself. Counters begin at 0 with the process, those of a link with the link. What is
-marked *Coordinator* is known to the sidecar of rank 0; elsewhere it stays 0 or absent.
+Every sidecar serves its metrics in Prometheus' text format at `/metrics` on a loopback port. `ronde run --verbose`
+prints the port, and `ronde status` finds it by itself. Counters start at 0 with the process, those of a link with the
+link. Only the sidecar of rank 0 has the metrics marked *Coordinator*; elsewhere they stay 0 or absent.
 
-Some questions and where the answer is:
+Common questions:
 
 | question | expression |
 |---|---|
 | throughput between hosts, bytes per second | `sum by (instance) (rate(ronde_sealed_bytes_total{port!=\"control\"}[1m]))` |
 | tensors in one operation (fusion) | `rate(ronde_tensors_total[1m]) / rate(ronde_operations_total[1m])` |
-| who holds the others up, share of time | `topk(3, rate(ronde_waited_for_seconds_total[5m]))` |
+| stragglers, share of time | `topk(3, rate(ronde_waited_for_seconds_total[5m]))` |
 | the slowest rank | `topk(1, increase(ronde_last_to_be_ready_total[5m]))` |
-| packets sent again, share | `rate(ronde_link_packets_lost_total[1m]) / rate(ronde_link_packets_sent_total[1m])` |
-| is anybody silent | `max(ronde_suspect_sidecars + ronde_suspect_ranks) > 0` |
+| retransmitted packets, share | `rate(ronde_link_packets_lost_total[1m]) / rate(ronde_link_packets_sent_total[1m])` |
+| silent peers | `max(ronde_suspect_sidecars + ronde_suspect_ranks) > 0` |
 
-Made from the code; do not edit.
+Generated from the code; do not edit.
 
-| name | type | labels | unit | what it says |
+| name | type | labels | unit | description |
 |---|---|---|---|---|
 ";
 
 #[test]
-fn the_document_says_what_the_metrics_are() {
+fn the_document_lists_every_metric() {
     crate::documents::hold("METRICS.md", &document());
 }
 

@@ -7,13 +7,13 @@ use super::{Kind, Metric, Sample, Snapshot, by_rank, count, lanes, links, number
 /// All metrics.
 pub(super) const METRICS: &[Metric] = &[
     // === The sidecar ===
-    gauge("ronde_build_info", "Always 1; the label tells the version.", &["version"], |_| {
+    gauge("ronde_build_info", "Always 1; the label is the version.", &["version"], |_| {
         vec![(vec![env!("CARGO_PKG_VERSION").to_owned()], 1.0)]
     }),
     gauge("ronde_uptime_seconds", "Time since the sidecar began to serve.", &[], |s| one(s.up.as_secs_f64())),
     gauge("ronde_epoch", "The number of the newest epoch; 0 before the first.", &[], |s| one(number(s.status.epoch.0))),
     counter("ronde_epochs_total", "Epochs that began.", &[], |s| one(number(s.engine.epochs))),
-    gauge("ronde_plugin_state_bytes", "What codecs keep between operations: residuals and the like.", &[], |s| {
+    gauge("ronde_plugin_state_bytes", "State that codecs keep between operations, such as residuals.", &[], |s| {
         one(number(s.plugins.state_bytes))
     }),
     counter("ronde_plugin_spans_total", "Spans of tensors that plugins worked on.", &[], |s| {
@@ -24,13 +24,13 @@ pub(super) const METRICS: &[Metric] = &[
         one(s.plugins.time.as_secs_f64())
     }),
     gauge("ronde_sessions", "Live sessions of local workers.", &[], |s| one(count(s.sessions))),
-    gauge("ronde_suspect_sidecars", "Sidecars that are silent, as far as is known here.", &[], |s| {
+    gauge("ronde_suspect_sidecars", "Sidecars that are silent, as far as this sidecar knows.", &[], |s| {
         one(count(s.status.suspect_sidecars.len()))
     }),
-    gauge("ronde_suspect_ranks", "Ranks that are silent, as far as is known here.", &[], |s| {
+    gauge("ronde_suspect_ranks", "Ranks that are silent, as far as this sidecar knows.", &[], |s| {
         one(count(s.status.suspect_ranks.len()))
     }),
-    counter("ronde_pauses_total", "Times that this process stood still for a second or more.", &[], |s| {
+    counter("ronde_pauses_total", "Times that this process did not run for a second or more.", &[], |s| {
         one(number(s.engine.pauses))
     }),
     counter(
@@ -42,7 +42,7 @@ pub(super) const METRICS: &[Metric] = &[
     counter("ronde_stale_frames_total", "Control frames of other epochs, dropped.", &[], |s| {
         one(number(s.engine.stale_frames))
     }),
-    counter("ronde_relayed_messages_total", "Control messages passed on for other sidecars.", &[], |s| {
+    counter("ronde_relayed_messages_total", "Control messages forwarded for other sidecars.", &[], |s| {
         one(number(s.engine.relayed))
     }),
     // === Requests ===
@@ -59,22 +59,22 @@ pub(super) const METRICS: &[Metric] = &[
     }),
     counter(
         "ronde_requests_announced_again_total",
-        "Requests announced by a number, because they were announced before.",
+        "Requests announced by their number in the request cache.",
         &[],
         |s| one(number(s.engine.announced_again)),
     ),
-    counter("ronde_cache_evictions_total", "Remembered requests forgotten for others.", &[], |s| {
+    counter("ronde_cache_evictions_total", "Requests evicted from the request cache.", &[], |s| {
         one(number(s.engine.cache_evictions))
     }),
     counter(
         "ronde_schedules_issued_total",
-        "Steps that the coordinator here expects to come again and again.",
+        "Schedules that this coordinator issued for steps that repeat.",
         &[],
         |s| one(number(s.engine.schedules_issued)),
     ),
     counter(
         "ronde_schedules_withdrawn_total",
-        "Schedules that the coordinator here has withdrawn, because a rank did something else.",
+        "Schedules that this coordinator invalidated, by reason.",
         &["reason"],
         |s| {
             let counts = Invalidation::ALL.into_iter().zip(s.engine.schedules_withdrawn);
@@ -83,40 +83,40 @@ pub(super) const METRICS: &[Metric] = &[
     ),
     counter(
         "ronde_operations_scheduled_total",
-        "Operations admitted here that nobody had to announce or order.",
+        "Operations admitted from a schedule, without negotiation.",
         &[],
         |s| one(number(s.engine.scheduled_operations)),
     ),
     counter(
         "ronde_operations_cancelled_total",
-        "Scheduled operations that were dropped, to be negotiated after all.",
+        "Scheduled operations that were dropped and negotiated instead.",
         &[],
         |s| one(number(s.engine.cancelled_operations)),
     ),
     counter(
         "ronde_names_rejected_total",
-        "Names that failed on all ranks, as the coordinator told this sidecar.",
+        "Operations that failed on all ranks, as the coordinator reported.",
         &[],
         |s| one(number(s.engine.rejected)),
     ),
     gauge("ronde_requests_pending", "Requests of local ranks without an answer.", &[], |s| {
         one(count(s.status.pending))
     }),
-    gauge("ronde_process_sets", "Process sets that there are.", &[], |s| one(count(s.status.sets))),
+    gauge("ronde_process_sets", "Process sets that exist.", &[], |s| one(count(s.status.sets))),
     gauge("ronde_ranks_joined", "Ranks known to have joined.", &[], |s| one(count(s.status.ranks_joined.len()))),
     // === Who waits for whom; at the coordinator ===
-    gauge("ronde_names_waiting", "Coordinator: names that some ranks have asked for and others not.", &[], |s| {
+    gauge("ronde_names_waiting", "Coordinator: names that some ranks have submitted and others have not.", &[], |s| {
         one(count(s.status.negotiating))
     }),
     counter(
         "ronde_last_to_be_ready_total",
-        "Coordinator: how often the rank was the last to ask for an operation.",
+        "Coordinator: how often the rank was the last to submit an operation.",
         &["rank"],
         |s| by_rank(&s.status.last_to_be_ready, 1.0),
     ),
     counter(
         "ronde_waited_for_seconds_total",
-        "Coordinator: where the rank was the last to ask for an operation, the time since the first rank did.",
+        "Coordinator: time between the first rank's submission and this rank's, where it was the last.",
         &["rank"],
         |s| by_rank(&s.status.waited_for_us, MICROSECOND),
     ),
@@ -145,14 +145,16 @@ pub(super) const METRICS: &[Metric] = &[
     counter("ronde_fused_tensors_total", "Coordinator: tensors that shared a bucket with others.", &[], |s| {
         one(number(s.engine.fused_tensors))
     }),
-    counter("ronde_prompt_operations_total", "Operations so small that the control thread performed them.", &[], |s| {
+    counter("ronde_inline_operations_total", "Small operations that the control thread executed inline.", &[], |s| {
         one(number(s.inline.operations_done))
     }),
     // === Bytes of tensors ===
     counter("ronde_contributed_bytes_total", "Bytes read from local contributions.", &[], |s| {
         lanes(s, |e| e.contributed_bytes)
     }),
-    counter("ronde_reduced_bytes_total", "Bytes reduced into others.", &[], |s| lanes(s, |e| e.reduced_bytes)),
+    counter("ronde_reduced_bytes_total", "Bytes that reductions read and combined.", &[], |s| {
+        lanes(s, |e| e.reduced_bytes)
+    }),
     counter("ronde_encoded_bytes_total", "Bytes of elements that a codec encoded.", &[], |s| {
         lanes(s, |e| e.encoded_bytes)
     }),
@@ -161,7 +163,7 @@ pub(super) const METRICS: &[Metric] = &[
     }),
     counter(
         "ronde_measured_bytes_total",
-        "Bytes of contributions that a reduction measured before it began.",
+        "Bytes of contributions that a reduction measured before it started.",
         &[],
         |s| lanes(s, |e| e.measured_bytes),
     ),
@@ -172,7 +174,9 @@ pub(super) const METRICS: &[Metric] = &[
     counter("ronde_chunks_sent_total", "Chunks of tensors given to the transport.", &[], |s| {
         lanes(s, |e| e.chunks_sent)
     }),
-    counter("ronde_chunks_received_total", "Chunks of tensors that came.", &[], |s| lanes(s, |e| e.chunks_received)),
+    counter("ronde_chunks_received_total", "Chunks of tensors received from the transport.", &[], |s| {
+        lanes(s, |e| e.chunks_received)
+    }),
     counter("ronde_early_chunks_total", "Chunks held before their operation was admitted.", &[], |s| {
         lanes(s, |e| e.chunks_held)
     }),
@@ -188,10 +192,8 @@ pub(super) const METRICS: &[Metric] = &[
         one(number(s.results.in_use_bytes))
     }),
     // === Ports ===
-    counter("ronde_sealed_bytes_total", "Bytes handed to encryption.", &["port"], |s| ports(s, |p| p.sealed_bytes)),
-    counter("ronde_opened_bytes_total", "Bytes that came out of decryption.", &["port"], |s| {
-        ports(s, |p| p.opened_bytes)
-    }),
+    counter("ronde_sealed_bytes_total", "Bytes encrypted.", &["port"], |s| ports(s, |p| p.sealed_bytes)),
+    counter("ronde_opened_bytes_total", "Bytes decrypted.", &["port"], |s| ports(s, |p| p.opened_bytes)),
     counter("ronde_frames_sent_total", "Frames sent.", &["port"], |s| ports(s, |p| p.frames_sent)),
     counter("ronde_frames_received_total", "Frames received.", &["port"], |s| ports(s, |p| p.frames_received)),
     counter("ronde_links_opened_total", "Links that were opened.", &["port"], |s| ports(s, |p| p.links_opened)),
@@ -219,7 +221,7 @@ pub(super) const METRICS: &[Metric] = &[
     ),
     counter(
         "ronde_link_packets_lost_total",
-        "Packets lost since the link came up; what was in them is sent again.",
+        "Packets lost since the link came up; their contents are retransmitted.",
         PEER_AND_PORT,
         |s| quic_links(s, |p| number(p.packets_lost)),
     ),
@@ -229,7 +231,7 @@ pub(super) const METRICS: &[Metric] = &[
     gauge("ronde_link_round_trip_seconds", "The smoothed round trip.", PEER_AND_PORT, |s| {
         quic_links(s, |p| p.round_trip.as_secs_f64())
     }),
-    gauge("ronde_link_datagram_bytes", "The largest datagram that goes through.", PEER_AND_PORT, |s| {
+    gauge("ronde_link_datagram_bytes", "The path MTU.", PEER_AND_PORT, |s| {
         quic_links(s, |p| f64::from(p.datagram_bytes))
     }),
     gauge("ronde_link_window_bytes", "The congestion window.", PEER_AND_PORT, |s| {

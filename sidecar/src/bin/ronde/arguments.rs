@@ -1,11 +1,11 @@
-//! Options in the form that Horovod's launcher takes (`-np 4`, `-hostfile FILE`), which clap has no word for.
+//! Accepts options in the form of Horovod's launcher (`-np 4`, `-hostfile FILE`), which clap does not support.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
 use clap::{Arg, ArgAction, Command};
 
-/// Rewrites the single-dash long options in front of `run`'s worker command; what belongs to the worker stays as it is.
+/// Rewrites the single-dash long options before `run`'s worker command; the worker's arguments stay as they are.
 pub(super) fn normalise(cli: &Command, arguments: Vec<OsString>) -> Vec<OsString> {
     let Some(run) = cli.find_subcommand("run") else { return arguments };
     if arguments.get(1).is_none_or(|subcommand| subcommand != run.get_name()) {
@@ -29,7 +29,7 @@ pub(super) fn normalise(cli: &Command, arguments: Vec<OsString>) -> Vec<OsString
     rewritten
 }
 
-/// The options in front of the first word that is none, by the id of their argument, with the value that each has.
+/// Returns the options before the first positional, by the id of their argument, with their values.
 pub(super) fn given(command: &Command, arguments: &[OsString]) -> BTreeMap<String, Option<OsString>> {
     let mut found = BTreeMap::new();
     let mut rest = arguments.iter();
@@ -50,12 +50,12 @@ pub(super) fn given(command: &Command, arguments: &[OsString]) -> BTreeMap<Strin
     found
 }
 
-/// `--` ends the options as well as a first positional does.
+/// Stops at `--` as well as at the first positional.
 fn is_option(argument: &OsStr) -> bool {
     argument.to_str().is_some_and(|text| text.len() > 1 && text.starts_with('-') && text != "--")
 }
 
-/// `-np` and `-np=4` become `--num-proc` and `--num-proc=4`; others stay.
+/// Turns `-np` and `-np=4` into `--num-proc` and `--num-proc=4`; others stay.
 fn long_form(argument: &OsStr) -> OsString {
     let text = argument.to_string_lossy();
     let (name, value) = text.split_once('=').map_or((&*text, None), |(name, value)| (name, Some(value)));
@@ -65,7 +65,7 @@ fn long_form(argument: &OsStr) -> OsString {
     }
 }
 
-/// Whether the argument behind `option` is its value. (`--name=value` and `-Hvalue` carry theirs.)
+/// Returns whether the argument after `option` is its value. (`--name=value` and `-Hvalue` contain theirs.)
 fn takes_following_value(run: &Command, option: &OsStr) -> bool {
     let text = option.to_string_lossy();
     let is_named = |arg: &&Arg| match text.strip_prefix("--") {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_looks_like_an_option_is_not_rewritten() {
+    fn a_value_that_resembles_an_option_is_not_rewritten() {
         assert_eq!(normalised("ronde run --hostfile -np sh"), "ronde run --hostfile -np sh");
     }
 }

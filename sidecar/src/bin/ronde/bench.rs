@@ -1,4 +1,4 @@
-//! `ronde bench`: becomes the Python package `ronde.bench`, which measures ronde through its Python client.
+//! `ronde bench`: executes the Python package `ronde.bench`, which measures ronde through its Python client.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -19,17 +19,17 @@ pub(super) struct BenchArgs {
     arguments: Vec<OsString>,
 }
 
-/// Becomes the benchmark, whose exit code is then this process's; returns only when that cannot be.
+/// Replaces this process by the benchmark, whose exit code is then this process's; returns only on failure.
 pub(super) fn main(args: &BenchArgs) -> ExitCode {
     let error = match prepare(args, &interpreter()) {
-        // Nothing of this process is left when this succeeds.
+        // On success nothing of this process remains.
         Ok(mut command) => anyhow!(command.exec()).context("the benchmark cannot be started"),
         Err(error) => error,
     };
     ronde_bootstrap::exit::fail(Code::PythonNotRun, &coded(&error, Code::PythonNotRun), EXIT_UNAVAILABLE)
 }
 
-/// The benchmark's command line, once the interpreter is known to have what it needs.
+/// Builds the benchmark's command line, after checking that the interpreter has the packages that it needs.
 fn prepare(args: &BenchArgs, python: &OsStr) -> anyhow::Result<Command> {
     let missing = missing_packages(python, packages(&args.arguments))?;
     let list = missing.join(" ");
@@ -51,19 +51,19 @@ fn prepare(args: &BenchArgs, python: &OsStr) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// The one that is named, else the one of the environment that this binary was installed in, else the first on `PATH`.
+/// Returns the interpreter that is named, else the one of this binary's environment, else the first on `PATH`.
 fn interpreter() -> OsString {
     let named = std::env::var_os(INTERPRETER_VARIABLE).filter(|name| !name.is_empty());
     let beside = || std::env::current_exe().ok().map(|ronde| ronde.with_file_name(PYTHON)).filter(|path| path.exists());
     named.or_else(|| beside().map(OsString::from)).unwrap_or_else(|| PYTHON.into())
 }
 
-/// A report is shown again without PyTorch, which the peer and training steps need.
+/// Returns the packages needed. Showing a report does not need PyTorch; measurements do.
 fn packages(arguments: &[OsString]) -> &'static [&'static str] {
     if arguments.first().is_some_and(|word| word == "report") { &PACKAGES[..2] } else { &PACKAGES }
 }
 
-/// Asks an interpreter which packages it does not find; nothing is imported.
+/// Asks an interpreter which packages it lacks; nothing is imported.
 fn missing_packages(python: &OsStr, packages: &[&str]) -> anyhow::Result<Vec<String>> {
     let failed = || format!("{} cannot be asked for its packages", python.to_string_lossy());
     let output = Command::new(python)
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn missing_packages_are_named_with_the_command_that_installs_them() {
-        // A program in Python's place that misses two of what it is asked for.
+        // A program instead of Python that lacks two of the packages.
         let directory = tempfile::tempdir().expect("a directory can be made");
         let python = directory.path().join("python");
         std::fs::write(&python, "#!/bin/sh\necho ronde torch\n").expect("a file can be written");

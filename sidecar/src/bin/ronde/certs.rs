@@ -1,7 +1,7 @@
 //! `ronde certs`: keys and certificates of jobs that are started without the launcher.
 //!
-//! The authority's directory (`ca.pem`, `ca-key.pem`) stays with whoever issues; each sidecar's (`cert.pem`, `key.pem`,
-//! `ca.pem`) goes to its host. A secret's file stands for all of that on each host that has it.
+//! The authority's directory (`ca.pem`, `ca-key.pem`) stays with the issuer; each sidecar's (`cert.pem`, `key.pem`,
+//! `ca.pem`) goes to its host. A secret's file replaces all of that on each host that has it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -38,11 +38,11 @@ enum CertsCommand {
     Issue(IssueArgs),
     /// Make an authority in memory only, issue to all sidecars of a job, and forget it.
     Once(OnceArgs),
-    /// Replace the key and the certificate of sidecars; running ones take them for new links.
+    /// Replace the key and the certificate of sidecars; running ones use them for new links.
     Rotate(RotateArgs),
-    /// Make a file with a secret from which all sidecars of a job issue for themselves.
+    /// Make a file with a secret from which all sidecars of a job issue their own certificates.
     Secret(SecretArgs),
-    /// Say what directories hold and whether it can be used.
+    /// Show what directories contain and whether it can be used.
     Inspect(InspectArgs),
 }
 
@@ -52,7 +52,7 @@ struct InitArgs {
     /// The job's name: 1 to 63 characters of a-z, 0-9, '-', '_' and '.'.
     #[arg(long, value_name = "NAME", value_parser = |name: &str| JobName::new(name))]
     job: JobName,
-    /// The name of whoever runs jobs here.
+    /// The trust domain, a name for whoever runs jobs here.
     #[arg(long, value_name = "NAME", default_value = "ronde.local", value_parser = |name: &str| TrustDomain::new(name))]
     trust_domain: TrustDomain,
     /// The authority's directory; it is made.
@@ -81,17 +81,17 @@ struct OnceArgs {
     /// The job's name: 1 to 63 characters of a-z, 0-9, '-', '_' and '.'.
     #[arg(long, value_name = "NAME", value_parser = |name: &str| JobName::new(name))]
     job: JobName,
-    /// The name of whoever runs jobs here.
+    /// The trust domain, a name for whoever runs jobs here.
     #[arg(long, value_name = "NAME", default_value = "ronde.local", value_parser = |name: &str| TrustDomain::new(name))]
     trust_domain: TrustDomain,
-    /// The indices of all sidecars of the job: nobody can issue to another one later.
+    /// The indices of all sidecars of the job: no certificate can be issued to another one later.
     #[arg(long, value_name = "INDICES", value_parser = indices)]
     sidecars: Indices,
     /// How long the certificates are valid.
     #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAYS_MAX))]
     days: u64,
-    /// Leave what an earlier call has made there while half of its time is left, so that a running job keeps it; make all of
-    /// it anew otherwise.
+    /// Keep the certificates of an earlier call if half of their time is left, so that a running job keeps them;
+    /// otherwise issue all of them again.
     #[arg(long)]
     keep: bool,
     /// Where the directories sidecar-INDEX are made.
@@ -107,11 +107,11 @@ struct RotateArgs {
     /// How long the certificates are valid.
     #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAYS_MAX))]
     days: u64,
-    /// The ca.pem of another authority of the same job that is accepted too: the next one, or the one before. Without it,
-    /// only --authority is.
+    /// The ca.pem of another authority of the same job to accept as well: the next one, or the previous one. Without
+    /// it, only --authority is accepted.
     #[arg(long, value_name = "FILE")]
     trust: Vec<PathBuf>,
-    /// Change the authority without the steps that keep a running job together.
+    /// Change the authority without the steps that a running job needs.
     #[arg(long)]
     at_once: bool,
     /// The sidecars' directories.
@@ -122,7 +122,7 @@ struct RotateArgs {
 #[derive(Args, Debug)]
 #[command(after_help = SECRET_EXAMPLES)]
 struct SecretArgs {
-    /// The file; it is made, with mode 0600.
+    /// The file to make, with mode 0600.
     file: PathBuf,
 }
 
@@ -137,7 +137,7 @@ struct InspectArgs {
 /// Indices of sidecars, each once.
 type Indices = BTreeSet<u32>;
 
-/// Does what was asked for; prints what was made or found.
+/// Runs the subcommand; prints what was made or found.
 pub(super) fn main(args: &CertsArgs) -> ExitCode {
     match perform(&args.command) {
         Ok(text) => {
@@ -181,7 +181,7 @@ fn issue(args: &IssueArgs) -> anyhow::Result<String> {
 fn once(args: &OnceArgs) -> anyhow::Result<String> {
     let life = Duration::from_secs(args.days * SECONDS_PER_DAY);
     if args.keep && is_issued(args, SystemTime::now() + life / 2) {
-        return Ok(format!("{}: what is there is good and stays\n", args.directory.display()));
+        return Ok(format!("{}: the existing certificates are valid and kept\n", args.directory.display()));
     }
     let validity = Validity::starting(SystemTime::now(), life);
     let ca = JobCa::generate(args.job.clone(), args.trust_domain.clone(), validity);
@@ -194,7 +194,7 @@ fn once(args: &OnceArgs) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Whether all sidecars have certificates of one authority that are valid until some time.
+/// Returns whether all sidecars have certificates of one authority that are valid until some time.
 fn is_issued(args: &OnceArgs, until: SystemTime) -> bool {
     let until = until.duration_since(SystemTime::UNIX_EPOCH).map_or(u64::MAX, |since| since.as_secs());
     let authority_of = |index: &u32| {
@@ -209,7 +209,7 @@ fn is_issued(args: &OnceArgs, until: SystemTime) -> bool {
     authorities.is_some_and(|authorities| authorities.len() == 1)
 }
 
-/// The files for these sidecars in directories below one, and what is said of them.
+/// Builds the files for these sidecars in directories below one, and the text about them.
 fn issued(ca: &JobCa, sidecars: &Indices, days: u64, below: &Path) -> anyhow::Result<(Vec<NewFile>, String)> {
     let (mut files, mut text) = (Vec::new(), String::new());
     for index in sidecars {
@@ -225,13 +225,13 @@ fn rotate(args: &RotateArgs) -> anyhow::Result<String> {
     let ca = authority(&args.authority)?;
     let bundle = accepted(args, &ca)?;
     let mut fresh = Vec::new();
-    // All are looked at before any is replaced.
+    // Check all of them before replacing any.
     for path in &args.directories {
         let old = directory::read(path)?;
         let expected = ca.id_of(old.id().sidecar);
         let found = old.id();
         if *found != expected {
-            let text = format!("{} is {found}'s, not of this authority's {expected}", path.display());
+            let text = format!("{} belongs to {found}, not to this authority's {expected}", path.display());
             return Err(anyhow!(text)).context(Code::CertificateForeign);
         }
         if !args.at_once {
@@ -241,14 +241,14 @@ fn rotate(args: &RotateArgs) -> anyhow::Result<String> {
     }
     let mut text = String::new();
     for (directory, fresh) in &fresh {
-        // The certificate comes last: a sidecar that looks in between finds that the pair does not fit and waits.
+        // The certificate comes last: a sidecar that polls in between finds a mismatched pair and waits.
         fresh.files(directory, &bundle).iter().try_for_each(replace)?;
         text.push_str(&format!("{}: {}\n", directory.display(), fresh.describe()));
     }
     Ok(text)
 }
 
-/// The certificates of all authorities that are accepted from now on.
+/// Returns the certificates of all authorities to accept from now on.
 fn accepted(args: &RotateArgs, ca: &JobCa) -> anyhow::Result<String> {
     let others: Vec<String> =
         args.trust.iter().map(|path| directory::read_text(path)).collect::<anyhow::Result<_>>()?;
@@ -264,16 +264,16 @@ fn accepted(args: &RotateArgs, ca: &JobCa) -> anyhow::Result<String> {
         .context("an authority of --trust cannot be used")
 }
 
-/// Sidecars that run take a rotation one after another: those before it and those behind it must accept each other.
+/// Checks that sidecars before and after their rotation accept each other, because they rotate one after another.
 fn check_step(directory: &Path, old: &Identity, ca: &JobCa, bundle: &str) -> anyhow::Result<()> {
     let directory = directory.display();
     ensure!(
         old.accepts(ca.ca_certificate_pem())?,
-        "{directory} does not know this authority yet; first run `ronde certs rotate` with the authority of before and --trust for this one's ca.pem"
+        "{directory} does not know this authority yet; first run `ronde certs rotate` with the previous authority and --trust for this one's ca.pem"
     );
     ensure!(
         old.is_accepted_by(bundle)?,
-        "the certificate in {directory} is of an authority that would not be accepted any more; keep that one with --trust until all sidecars have new certificates"
+        "the certificate in {directory} is of an authority that would no longer be accepted; keep accepting it with --trust until all sidecars have new certificates"
     );
     Ok(())
 }
@@ -335,7 +335,7 @@ fn authority(path: &Path) -> anyhow::Result<JobCa> {
     ca.with_context(|| format!("the authority in {} cannot be used", path.display())).context(Code::CertificateFiles)
 }
 
-/// A fresh key with its certificate.
+/// A new key with its certificate.
 struct Fresh {
     key: KeyRequest,
     certificate: String,
@@ -359,7 +359,7 @@ impl Fresh {
         &self.description
     }
 
-    /// The certificate last.
+    /// Returns the files, the certificate last.
     fn files(&self, directory: &Path, authorities: &str) -> [NewFile; 3] {
         [
             NewFile::public(directory.join(AUTHORITY_FILE), authorities.to_owned()),
@@ -369,7 +369,7 @@ impl Fresh {
     }
 }
 
-/// Reads `0`, `0,2` or `0-15`.
+/// Parses `0`, `0,2` or `0-15`.
 fn indices(text: &str) -> anyhow::Result<Indices> {
     let mut found = Indices::new();
     for item in text.split(',') {

@@ -1,4 +1,4 @@
-//! `ronde explain`: what an error code means and what to do; and the document that says the same of all.
+//! `ronde explain`: explains error codes, and generates the document that lists all of them.
 
 use std::process::ExitCode;
 
@@ -19,7 +19,7 @@ pub(super) struct ExplainArgs {
     list: bool,
 }
 
-/// Prints what was asked for.
+/// Prints one explanation or the list.
 pub(super) fn main(args: &ExplainArgs) -> ExitCode {
     let Some(given) = &args.code else {
         print(&list());
@@ -31,7 +31,7 @@ pub(super) fn main(args: &ExplainArgs) -> ExitCode {
             ExitCode::SUCCESS
         }
         None => {
-            fail(Code::NotExplained, &format!("{given:?} is no error code; see `ronde explain --list`"), EXIT_USAGE)
+            fail(Code::NotExplained, &format!("{given:?} is not an error code; see `ronde explain --list`"), EXIT_USAGE)
         }
     }
 }
@@ -40,7 +40,7 @@ fn list() -> String {
     TABLE.iter().map(|entry| format!("{}  {}\n", entry.code, entry.title)).collect()
 }
 
-/// `docs/ERRORS.md`.
+/// Builds `docs/ERRORS.md`.
 #[cfg(test)]
 fn document() -> String {
     let heading = "# Error codes\n\n\
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_document_says_what_the_table_says() {
+    fn the_document_lists_every_error_code() {
         crate::documents::hold("ERRORS.md", &document());
     }
 
@@ -75,7 +75,8 @@ mod tests {
         assert!(list().contains("RONDE-E203  ronde could not be started on a host\n"));
     }
 
-    /// The compiler checks that a used code exists. This test checks that the table has it, and has no code that nothing uses.
+    /// The compiler checks that a used code exists. This test checks that the table has it, and has no code that
+    /// nothing uses.
     #[test]
     fn every_code_of_the_table_is_used_and_every_used_one_is_in_it() {
         let table: BTreeSet<String> = TABLE.iter().map(|entry| format!("{:?}", entry.code)).collect();
@@ -105,7 +106,7 @@ mod tests {
         text.chars().take_while(char::is_ascii_alphanumeric).collect()
     }
 
-    /// `ExitCode::SUCCESS` and functions are no error codes.
+    /// `ExitCode::SUCCESS` and functions are not error codes.
     fn is_variant(name: &str) -> bool {
         name.starts_with(char::is_uppercase) && name.contains(char::is_lowercase)
     }

@@ -1,8 +1,8 @@
-//! Where the value of an option comes from: the command line, else the environment, else the configuration file, else its
+//! Resolves the value of an option: from the command line, else the environment, else the configuration file, else its
 //! default.
 //!
-//! Values of the environment and the file become clap's defaults, after they were checked as clap would check them. So all
-//! mistakes of both are reported at once, each with its place, and the command line stays clap's.
+//! Values of the environment and the file become clap's defaults, after they were checked as clap would check them. So
+//! all mistakes of both are reported at once, each with its place, and clap still parses the command line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -23,11 +23,11 @@ pub(super) const CONFIGURED: [&str; 2] = ["run", "sidecar"];
 /// The variable that names the configuration file.
 pub(super) const CONFIG_VARIABLE: &str = "RONDE_CONFIG";
 
-/// Gives the options of the subcommand that `arguments` name the values that the environment and the file have for them,
-/// unless they are given there.
+/// Sets the options of the subcommand that `arguments` name from the environment and the file, unless the arguments
+/// contain them.
 ///
 /// # Errors
-/// All that is wrong in the file, and in the variables of this subcommand.
+/// All mistakes in the file, and in the variables of this subcommand.
 pub(super) fn layered(
     cli: Command,
     arguments: &[OsString],
@@ -53,7 +53,7 @@ pub(super) fn layered(
     }
     let given: BTreeSet<&str> = given.keys().map(String::as_str).collect();
     for (one, other) in ALTERNATIVES {
-        settle((one, other), &given, &mut from, &mut mistakes);
+        keep_stronger((one, other), &given, &mut from, &mut mistakes);
     }
     if !mistakes.0.is_empty() {
         return Err(mistakes);
@@ -66,7 +66,7 @@ pub(super) fn layered(
     }))
 }
 
-/// What is wrong, each with its place.
+/// The mistakes, each with its place.
 #[derive(Debug, Default)]
 pub(super) struct Mistakes(Vec<String>);
 
@@ -95,14 +95,14 @@ pub(super) fn options(command: &Command) -> impl Iterator<Item = &Arg> {
         .filter(move |arg| !is_set_here_only(arg))
 }
 
-/// The variables of an option: its own, and the one that it takes over from Horovod.
+/// Returns the variables of an option: its own, and Horovod's that it accepts.
 pub(super) fn variables(command: &Command, arg: &Arg) -> (String, Option<String>) {
     let long = arg.get_long().unwrap_or_default();
     let own = format!("RONDE_{}_{long}", command.get_name()).replace('-', "_").to_ascii_uppercase();
     (own, arg.get_env().map(|name| name.to_string_lossy().into_owned()))
 }
 
-/// Where a value comes from, the strongest first.
+/// The source of a value, the strongest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
     CommandLine,
@@ -136,8 +136,8 @@ fn of_environment(
     }
 }
 
-/// Of two options that exclude each other the stronger source counts; the command line's own conflicts are clap's.
-fn settle(
+/// Keeps the stronger source of two options that exclude each other; clap handles conflicts within the command line.
+fn keep_stronger(
     (one, other): (&str, &str),
     given: &BTreeSet<&str>,
     from: &mut BTreeMap<String, (Source, Vec<String>)>,
@@ -157,7 +157,7 @@ fn settle(
     }
 }
 
-/// Checks values as clap will, and gives them the form in which it takes them.
+/// Checks values as clap will, and converts them to the form that it accepts.
 fn check(arg: &Arg, values: &[String]) -> Result<Vec<String>, String> {
     if matches!(arg.get_action(), ArgAction::SetTrue) {
         let [value] = values else { return Err("it is true or false".to_owned()) };
@@ -167,7 +167,7 @@ fn check(arg: &Arg, values: &[String]) -> Result<Vec<String>, String> {
             _ => Err(format!("{value:?} is not true or false")),
         };
     }
-    // Alone in a command of its own, so that nothing else is missing or in conflict.
+    // Checked in a separate command, so that no other option is missing or in conflict.
     let long = arg.get_long().unwrap_or_default().to_owned();
     let name = arg.get_value_names().and_then(|names| names.first()).map_or("VALUE", |name| name.as_str()).to_owned();
     let parser = arg.get_value_parser().clone();
@@ -185,7 +185,7 @@ fn check(arg: &Arg, values: &[String]) -> Result<Vec<String>, String> {
     }
 }
 
-/// Names the variables in the help of every option that has some.
+/// Lists the variables in the help of every option that has some.
 fn described(cli: Command) -> Command {
     CONFIGURED.iter().fold(cli, |cli, name| {
         cli.mut_subcommand(name, |command| {
@@ -198,7 +198,7 @@ fn described(cli: Command) -> Command {
                 })
                 .collect();
             command.mut_args(|arg| match texts.get(arg.get_id().as_str()) {
-                // Read here, not by clap, which knows only one variable and reports mistakes one by one.
+                // Read here, not by clap, which supports one variable and reports mistakes one by one.
                 Some(help) => arg.help(help.clone()).env(Resettable::Reset),
                 None => arg,
             })

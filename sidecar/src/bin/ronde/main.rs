@@ -4,12 +4,12 @@
 //! |---|---|---|
 //! | `run`, `agent`, `exec-worker`, `worker` | starts a job and watches over it | [`ronde_launcher`] |
 //! | `sidecar` | serves the workers of one host | [`ronde_sidecar`] |
-//! | `check` | says whether hosts are fit for jobs | [`ronde_launcher::check`] |
+//! | `check` | checks whether hosts are fit for jobs | [`ronde_launcher::check`] |
 //! | `certs` | makes and shows keys and certificates | [`certs`] |
 //! | `status` | shows what sidecars are doing | [`status`] |
 //! | `plugin` | builds, tests and signs plugins | [`plugin`] |
 //! | `bench` | measures ronde against its peers | [`mod@bench`] |
-//! | `explain` | says what an error code means | [`explain`] |
+//! | `explain` | explains an error code | [`explain`] |
 //! | `completions`, `version` | prints a shell's completion script, the versions | here |
 
 #![forbid(unsafe_code)]
@@ -47,11 +47,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Start a job: sidecars, workers, and a watch over both.
+    /// Start a job: its sidecars and workers, and supervise them.
     Run(Box<run::RunArgs>),
     /// Serve the workers of this host.
     Sidecar(Box<SidecarArgs>),
-    /// Start and watch processes on this host for a launcher on standard input and output.
+    /// Start and supervise processes on this host for a launcher on standard input and output.
     #[command(hide = true)]
     Agent,
     /// Become a worker that ends with its agent.
@@ -59,19 +59,19 @@ enum Command {
     ExecWorker(agent::exec::ExecArgs),
     /// Become a worker of the job whose workers the command of `ronde run --starter` starts.
     Worker(run::WorkerArgs),
-    /// Make and look at keys and certificates of jobs without the launcher.
+    /// Make and inspect keys and certificates of jobs without the launcher.
     Certs(certs::CertsArgs),
-    /// Say whether this host, and others, are fit for jobs.
+    /// Check whether this host, and others, are fit for jobs.
     Check(check::CheckArgs),
     /// Show what the sidecars of this host are doing.
     Status(status::StatusArgs),
-    /// Write, build, test, sign and look at plugins: codecs and reducers in a sandbox.
+    /// Write, build, test, sign and inspect plugins: codecs and reducers in a sandbox.
     Plugin(plugin::PluginArgs),
-    /// Measure ronde against its peers on this machine, every result checked.
+    /// Measure ronde against its peers on this machine, and check every result.
     Bench(bench::BenchArgs),
-    /// Print a script with which a shell completes the words of `ronde`.
+    /// Print a shell's completion script for `ronde`.
     Completions(CompletionsArgs),
-    /// Say what an error code means and what to do.
+    /// Explain an error code and what to do.
     Explain(explain::ExplainArgs),
     /// Print the versions: of ronde, and of what two sidecars have to agree on.
     #[command(after_help = VERSION_EXAMPLES)]
@@ -82,11 +82,11 @@ enum Command {
 #[derive(clap::Args, Debug)]
 #[command(after_help = COMPLETIONS_EXAMPLES)]
 struct CompletionsArgs {
-    /// Which shell.
+    /// The shell.
     shell: clap_complete::Shell,
 }
 
-/// Parses the command line and does what it says.
+/// Parses the command line and runs its subcommand.
 fn main() -> ExitCode {
     let arguments = arguments::normalise(&Cli::command(), std::env::args_os().collect());
     let cli = match layers::layered(Cli::command(), &arguments, |name| std::env::var(name).ok()) {
@@ -121,10 +121,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Help and version are answers, everything else is a wrong command line.
+/// Prints help and version as answers; everything else is a wrong command line.
 fn refused(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        // A closed terminal cannot be told anything.
+        // Writing to a closed terminal fails; ignore it.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
@@ -134,8 +134,8 @@ fn refused(error: &clap::Error) -> ExitCode {
     ExitCode::from(EXIT_USAGE)
 }
 
-/// What `ronde version` says. Two installations work together when their wire versions overlap and their planner
-/// versions are equal; the commit is known when the build was told.
+/// Builds the output of `ronde version`. Two installations work together if their wire versions overlap and their
+/// planner versions are equal; the commit is shown if the build knew it.
 fn version() -> String {
     let commit = match option_env!("RONDE_COMMIT") {
         Some(commit) if !commit.is_empty() => format!("commit {commit}\n"),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_behind_the_command_belongs_to_it() {
+    fn arguments_after_the_command_belong_to_the_command() {
         let given =
             ["ronde", "run", "-np", "2", "-H", "a:1,b:1", "python", "train.py", "-np", "9", "--verbose", "--", "-x"];
         let arguments = arguments::normalise(&Cli::command(), given.iter().map(Into::into).collect());
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_says_what_sidecars_have_to_agree_on() {
+    fn the_version_shows_what_sidecars_have_to_agree_on() {
         let version = version();
         let lines: Vec<&str> = version.lines().collect();
         assert_eq!(lines[0], concat!("ronde ", env!("CARGO_PKG_VERSION")));

@@ -1,4 +1,4 @@
-//! `ronde status`: what the sidecars of this host are doing, from their admin pages.
+//! `ronde status`: shows the state of the sidecars of this host, from their admin pages.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -23,18 +23,18 @@ pub(super) struct StatusArgs {
     /// The directory with a sidecar's sockets. [default: RONDE_SOCKET, else all of this user's jobs on this host]
     #[arg(long, value_name = "DIR", conflicts_with = "url")]
     socket: Option<PathBuf>,
-    /// Where a sidecar's admin pages are.
+    /// The address of a sidecar's admin pages.
     #[arg(long, value_name = "http://HOST:PORT")]
     url: Option<String>,
-    /// How long traffic is measured.
+    /// How long to measure traffic, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=60))]
     measure: u64,
-    /// Print the pages as JSON, one line a sidecar.
+    /// Print the pages as JSON, one line for each sidecar.
     #[arg(long)]
     json: bool,
 }
 
-/// Prints the state of each sidecar that was found.
+/// Prints the state of each sidecar that is found.
 pub(super) fn main(args: &StatusArgs) -> ExitCode {
     match run(args) {
         Ok(text) => {
@@ -68,7 +68,7 @@ fn run(args: &StatusArgs) -> anyhow::Result<String> {
     Ok(texts.join("\n"))
 }
 
-/// The admin pages of the given directory, or of all this user's below `base`.
+/// Returns the admin pages of the given directory, or of all this user's below `base`.
 fn found(given: Option<PathBuf>, base: &Path) -> anyhow::Result<Vec<SocketAddr>> {
     if let Some(directory) = given {
         return Ok(vec![address_in(&directory)?]);
@@ -97,18 +97,18 @@ fn address_in(directory: &Path) -> anyhow::Result<SocketAddr> {
     let text = text.context(Code::NoSidecarFound)?;
     text.trim()
         .parse()
-        .with_context(|| format!("{} does not hold an address", path.display()))
+        .with_context(|| format!("{} does not contain an address", path.display()))
         .context(Code::NoSidecarFound)
 }
 
-/// Reads `http://HOST:PORT` with an address for the host; a path behind it does not matter.
+/// Parses `http://HOST:PORT` with an IP address as the host; a path after it is ignored.
 fn address_of(url: &str) -> anyhow::Result<SocketAddr> {
     let rest = url.strip_prefix("http://").unwrap_or(url);
     let host = rest.split('/').next().unwrap_or_default().replace("localhost", "127.0.0.1");
     host.parse().with_context(|| format!("{url:?} is not http://ADDRESS:PORT, for example http://127.0.0.1:41234"))
 }
 
-/// Asks for the status page.
+/// Requests the status page.
 fn page(address: SocketAddr) -> anyhow::Result<Value> {
     let ask = || -> anyhow::Result<String> {
         let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
@@ -122,7 +122,7 @@ fn page(address: SocketAddr) -> anyhow::Result<Value> {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
     let line = head.lines().next().unwrap_or_default();
     ensure!(line.contains(" 200 "), "the sidecar at {address} answers {line:?}; it may be ending");
-    serde_json::from_str(body).with_context(|| format!("what {address} answers is no status page"))
+    serde_json::from_str(body).with_context(|| format!("the answer of {address} is not a status page"))
 }
 
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_found_and_their_lack_is_named() {
+    fn session_directories_are_found_and_a_missing_one_is_an_error() {
         let base = tempfile::tempdir().expect("a temporary directory");
         let error = found(None, base.path()).expect_err("nothing is there");
         assert!(coded(&error, Code::StatusUnreachable).contains("no sidecar is found below"), "{error:#}");
@@ -166,11 +166,11 @@ mod tests {
     }
 
     #[test]
-    fn a_sidecar_that_has_ended_is_said() {
+    fn a_sidecar_that_has_ended_is_reported() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         drop(listener);
-        let error = page(address).expect_err("nobody listens");
+        let error = page(address).expect_err("no listener");
         assert!(coded(&error, Code::StatusUnreachable).contains("no sidecar answers at 127.0.0.1:"), "{error:#}");
     }
 }

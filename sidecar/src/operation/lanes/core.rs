@@ -1,4 +1,4 @@
-//! What all lanes have in common: an executor, the memory of its operations, and the measurement of where time goes.
+//! The common part of all lanes: an executor, the memory of its operations, and the measurement of its time.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::operation::memory::LaneMemory;
 use crate::plugins::LanePlugins;
 use crate::timeline::Tracer;
 
-/// The part of a lane that executes operations. It has no links: what is to travel is handed to its owner.
+/// The part of a lane that executes operations. It has no links; the owner sends its chunks.
 pub(super) struct LaneCore {
     lane: Lane,
     pub(super) executor: Executor,
@@ -24,20 +24,20 @@ pub(super) enum Step {
     Idle,
     /// Part of an operation was performed.
     Worked,
-    /// An operation is over, in one way or another.
+    /// An operation completed or failed.
     Report(LaneReport),
-    /// Something is to be done with a link to a peer.
+    /// The owner must act on a link to a peer.
     Link(ExecutorAction),
 }
 
 impl LaneCore {
-    /// A lane whose operations may call plugins.
+    /// Creates a lane whose operations may call plugins.
     pub(super) fn new(config: &LaneConfig) -> Self {
         let plugins = LanePlugins::new(Arc::clone(&config.plugins));
         Self::with(config.me, config.lane, config.early_grant_bytes, Some(plugins))
     }
 
-    /// A lane that has neither links nor plugins.
+    /// Creates a lane without links and plugins.
     pub(super) fn native(me: SidecarIndex, lane: Lane) -> Self {
         Self::with(me, lane, 0, None)
     }
@@ -47,7 +47,7 @@ impl LaneCore {
         Self { lane, executor, memory: LaneMemory::new(plugins), tracer: Tracer::default() }
     }
 
-    /// Executes a command; gives the report that answers it, if there is one.
+    /// Executes a command; returns the report that answers it, if there is one.
     pub(super) fn handle(&mut self, command: ExecuteCommand) -> Option<LaneReport> {
         match command {
             ExecuteCommand::Epoch(epoch) => self.executor.handle_epoch(epoch),
@@ -93,7 +93,7 @@ impl LaneCore {
         }
     }
 
-    /// Counters of a lane without links.
+    /// Returns the counters of a lane without links.
     pub(super) fn stats(&self) -> LaneStats {
         LaneStats { executor: *self.executor.stats(), ..LaneStats::default() }
     }

@@ -1,5 +1,5 @@
-//! Inline execution: the control thread performs small operations that need no other sidecar at once, because handing one
-//! to a data thread and back takes longer than the operation itself.
+//! Inline execution: the control thread itself performs small operations that need no other sidecar, because passing
+//! one to a data thread and back takes longer than the operation.
 
 use std::sync::Arc;
 
@@ -17,40 +17,40 @@ pub(crate) struct InlineExecutor {
 }
 
 impl InlineExecutor {
-    /// An executor before the first epoch.
+    /// Creates an executor before the first epoch.
     pub(crate) fn new(me: SidecarIndex) -> Self {
-        // Plans without transfers name lane 0 when they are cut for one lane, which small ones are.
+        // Small operations have plans without transfers for one lane; these name lane 0.
         Self { core: LaneCore::native(me, Lane(0)) }
     }
 
-    /// Whether an operation is performed here.
+    /// Returns whether an operation is executed inline.
     pub(crate) fn takes(admission: &Admission) -> bool {
         let each = if admission.arithmetic.op.is_some() { admission.local_ranks.len() as u64 } else { 1 };
         let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
         let bytes = admission.plan.layout.elements.saturating_mul(element_bytes).saturating_mul(each);
         let on_lane_0 = admission.plan.lanes() == 1;
-        // A plugin's call takes as long as its limit allows.
+        // A call of a plugin may take as long as its limit allows.
         let native = admission.plugin.is_none();
         admission.topology.len() == 1 && on_lane_0 && native && bytes <= BYTES_MAX
     }
 
-    /// Executes a command other than to admit an operation. Nothing is ever under way here, so that nobody waits for the
-    /// report of an end.
+    /// Executes a command other than the admission of an operation. No operation is pending between calls, so no report
+    /// is needed.
     pub(crate) fn handle(&mut self, command: ExecuteCommand) {
         self.core.handle(command);
     }
 
-    /// Performs an operation that [`Self::takes`] allows; gives what its time was spent on, if that is traced.
+    /// Performs an operation that [`Self::takes`] allows; returns its trace, if tracing is on.
     ///
     /// # Errors
-    /// Why it cannot be performed, in words.
+    /// When it cannot be performed; the text is the reason.
     pub(crate) fn perform(
         &mut self,
         admission: &Arc<Admission>,
         memory: Arc<OperationMemory>,
     ) -> Result<Option<LaneTrace>, String> {
         self.core.handle(ExecuteCommand::Admit(Arc::clone(admission), memory));
-        // Ends: every step of a plan is done once, and none of them waits.
+        // This loop ends: every step of a plan is done once, and none of them waits.
         loop {
             match self.core.step() {
                 Step::Worked => {}
@@ -64,11 +64,11 @@ impl InlineExecutor {
         }
     }
 
-    /// Counters.
+    /// Returns the counters.
     pub(crate) fn stats(&self) -> ExecutorStats {
         self.core.stats().executor
     }
 }
 
-/// Bytes that the control thread reads for one operation: what it may copy without being late for others.
+/// The most bytes that the control thread reads for one operation; more would delay others.
 const BYTES_MAX: u64 = 64 << 10;

@@ -1,5 +1,5 @@
-//! Lanes without links: data threads for operations that need no other sidecar, so that a host reduces with more cores than
-//! it has lanes to others.
+//! Lanes without links: data threads for operations that need no other sidecar, so that a host can reduce with more
+//! cores than it has lanes to peers.
 
 use anyhow::Context;
 use tokio::sync::mpsc;
@@ -28,7 +28,7 @@ struct LocalLane {
 }
 
 impl LocalLane {
-    /// Commands first, then one step of work.
+    /// Handles commands first, then performs one step of work.
     fn run(mut self, mut commands: mpsc::Receiver<LaneCommand>) {
         let mut busy = false;
         loop {
@@ -50,14 +50,14 @@ impl LocalLane {
                     self.report(report);
                 }
             }
-            // The asker may have given up; nobody else waits for this.
+            // The receiver may have given up.
             LaneCommand::Stats(reply) => drop(reply.send(self.core.stats())),
             // It has no links.
             LaneCommand::Identity(_) | LaneCommand::Stop(_) => {}
         }
     }
 
-    /// One chunk's work; true when there may be more.
+    /// Performs the work of one chunk; returns whether there may be more.
     fn work(&mut self) -> bool {
         match self.core.step() {
             Step::Idle => return false,
@@ -71,7 +71,7 @@ impl LocalLane {
     }
 
     fn report(&self, report: LaneReport) {
-        // When the control thread is gone the process is ending; nobody is left to be notified.
+        // Without a control thread the process is ending.
         let _ = self.reports.blocking_send(report);
     }
 }

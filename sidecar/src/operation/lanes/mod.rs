@@ -1,6 +1,6 @@
-//! Lanes execute operations: on data threads with links to other sidecars ([`network`]), on data threads without ([`local`]),
-//! or on the control thread itself ([`inline`]). What they have in common is [`core::LaneCore`]. This file has the control
-//! thread's end of a lane.
+//! Lanes execute operations: on data threads with links to other sidecars ([`network`]), on data threads without
+//! ([`local`]), or on the control thread itself ([`inline`]). Their common part is [`core::LaneCore`]. This file
+//! contains the control thread's handle of a lane.
 
 mod core;
 pub(crate) mod inline;
@@ -21,7 +21,7 @@ use crate::timeline::LaneTrace;
 
 /// A command of the control thread to a lane. A lane handles its commands in order.
 pub(crate) enum LaneCommand {
-    /// About epochs and operations.
+    /// A command about epochs and operations.
     Execute(ExecuteCommand),
     /// Use this certificate for links made from now on.
     Identity(Arc<Identity>),
@@ -37,23 +37,23 @@ impl From<ExecuteCommand> for LaneCommand {
     }
 }
 
-/// A command that every lane executes alike, with links or without.
+/// A command that every lane executes, with links or without.
 pub(crate) enum ExecuteCommand {
     /// An epoch begins.
     Epoch(Epoch),
-    /// An epoch is over; the answer is [`LaneReport::Released`].
+    /// An epoch is over; the lane answers with [`LaneReport::Released`].
     EpochEnd(Epoch),
-    /// Perform this.
+    /// Perform this operation.
     Admit(Arc<Admission>, Arc<OperationMemory>),
-    /// Drop these operations, and what still comes of any up to a last one; the answer is [`LaneReport::Dropped`].
+    /// Drop these operations, and the chunks of any up to a last one; the lane answers with [`LaneReport::Dropped`].
     Cancel(Epoch, Seq, Arc<[Seq]>),
-    /// Report what the time of operations is spent on, or no longer.
+    /// Switch the tracing of operations on or off.
     Trace(bool),
 }
 
 /// A report of a lane to the control thread.
 pub(crate) enum LaneReport {
-    /// The lane's part of an operation is complete; what it spent its time on, if that is wanted.
+    /// The lane's part of an operation is complete; with its trace, if tracing is on.
     Done(Epoch, Seq, Option<(Lane, LaneTrace)>),
     /// The lane has executed [`ExecuteCommand::Cancel`] up to this operation.
     Dropped(Epoch, Seq),
@@ -65,7 +65,7 @@ pub(crate) enum LaneReport {
         /// Whether a plugin is at fault.
         plugin: bool,
     },
-    /// No memory of the epoch is touched any more.
+    /// The lane no longer uses memory of the epoch.
     Released(Epoch),
     /// The link to a peer is gone.
     LinkDown {
@@ -78,14 +78,14 @@ pub(crate) enum LaneReport {
     Ended(Lane),
 }
 
-/// Tells the control thread that a lane's thread is over, however it ends.
+/// Reports to the control thread when a lane's thread ends, for any reason.
 pub(crate) struct EndReport {
     lane: Lane,
     reports: mpsc::Sender<LaneReport>,
 }
 
 impl EndReport {
-    /// To be held until the thread ends.
+    /// Creates the guard, which the thread holds until it ends.
     pub(crate) fn new(lane: Lane, reports: mpsc::Sender<LaneReport>) -> Self {
         Self { lane, reports }
     }
@@ -93,7 +93,7 @@ impl EndReport {
 
 impl Drop for EndReport {
     fn drop(&mut self) {
-        // When the queue is full or closed, the control thread finds out by its next command, or is gone itself.
+        // When the queue is full or closed, the control thread notices at its next command, or has ended itself.
         let _ = self.reports.try_send(LaneReport::Ended(self.lane));
     }
 }
@@ -101,15 +101,15 @@ impl Drop for EndReport {
 /// Counters of a lane.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LaneStats {
-    /// Of its port.
+    /// Counters of its port.
     pub(crate) port: PortStats,
-    /// Of its executor.
+    /// Counters of its executor.
     pub(crate) executor: ExecutorStats,
-    /// The ways to the peers whose link is up.
+    /// The paths to the peers whose link is up.
     pub(crate) paths: Vec<(SidecarIndex, PathStats)>,
 }
 
-/// The control thread's end of a lane.
+/// The control thread's handle of a lane.
 pub(crate) struct LaneHandle {
     commands: mpsc::Sender<LaneCommand>,
     thread: Option<JoinHandle<()>>,
@@ -119,7 +119,7 @@ impl LaneHandle {
     /// Starts the thread of a lane, which takes its commands from the receiver.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the thread cannot be started.
     pub(crate) fn start(
         lane: Lane,
         body: impl FnOnce(mpsc::Receiver<LaneCommand>) + Send + 'static,
@@ -130,12 +130,12 @@ impl LaneHandle {
         Ok(Self { commands, thread: Some(thread) })
     }
 
-    /// Queues a command. False when the lane's thread has ended or does not keep up, which ends the job.
+    /// Queues a command. Returns false when the lane's thread has ended or does not keep up, which ends the job.
     pub(crate) fn send(&self, command: LaneCommand) -> bool {
         self.commands.try_send(command).is_ok()
     }
 
-    /// Asks for the lane's counters; the answer does not come when its thread has ended.
+    /// Requests the lane's counters; no answer arrives when its thread has ended.
     pub(crate) fn ask_stats(&self) -> oneshot::Receiver<LaneStats> {
         let (reply, answer) = oneshot::channel();
         self.send(LaneCommand::Stats(reply));
@@ -153,19 +153,19 @@ impl LaneHandle {
     }
 }
 
-/// What a lane is made with.
+/// The configuration of a lane.
 #[derive(Clone)]
 pub(crate) struct LaneConfig {
     /// This sidecar.
     pub(crate) me: SidecarIndex,
-    /// Which lane.
+    /// The number of the lane.
     pub(crate) lane: Lane,
     /// Bytes granted to each peer for operations not yet admitted here.
     pub(crate) early_grant_bytes: u64,
-    /// What its operations may call.
+    /// The plugins that its operations may call.
     pub(crate) plugins: Arc<Plugins>,
 }
 
-/// Commands are at most one for each admitted operation and those are bounded by pending requests; a lane that is this far
-/// behind has stopped.
+/// The bound of a lane's command queue. There is at most one command for each admitted operation, and pending requests
+/// bound those; a lane with a full queue has stopped.
 const COMMANDS_MAX: usize = 65_536;

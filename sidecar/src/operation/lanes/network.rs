@@ -1,4 +1,4 @@
-//! Lanes with links: each has a data thread that owns a socket, reduces, and encrypts and decrypts what travels there.
+//! Lanes with links: each has a data thread that owns a socket, reduces, encrypts and decrypts.
 
 use anyhow::Context;
 use ronde_engine::ExecutorAction;
@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use super::core::{LaneCore, Step};
 use super::{EndReport, LaneCommand, LaneConfig, LaneHandle, LaneReport, LaneStats};
 
-/// Starts a lane's thread. `make_port` runs on it, inside its runtime, so that sealing happens there.
+/// Starts a lane's thread. `make_port` runs on it, inside its runtime, so that encryption happens there.
 ///
 /// # Errors
 /// When the thread cannot be started.
@@ -53,8 +53,8 @@ enum Turn {
 }
 
 impl NetworkLane {
-    /// Commands first, then what arrives, then one step of work: so new operations and chunks never wait for a long one,
-    /// and the connections' own tasks run between any two steps.
+    /// Handles commands first, then received frames, then one step of work, so that new operations and chunks never
+    /// wait for a long one, and the connections' own tasks run between any two steps.
     async fn run(mut self, mut commands: mpsc::Receiver<LaneCommand>) {
         let mut busy = false;
         loop {
@@ -92,7 +92,7 @@ impl NetworkLane {
             }
             LaneCommand::Stats(reply) => {
                 let stats = LaneStats { port: self.port.stats(), paths: self.port.paths(), ..self.core.stats() };
-                // The asker may have given up; nobody else waits for this.
+                // The receiver may have given up.
                 let _ = reply.send(stats);
             }
             LaneCommand::Stop(_) => {}
@@ -137,7 +137,7 @@ impl NetworkLane {
         self.report(LaneReport::LinkDown { peer, closed, reason }).await;
     }
 
-    /// Performs actions until one chunk's work is done; true when there may be more.
+    /// Performs actions until one chunk's work is done; returns whether there may be more.
     async fn work(&mut self) -> bool {
         match self.core.step() {
             Step::Idle => return false,
@@ -159,21 +159,21 @@ impl NetworkLane {
                 self.send(to, Outgoing::Frame(ronde_wire::Frame::admitted(epoch, seq))).await;
             }
             ExecutorAction::Disconnect { peer, violation } => self.disconnect(peer, &violation.to_string()).await,
-            // Not about links: the core has handled them.
+            // These do not concern links; the core has handled them.
             ExecutorAction::Worked { .. } | ExecutorAction::Done { .. } | ExecutorAction::Failed { .. } => {}
         }
     }
 
     async fn send(&mut self, to: SidecarIndex, message: Outgoing) {
         if let Err(error) = self.port.send(to, message) {
-            // Closed as well, so that the next operation with this peer gets a fresh link.
+            // Close it as well, so that the next operation with this peer opens a new link.
             self.port.close(to, &error.to_string());
             self.link_down(to, false, error.to_string()).await;
         }
     }
 
     async fn report(&mut self, report: LaneReport) {
-        // When the control thread is gone the process is ending; there is nobody to tell.
+        // Without a control thread the process is ending.
         let _ = self.reports.send(report).await;
     }
 }

@@ -1,12 +1,12 @@
-//! Three files in a directory.
+//! Credentials in a directory of three files.
 //!
 //! | file | what | mode |
 //! |---|---|---|
-//! | `cert.pem` | the sidecar's certificate chain, leaf first; it says which sidecar of which job this is | any |
+//! | `cert.pem` | the sidecar's certificate chain, leaf first; it names the sidecar and its job | any |
 //! | `key.pem` | its private key | 0600 or 0400 |
 //! | `ca.pem` | the certificates of the job's authorities | any |
 //!
-//! The files may be replaced while the sidecar runs (`Directory::poll`).
+//! The files may be replaced while the sidecar runs; `Directory::poll` notices it.
 
 use std::fs;
 use std::io::Read;
@@ -27,7 +27,7 @@ pub const KEY_FILE: &str = "key.pem";
 /// The certificates of the job's authorities.
 pub const AUTHORITY_FILE: &str = "ca.pem";
 
-/// A directory that is looked at again and again.
+/// A directory that is polled for changes.
 pub struct Directory {
     path: PathBuf,
     changes: Changes,
@@ -39,18 +39,18 @@ impl Directory {
         Self { path, changes }
     }
 
-    /// What there is to begin with.
+    /// Reads the initial identity.
     ///
     /// # Errors
     /// As [`load`].
     pub(super) fn load(&mut self) -> anyhow::Result<Identity> {
-        // Taken before the files are read: what changes in between is seen by the next look.
+        // Taken before the files are read: the next poll notices a change in between.
         self.changes = Changes::since(Fingerprint::of(&self.path));
         load(&self.path)
     }
 
-    /// A fresh identity when the files have changed. Files that cannot be used are tried again at the next look: a pair
-    /// that does not fit may be half of a replacement, and a clock may be set.
+    /// Returns a new identity when the files have changed. Files that cannot be used are read again at the next poll: a
+    /// mismatched pair may be half of a replacement, and the clock may be set.
     ///
     /// # Errors
     /// As [`load`].
@@ -64,10 +64,10 @@ impl Directory {
     }
 }
 
-/// Reads a directory and checks that its parts belong together, are valid now and of one authority.
+/// Reads a directory and checks that its files match, are valid now and are of one authority.
 ///
 /// # Errors
-/// What is wrong with which file, with the code that explains it.
+/// Which file is wrong and how, with the code that explains it.
 pub fn load(directory: &Path) -> anyhow::Result<Identity> {
     let identity = read(directory)?;
     identity.check(SystemTime::now()).map_err(|error| {
@@ -77,7 +77,7 @@ pub fn load(directory: &Path) -> anyhow::Result<Identity> {
     Ok(identity)
 }
 
-/// Reads a directory and checks that its parts belong together; whether they are valid now is another question.
+/// Reads a directory and checks that its files match, but not whether they are valid now.
 ///
 /// # Errors
 /// As [`load`].
@@ -94,27 +94,27 @@ pub fn read(directory: &Path) -> anyhow::Result<Identity> {
     })
 }
 
-/// Reads a file that is text, with its name in the error.
+/// Reads a text file; errors name it.
 ///
 /// # Errors
 /// When it cannot be read.
 pub fn read_text(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
-    // Opening a pipe would wait for its writer.
+    // Opening a pipe would block until a writer opens it.
     let opened = fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
     let file = opened.and_then(|file| match file.metadata()?.is_file() {
         true => file.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text),
-        false => Err(std::io::Error::other("it is no file")),
+        false => Err(std::io::Error::other("it is not a file")),
     });
     file.with_context(|| format!("cannot read {}", path.display())).context(Code::CertificateFiles)?;
     if text.len() as u64 > TEXT_BYTES_MAX {
-        let text = format!("{} is longer than {TEXT_BYTES_MAX} bytes; it is no certificate", path.display());
+        let text = format!("{} is longer than {TEXT_BYTES_MAX} bytes; it is not a certificate", path.display());
         return Err(anyhow!(text)).context(Code::CertificateFiles);
     }
     Ok(text)
 }
 
-/// What tells one state of the three files from another.
+/// Identifies one state of the three files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Fingerprint([Option<(u64, i64, i64, u64)>; 3]);
 
@@ -128,8 +128,8 @@ impl Fingerprint {
     }
 }
 
-/// Which state was taken, and which was seen last: a change counts when two looks in a row see the same, because three
-/// files are not replaced at one moment.
+/// The state that is in use, and the one seen last. A change counts when two polls in a row see the same state, because
+/// three files are not replaced atomically.
 struct Changes {
     taken: Fingerprint,
     seen: Fingerprint,
@@ -140,19 +140,19 @@ impl Changes {
         Self { seen: taken.clone(), taken }
     }
 
-    /// Whether this state is another than the one that was taken, and has settled.
+    /// Returns whether this state differs from the one in use and is stable.
     fn observe(&mut self, now: Fingerprint) -> bool {
-        let settled = std::mem::replace(&mut self.seen, now) == self.seen;
-        settled && self.seen != self.taken
+        let is_stable = std::mem::replace(&mut self.seen, now) == self.seen;
+        is_stable && self.seen != self.taken
     }
 
-    /// The state that was seen last is in use now.
+    /// Marks the state that was seen last as the one in use.
     fn handled(&mut self) {
         self.taken.clone_from(&self.seen);
     }
 }
 
-/// More than a chain or a bundle of authorities has.
+/// Larger than any chain or bundle of authorities.
 const TEXT_BYTES_MAX: u64 = 256 << 10;
 
 #[cfg(test)]
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_counts_when_it_has_settled_until_it_is_taken() {
+    fn changed_files_are_ready_once_they_stay_the_same_between_two_polls() {
         let mut changes = Changes::since(state(1));
         let mut poll = |number, usable| {
             let counts = changes.observe(state(number));
@@ -174,7 +174,7 @@ mod tests {
             counts
         };
         assert!([1, 1, 2, 3].into_iter().all(|number| !poll(number, true)));
-        // A pair that does not fit is tried again, until it is as before or something usable has come.
+        // A mismatched pair is read again until the files are as before or usable.
         assert!(poll(3, false) && poll(3, false));
         assert!(!poll(1, true) && !poll(1, true));
         assert!(!poll(3, true) && poll(3, true) && !poll(3, true));

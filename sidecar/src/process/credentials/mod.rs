@@ -21,23 +21,23 @@ pub mod directory;
 pub mod private_file;
 mod secret;
 
-/// Where a sidecar's identity comes from, now and as long as it runs.
+/// The source of a sidecar's identity, at the start and while it runs.
 pub(crate) enum Credentials {
-    /// Files that somebody else replaces.
+    /// Files that another program replaces.
     Directory(Directory),
-    /// The job's secret: the sidecar issues for itself.
+    /// The job's secret: the sidecar issues its own certificates.
     Secret(OwnAuthority),
 }
 
 impl Credentials {
-    /// What the command line or configuration names.
+    /// Takes the source that the command line or configuration names.
     ///
     /// # Errors
-    /// When it names nothing, two things, or half of one; and when a secret cannot be used.
+    /// When it names none, two, or half of one; and when a secret cannot be used.
     pub(crate) fn named(args: &SidecarArgs) -> anyhow::Result<Self> {
         match (&args.certs, &args.job_secret_file) {
             (Some(_), Some(_)) => {
-                Err(anyhow::anyhow!("--certs and --job-secret-file exclude each other; give one of them"))
+                Err(anyhow::anyhow!("--certs and --job-secret-file exclude each other; use one of them"))
                     .context(Code::SidecarSettings)
             }
             (None, None) => Err(anyhow::anyhow!(NO_CREDENTIALS)).context(Code::NoCredentials),
@@ -53,10 +53,10 @@ impl Credentials {
         }
     }
 
-    /// The identity to begin with.
+    /// Returns the initial identity.
     ///
     /// # Errors
-    /// What is wrong with which file, with the code that explains it.
+    /// Which file is wrong and how, with the code that explains it.
     pub(crate) fn load(&mut self) -> anyhow::Result<Identity> {
         match self {
             Self::Directory(directory) => directory.load(),
@@ -64,7 +64,7 @@ impl Credentials {
         }
     }
 
-    /// Another identity, when there is one.
+    /// Returns a new identity, if there is one.
     fn fresh(&mut self) -> anyhow::Result<Option<Identity>> {
         match self {
             Self::Directory(directory) => directory.poll(),
@@ -73,8 +73,8 @@ impl Credentials {
     }
 }
 
-/// Hands a fresh identity to the driver whenever there is one. What cannot be used is warned of, and the old one stays.
-/// Ends with the driver, or at once where identities come from nowhere.
+/// Passes each new identity to the driver. Logs a warning about unusable files and keeps the old identity. Ends with
+/// the driver, or immediately if there is no source of identities.
 pub(crate) async fn keep_fresh(
     credentials: Option<Credentials>,
     mut current: Arc<Identity>,
@@ -82,17 +82,17 @@ pub(crate) async fn keep_fresh(
 ) {
     let Some(mut credentials) = credentials else { return };
     let mut last_warning = None;
-    let mut ticks = interval(POLL);
+    let mut ticks = interval(POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !commands.is_closed() {
         ticks.tick().await;
-        // Files may lie where reading takes long.
-        let looked = tokio::task::spawn_blocking(move || {
+        // The files may be on storage where reading takes long.
+        let polled = tokio::task::spawn_blocking(move || {
             let fresh = credentials.fresh();
             (credentials, fresh)
         });
-        let Ok((returned, fresh)) = looked.await else {
-            tracing::error!("the look at the credentials has failed; this sidecar keeps the ones that it has");
+        let Ok((returned, fresh)) = polled.await else {
+            tracing::error!("checking the credentials has failed; this sidecar keeps the current ones");
             return;
         };
         credentials = returned;
@@ -100,7 +100,7 @@ pub(crate) async fn keep_fresh(
             Ok(None) => {}
             Ok(Some(fresh)) => {
                 let (serial, until, authorities) = (fresh.serial(), utc(fresh.not_after()), fresh.authorities());
-                tracing::info!(serial, until, authorities, "links take the fresh certificate");
+                tracing::info!(serial, until, authorities, "links use the new certificate");
                 last_warning = None;
                 current = Arc::new(fresh);
                 if commands.send(ControlCommand::Identity(Arc::clone(&current))).await.is_err() {
@@ -108,7 +108,7 @@ pub(crate) async fn keep_fresh(
                 }
             }
             Err(error) => {
-                // The same mistake is tried again at every look, but said once.
+                // Every poll tries again, but logs the same mistake only once.
                 let reason = coded(&error, Code::CertificateFiles);
                 if last_warning.as_ref() != Some(&reason) {
                     let until = utc(current.not_after());
@@ -124,7 +124,7 @@ fn ensure_absent(args: &SidecarArgs) -> anyhow::Result<()> {
     let given = [("--job", args.job.is_some()), ("--index", args.index.is_some())];
     match given.iter().find(|(_, given)| *given) {
         Some((option, _)) => {
-            anyhow::bail!("{option} goes with --job-secret-file; with --certs the certificate says it")
+            anyhow::bail!("{option} needs --job-secret-file; with --certs the certificate contains it")
         }
         None => Ok(()),
     }
@@ -132,7 +132,7 @@ fn ensure_absent(args: &SidecarArgs) -> anyhow::Result<()> {
 
 fn named_sidecar(args: &SidecarArgs) -> anyhow::Result<(JobName, SidecarIndex)> {
     let job = args.job.clone().context("--job-secret-file needs --job NAME, the same on all hosts")?;
-    let index = args.index.context("--job-secret-file needs --index I, this sidecar's place in --peers from 0")?;
+    let index = args.index.context("--job-secret-file needs --index I, this sidecar's index in --peers, from 0")?;
     ensure!(
         (index as usize) < limits::SIDECARS_MAX,
         "--index {index} is out of range; there are {}",
@@ -147,7 +147,7 @@ fn same_sidecar(current: &Identity, fresh: Identity) -> anyhow::Result<Identity>
     Ok(fresh)
 }
 
-/// The code of what is wrong with an identity.
+/// Returns the error code of an unusable identity.
 pub fn code_of(error: &IdentityError) -> Code {
     match error {
         IdentityError::Expired { .. } => Code::CertificateExpired,
@@ -166,5 +166,5 @@ fn named(path: &std::path::Path) -> String {
 
 const NO_CREDENTIALS: &str = "there are no credentials; give --certs DIR with what `ronde certs issue` has made, or \
      --job-secret-file FILE with what `ronde certs secret` has made, or start the job with `ronde run`, which hands them over a pipe";
-/// How often to look for fresh ones.
-const POLL: Duration = Duration::from_secs(1);
+/// How often the files are polled.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);

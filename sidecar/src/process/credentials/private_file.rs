@@ -1,4 +1,4 @@
-//! Reading files that hold something secret: only when nobody else can read or replace them.
+//! Reads files that contain a secret, only if nobody else can read or replace them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -11,8 +11,8 @@ use zeroize::Zeroizing;
 
 use super::named;
 
-/// Reads a text that nobody else can read or write: a file of mode 0600 or stricter, of this process's user, that lies in
-/// the directory that `path` names. (A link within that directory is followed: mounted secrets are such links.)
+/// Reads a text file that nobody else can read or write: of mode 0600 or stricter, owned by this process's user, in the
+/// directory that `path` names. (A symbolic link within that directory is followed: mounted secrets are such links.)
 ///
 /// # Errors
 /// What is wrong, with the command that corrects it.
@@ -20,7 +20,7 @@ pub fn read(path: &Path) -> anyhow::Result<Zeroizing<String>> {
     let unreadable = || format!("cannot read {}", path.display());
     let real = fs::canonicalize(path).with_context(unreadable).context(Code::CertificateFiles)?;
     check_place(path, &real).context(Code::KeyMode)?;
-    // The checks are of the opened file, so that nobody exchanges it behind them. A pipe would be waited for.
+    // The checks use the opened file, so nobody can exchange it afterwards. A pipe would block.
     let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(&real);
     let file = file.with_context(unreadable).context(Code::CertificateFiles)?;
@@ -36,7 +36,7 @@ fn check_place(path: &Path, real: &Path) -> anyhow::Result<()> {
     let directory = fs::canonicalize(&directory).with_context(|| format!("cannot read {}", named(&directory)))?;
     ensure!(
         real.starts_with(&directory),
-        "{} is a link to {} in another directory; give that file itself, or put a copy in its place",
+        "{} is a link to {} in another directory; name that file itself, or replace the link by a copy",
         path.display(),
         real.display()
     );
@@ -68,13 +68,14 @@ fn read_bounded(path: &Path, file: File) -> anyhow::Result<Zeroizing<String>> {
     let read = file.take(FILE_BYTES_MAX as u64 + 1).read_to_string(&mut text);
     read.with_context(|| format!("cannot read {}", path.display())).context(Code::CertificateFiles)?;
     if text.len() > FILE_BYTES_MAX {
-        let text = format!("{} is longer than {FILE_BYTES_MAX} bytes; it is no key", path.display());
+        let text = format!("{} is longer than {FILE_BYTES_MAX} bytes; it is not a key", path.display());
         return Err(anyhow!(text)).context(Code::CertificateFiles);
     }
     Ok(text)
 }
 
-/// More than any key or secret has. The text is read into this at once: a growing one would leave copies behind.
+/// Larger than any key or secret. The text is read into this buffer at once: a growing one would leave copies in
+/// memory.
 const FILE_BYTES_MAX: usize = 16 << 10;
 
 #[cfg(test)]
@@ -102,7 +103,7 @@ mod tests {
         assert_eq!(*read(&at("key")).expect("private"), "text");
         assert!(refused(&at("none")).contains("cannot read"));
         assert!(refused(&at("mounted")).contains("is not a file"));
-        // As a mounted secret of Kubernetes: a link within its directory.
+        // Like a secret mounted by Kubernetes: a link within its directory.
         private(&at("mounted/behind"), "mounted");
         symlink("behind", at("mounted/key")).expect("a temporary directory");
         assert_eq!(*read(&at("mounted/key")).expect("its own directory"), "mounted");

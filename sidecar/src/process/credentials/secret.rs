@@ -1,4 +1,4 @@
-//! Sidecars that issue for themselves: the job's secret makes the same authority on each of their hosts.
+//! Sidecars that issue their own certificates: the job's secret yields the same authority on each host.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -10,7 +10,7 @@ use ronde_wire::{JobName, SidecarIndex};
 
 use super::private_file;
 
-/// The job's authority in memory, and when this sidecar's certificate is due.
+/// The job's authority in memory, and when this sidecar's certificate must be replaced.
 pub(crate) struct OwnAuthority {
     ca: JobCa,
     sidecar: SidecarIndex,
@@ -19,10 +19,10 @@ pub(crate) struct OwnAuthority {
 }
 
 impl OwnAuthority {
-    /// Reads the secret and forgets it when the authority is made.
+    /// Reads the secret, and drops it once the authority is derived.
     ///
     /// # Errors
-    /// When the file is open to others, is another's, is missing, or holds no secret.
+    /// When the file is readable by others, belongs to another user, is missing, or contains no secret.
     pub(super) fn read(
         file: &Path,
         job: JobName,
@@ -32,16 +32,16 @@ impl OwnAuthority {
     ) -> anyhow::Result<Self> {
         let text = private_file::read(file)?;
         let secret = JobSecret::from_text(&text);
-        let secret = secret.map_err(|error| anyhow!("{} is no job's secret: {error}", file.display()));
+        let secret = secret.map_err(|error| anyhow!("{} is not a job's secret: {error}", file.display()));
         let secret = secret.context(Code::JobSecret)?;
         let ca = JobCa::from_secret(&secret, job, trust_domain).context(Code::CertificateNotIssued)?;
         Ok(Self { ca, sidecar, life, due: SystemTime::now() })
     }
 
-    /// Makes a fresh key and a certificate for it.
+    /// Generates a new key and a certificate for it.
     ///
     /// # Errors
-    /// When either cannot be made.
+    /// When either cannot be generated.
     pub(super) fn issue(&mut self) -> anyhow::Result<Identity> {
         let now = SystemTime::now();
         let identity = self.make(Validity::starting(now, self.life)).context(Code::CertificateNotIssued)?;
@@ -49,7 +49,7 @@ impl OwnAuthority {
         Ok(identity)
     }
 
-    /// A fresh identity when it is time for one.
+    /// Returns a new identity when the certificate must be replaced.
     ///
     /// # Errors
     /// As [`Self::issue`].
@@ -64,5 +64,5 @@ impl OwnAuthority {
     }
 }
 
-/// The part of a certificate's life after which the next is made: the rest is for links to be replaced in.
+/// The part of a certificate's life after which it is replaced; in the rest, links are replaced.
 const RENEWED_AT: (u32, u32) = (2, 3);

@@ -1,4 +1,4 @@
-//! The gRPC service on rpc.sock: parses what workers say into checked types and hands it to the driver.
+//! The gRPC service on rpc.sock: parses workers' messages into checked types and passes them to the driver.
 //!
 //! Each session has one task here, which reads its stream and its ring. It decides nothing: the driver owns sessions.
 
@@ -27,28 +27,28 @@ use crate::session::segments::Segments;
 use crate::timeline::BATCHES_MAX;
 use reader::Reader;
 
-/// What a worker says.
+/// A worker's stream of messages.
 pub(crate) type Incoming = Pin<Box<dyn Stream<Item = Result<v1::ClientMessage, Status>> + Send + Sync>>;
 
 /// The service.
 pub(crate) struct Service {
-    /// To the driver.
+    /// The channel to the driver.
     commands: mpsc::Sender<SessionCommand>,
-    /// Where sessions attach their rings.
+    /// The table to which sessions attach their rings.
     segments: Segments,
-    /// What `Describe` answers.
+    /// The answer to `Describe`.
     pub(crate) description: v1::Description,
-    /// Who may claim.
+    /// The users that may claim a rank.
     allowed_uids: BTreeSet<u32>,
     /// How long a reader spins for a ring's next message before it parks on the bell.
     spin: Duration,
 }
 
 impl Service {
-    /// A service that serves no socket yet.
+    /// Creates a service that serves no socket yet.
     ///
-    /// `sidecars` is how many the job has. The thread spins only in a job of one sidecar: an answer from another one takes
-    /// longer, and meanwhile the data threads need the core (docs/adr/0015).
+    /// `sidecars` is their number in the job. Readers spin only in a job of one sidecar: an answer from another sidecar
+    /// takes longer, and meanwhile the data threads need the core (docs/adr/0015).
     pub(crate) fn new(
         (commands, segments): (mpsc::Sender<SessionCommand>, Segments),
         description: v1::Description,
@@ -102,7 +102,7 @@ impl Service {
                 "uid {uid} may not use this sidecar; allowed are {:?}",
                 self.allowed_uids
             ))),
-            None => Err(Status::permission_denied("the system does not tell who connects")),
+            None => Err(Status::permission_denied("the system does not report the uid of the worker")),
         }
     }
 }
@@ -138,15 +138,15 @@ impl Ronde for Service {
     }
 }
 
-/// How long a reader spins for a ring's next message: a worker that calls again at once does so within half of it.
+/// How long a reader spins for a ring's next message: a worker that calls again immediately does so in half of it.
 const SPIN: Duration = Duration::from_micros(50);
-/// Messages waiting for one worker: a completion for each pending request, and room for the rest.
+/// Messages queued for one worker: a completion for each pending request, and room for the rest.
 pub(crate) const OUTGOING_MAX: usize = limits::PENDING_PER_SESSION_MAX + 1_024;
-/// The same for a worker over gRPC-Web, which may have fewer requests pending, each with a result in parts.
+/// The same over gRPC-Web, where fewer requests may be pending, each with a result in parts.
 const WEB_OUTGOING_MAX: usize = limits::WEB_PENDING_MAX * (1 + limits::INLINE_BYTES_MAX / PART_BYTES) + 1_024;
 /// Names, shapes and framing around inline bytes.
 const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
 /// HTTP/2 flow control for inline bytes; messages without them are small.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
-/// Bytes of one part of an inline result: what the control thread may copy at once.
+/// Bytes of one part of an inline result: the most that the control thread copies at once.
 pub(crate) const PART_BYTES: usize = 64 << 10;

@@ -1,9 +1,9 @@
-//! One session's reader: what a worker says, on its stream and over its ring, becomes commands for the driver.
+//! Reads one session: turns a worker's messages, from its stream and its ring, into commands for the driver.
 
 use std::time::Duration;
 
 use ronde_rpc::convert::{Claim, Submission, group_from};
-use ronde_rpc::v1::client_message::Message as ClientMessage;
+use ronde_rpc::v1::client_message;
 use ronde_rpc::{negotiate_protocol, v1};
 use ronde_shm::SessionToken;
 use ronde_wire::{Rank, RequestId, SetId, TensorName, limits};
@@ -18,7 +18,7 @@ use crate::session::ring::RingIn;
 use crate::session::segments::Segments;
 use crate::session::table::{Outgoing, SessionId, WeakOutgoing};
 
-/// Reads one session's stream, and its ring once there is one.
+/// The reader of one session's stream and ring.
 pub(super) struct Reader {
     pub(super) job: String,
     pub(super) commands: mpsc::Sender<SessionCommand>,
@@ -33,18 +33,18 @@ impl Reader {
     pub(super) async fn run(mut self, outgoing: Outgoing) {
         let claimed = match tokio::time::timeout(CLAIM_TIMEOUT, self.claim(&outgoing)).await {
             Ok(claimed) => claimed,
-            Err(_) => Err(Status::deadline_exceeded("no claim came; the first message of a session is a Claim")),
+            Err(_) => Err(Status::deadline_exceeded("no claim arrived; the first message of a session is a Claim")),
         };
         let claimed = match claimed {
             Ok(claimed) => claimed,
             Err(status) => {
                 tracing::warn!(access = ?self.access, reason = status.message(), "a claim is refused");
-                // A worker that does not wait for the answer does not need it.
+                // The worker may be gone.
                 let _ = outgoing.send(Err(status)).await;
                 return;
             }
         };
-        // The session holds the only sender that counts: when the driver closes it, nobody reads on for it.
+        // The session holds the only strong sender: when the driver closes it, the reader ends.
         let alive = outgoing.downgrade();
         drop(outgoing);
         let reason = self.read_all(&claimed, &alive).await;
@@ -53,7 +53,7 @@ impl Reader {
 
     async fn claim(&mut self, outgoing: &Outgoing) -> Result<Claimed, Status> {
         let first = self.incoming.next().await.transpose()?.and_then(|message| message.message);
-        let Some(ClientMessage::Claim(claim)) = first else {
+        let Some(client_message::Message::Claim(claim)) = first else {
             return Err(Status::failed_precondition("the first message of a session is a Claim"));
         };
         let claim = Claim::parse(&claim).map_err(|error| Status::invalid_argument(error.to_string()))?;
@@ -75,7 +75,8 @@ impl Reader {
         Ok(Claimed { session, rank, token })
     }
 
-    /// Reads until the stream ends; says how it ended. What the worker wrote to its ring before that comes first.
+    /// Reads until the stream ends; returns how it ended. Messages that the worker wrote to its ring before that come
+    /// first.
     async fn read_all(&mut self, claimed: &Claimed, alive: &WeakOutgoing) -> String {
         let mut ring = None;
         let reason = match self.read_on(claimed, alive, &mut ring).await {
@@ -83,7 +84,7 @@ impl Reader {
             Err(broken) => return broken,
         };
         let Some(mut ring) = ring else { return reason };
-        // More messages than fit into the ring were not there when the stream ended.
+        // At most one ring full of messages was there when the stream ended.
         for _ in 0..limits::RING_BYTES {
             match ring.pop() {
                 Ok(Some(message)) => {
@@ -101,7 +102,7 @@ impl Reader {
     /// Reads stream and ring in turns.
     ///
     /// # Errors
-    /// How the worker broke the protocol.
+    /// When the worker broke the protocol; the text is the reason.
     async fn read_on(
         &mut self,
         claimed: &Claimed,
@@ -116,7 +117,7 @@ impl Reader {
             tokio::select! {
                 biased;
                 message = self.incoming.next() => match message {
-                    Some(Ok(v1::ClientMessage { message: Some(ClientMessage::RingReady(_)) })) => {
+                    Some(Ok(v1::ClientMessage { message: Some(client_message::Message::RingReady(_)) })) => {
                         *ring = Some(self.open_ring(claimed).await?);
                     }
                     Some(Ok(message)) => drop(self.pass_on(claimed, message).await?),
@@ -128,15 +129,15 @@ impl Reader {
                         self.send(SessionCommand::Room { session: claimed.session }).await;
                     }
                 }
-                // There is more in the ring, or soon will be; the others have their turn first.
+                // There is more in the ring, or will be soon; other sessions have their turn first.
                 () = tokio::task::yield_now(), if !waits => {}
             }
         }
         Ok("the sidecar ended its session".to_owned())
     }
 
-    /// Reads the messages in the ring, up to a bound. Returns whether the ring is empty and the reader may park on the bell.
-    /// While it spins for the next message it does not park, but yields its core.
+    /// Reads the messages in the ring, up to a bound. Returns whether the ring is empty and the reader may park on the
+    /// bell. While it spins for the next message it does not park, but yields its core.
     async fn read_ring(&self, claimed: &Claimed, ring: &mut RingIn) -> Result<bool, String> {
         for _ in 0..AT_ONCE {
             match ring.pop()? {
@@ -157,21 +158,22 @@ impl Reader {
 
     async fn open_ring(&self, claimed: &Claimed) -> Result<RingIn, String> {
         let attached = self.segments.take_ring(&claimed.token);
-        let attached = attached.ok_or("it said RingReady, but has attached no ring, or said so twice")?;
+        let attached = attached.ok_or("it sent RingReady without a ring attached, or sent it twice")?;
         let (incoming, outgoing) = attached.open(self.spin)?;
         self.send(SessionCommand::Ring { session: claimed.session, ring: Box::new(outgoing) }).await;
         Ok(incoming)
     }
 
-    /// Hands a message to the driver. Says whether the worker may have its answer, and then say more, very soon.
+    /// Passes a message to the driver. Returns whether the worker may receive its answer, and send the next message,
+    /// very soon.
     ///
     /// # Errors
-    /// Why it ends the session.
+    /// When the message ends the session; the text is the reason.
     async fn pass_on(&self, claimed: &Claimed, message: v1::ClientMessage) -> Result<bool, String> {
         let Claimed { session, rank, .. } = *claimed;
         let mut soon = false;
         let command = match message.message {
-            Some(ClientMessage::Submit(submit)) => {
+            Some(client_message::Message::Submit(submit)) => {
                 let submission = Submission::parse(submit, rank);
                 let submission = match self.access {
                     Access::Socket { .. } => submission,
@@ -180,18 +182,20 @@ impl Reader {
                 soon = true;
                 SessionCommand::Submit { session, submission: Box::new(submission) }
             }
-            Some(ClientMessage::Withdraw(m)) => {
+            Some(client_message::Message::Withdraw(m)) => {
                 SessionCommand::Withdraw { session, request: RequestId(m.request), reason: m.reason }
             }
-            Some(ClientMessage::Release(m)) => SessionCommand::Release { session, request: RequestId(m.request) },
-            Some(ClientMessage::Heartbeat(_)) => SessionCommand::Heartbeat { session },
-            Some(ClientMessage::Goodbye(m)) => SessionCommand::Goodbye { session, reason: m.reason },
-            Some(ClientMessage::Claim(_)) => return Err("it claimed twice in one session".to_owned()),
-            Some(ClientMessage::RingReady(_)) => {
-                return Err("it said RingReady elsewhere than on its stream".to_owned());
+            Some(client_message::Message::Release(m)) => {
+                SessionCommand::Release { session, request: RequestId(m.request) }
             }
-            // Nobody waits for a name that is none.
-            Some(ClientMessage::Abstain(m)) => match abstention(session, m) {
+            Some(client_message::Message::Heartbeat(_)) => SessionCommand::Heartbeat { session },
+            Some(client_message::Message::Goodbye(m)) => SessionCommand::ShutDown { session, reason: m.reason },
+            Some(client_message::Message::Claim(_)) => return Err("it claimed twice in one session".to_owned()),
+            Some(client_message::Message::RingReady(_)) => {
+                return Err("it sent RingReady outside of its stream".to_owned());
+            }
+            // No rank waits for an invalid name.
+            Some(client_message::Message::Abstain(m)) => match abstention(session, m) {
                 Some(command) => command,
                 None => return Ok(false),
             },
@@ -203,19 +207,19 @@ impl Reader {
     }
 
     async fn send(&self, command: SessionCommand) {
-        // When the driver is gone the process is ending; its streams close by themselves.
+        // Without a driver the process is ending; its streams close by themselves.
         let _ = self.commands.send(command).await;
     }
 }
 
-/// What is known of a session once its claim is accepted.
+/// The state of a session once its claim is accepted.
 struct Claimed {
     session: SessionId,
     rank: Rank,
     token: SessionToken,
 }
 
-/// Waits for the ring's bell; for ever without a ring.
+/// Waits for the ring's bell; forever without a ring.
 async fn rung(ring: &mut Option<RingIn>) {
     match ring {
         Some(ring) => ring.rung().await,
@@ -223,7 +227,7 @@ async fn rung(ring: &mut Option<RingIn>) {
     }
 }
 
-/// `None` for a name that is none. A group that is none has no tensors that could go on.
+/// Builds an abstention; `None` for an invalid name. An invalid group has no tensors that could continue.
 fn abstention(session: SessionId, message: v1::Abstain) -> Option<SessionCommand> {
     let name = TensorName::new(message.name).ok()?;
     let group = message.group.and_then(|group| group_from(group).ok());

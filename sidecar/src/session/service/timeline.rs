@@ -1,4 +1,4 @@
-//! One recording's reader: it asks the driver for the recording, and tells it when the worker has had enough.
+//! Serves one recording: requests it from the driver, and notifies the driver when the worker stops.
 
 use ronde_rpc::v1;
 use ronde_shm::SessionToken;
@@ -17,22 +17,22 @@ pub(super) async fn serve(
 ) {
     let begun = match tokio::time::timeout(CLAIM_TIMEOUT, begin(&commands, &mut incoming, &batches)).await {
         Ok(begun) => begun,
-        Err(_) => Err(Status::deadline_exceeded("no request came; say at once which session it is for")),
+        Err(_) => Err(Status::deadline_exceeded("no request arrived; the first message must name its session")),
     };
     let recording = match begun {
         Ok(recording) => recording,
         Err(status) => {
-            // Who does not wait for the answer does not need it.
+            // The worker may be gone.
             drop(batches.send(Err(status)).await);
             return;
         }
     };
-    // The driver has the only sender that counts, and ends the stream by dropping it.
+    // The driver holds the only strong sender, and ends the stream by dropping it.
     let alive = batches.downgrade();
     drop(batches);
-    // A worker has nothing more to say; also a stream that breaks is an end.
+    // A worker sends nothing more; a broken stream is an end, too.
     while let (Ok(Some(_)), Some(_)) = (incoming.message().await, alive.upgrade()) {}
-    // When the driver is gone the process is ending; its streams close by themselves.
+    // Without a driver the process is ending; its streams close by themselves.
     drop(commands.send(SessionCommand::EndRecording(recording)).await);
 }
 
@@ -42,7 +42,7 @@ async fn begin(
     batches: &Batches,
 ) -> Result<RecordingId, Status> {
     let first = incoming.message().await?;
-    let request = first.ok_or_else(|| Status::failed_precondition("the first message says which session it is for"))?;
+    let request = first.ok_or_else(|| Status::failed_precondition("the first message must name its session"))?;
     let token: [u8; 16] = request.session_token.as_ref().try_into().map_err(|_| {
         Status::invalid_argument(format!("session_token has {} bytes, not 16", request.session_token.len()))
     })?;

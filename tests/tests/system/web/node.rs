@@ -13,7 +13,7 @@ use ronde_tests::web::address;
 use serde_json::{Value, json};
 use wasm_bindgen_cli_support::Bindgen;
 
-/// The worker's module for Node, in a directory of its own; `None` where this machine cannot run it.
+/// The worker's module for Node, in its own directory; `None` where this machine cannot run it.
 fn module(test: &str) -> Result<Option<tempfile::TempDir>> {
     if Command::new("node").arg("--version").stdout(Stdio::null()).status().is_err() {
         left_out::note("node", test, "there is no node; on Debian: apt-get install nodejs");
@@ -35,7 +35,7 @@ fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("web/worker.cjs")
 }
 
-/// What the worker printed, by the first word of each line.
+/// Returns what the worker printed, by the first word of each line.
 fn line<'a>(output: &'a str, word: &str) -> Result<&'a str> {
     let line = output.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
     line.with_context(|| format!("no line {word} in {output}"))
@@ -69,7 +69,7 @@ fn a_worker_in_node_takes_part_beside_an_ordinary_one() -> Result<()> {
     // It ends by itself: its waits are bounded, too.
     let output = node.wait_with_output()?;
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let worked = worked.with_context(|| format!("node says {stdout}{stderr}"))?;
+    let worked = worked.with_context(|| format!("the output of node: {stdout}{stderr}"))?;
     ensure!(output.status.success(), "{stdout}{stderr}");
     ensure!(worked == [3.0, 30.0, 300.0], "{worked:?}");
     ensure!(line(&stdout, "rank")? == "1 of 2", "{stdout}");

@@ -1,4 +1,4 @@
-//! The listener over TLS: certificates of the job on both sides, in place of the loopback.
+//! The listener over TLS: both sides present certificates of the job.
 
 use std::ffi::OsString;
 use std::net::TcpStream;
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as Say;
-use ronde_rpc::v1::server_message::Message as Heard;
+use ronde_rpc::v1::client_message;
+use ronde_rpc::v1::server_message;
 use ronde_tests::cluster::{Authority, PATIENCE, Plan, Process, Sidecar, ronde_binary};
 use ronde_tests::raw::claim;
-use ronde_tests::web::{Answer, Call, WebSession, address, connect, framed, saying};
+use ronde_tests::web::{Answer, Call, WebSession, address, connect, framed, messages_body};
 use ronde_transport::KeyRequest;
 use ronde_wire::{Collective, ReduceOp};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 
 use super::{broadcast, token_of};
 
-/// A client of TLS with a certificate, or without one, that takes any sidecar's.
+/// A TLS client with a certificate, or without one, that accepts any sidecar's.
 fn tls_client(certificate: Option<(&str, &str)>, hybrid: bool) -> Result<ClientConfig> {
     let mut provider = aws_lc_rs::default_provider();
     provider.kx_groups = vec![aws_lc_rs::kx_group::X25519];
@@ -47,7 +47,7 @@ fn tls_client(certificate: Option<(&str, &str)>, hybrid: bool) -> Result<ClientC
     })
 }
 
-/// The test looks at what the sidecar asks for, not at what it shows; transport's tests do.
+/// The test checks what the sidecar requires, not what it presents; transport's tests do that.
 #[derive(Debug)]
 struct AnySidecar(Arc<CryptoProvider>);
 
@@ -95,7 +95,7 @@ fn tls(sidecar: &Sidecar, config: ClientConfig) -> Result<Tls> {
     Ok(StreamOwned::new(connection, connect(address(sidecar)?)?))
 }
 
-/// One sidecar with one rank, which asks for certificates.
+/// One sidecar with one rank, which requires certificates.
 fn tls_plan(authority: &Authority) -> Plan<'_> {
     Plan::of(&[0]).web(json!({ "listen": "127.0.0.1:0", "tls": true })).issued_by(authority)
 }
@@ -115,7 +115,7 @@ fn over_tls_both_sides_show_certificates_of_the_job() -> Result<()> {
     let token = token_of(sidecar, 0)?;
     let describe = Call::new("Describe", Some(&token), framed(&[]));
     let (certificate, key) = client_certificate(&authority)?;
-    // The hybrid key exchange is taken where the client prefers it, X25519 where it does not know it.
+    // The hybrid key exchange is used where the client prefers it, X25519 where it does not know it.
     for (hybrid, group) in [(true, rustls::NamedGroup::X25519MLKEM768), (false, rustls::NamedGroup::X25519)] {
         let mut stream = tls(sidecar, tls_client(Some((&certificate, &key)), hybrid)?)?;
         let answer = Answer::to(&mut stream, &describe)?;
@@ -126,10 +126,10 @@ fn over_tls_both_sides_show_certificates_of_the_job() -> Result<()> {
         let agreed = connection.negotiated_key_exchange_group().context("a key exchange")?;
         ensure!(agreed.name() == group, "{:?}", agreed.name());
     }
-    // A certificate does not stand for a token.
-    let stranger = tls(sidecar, tls_client(Some((&certificate, &key)), true)?)?;
-    ensure!(Answer::to(stranger, &Call::new("Describe", None, framed(&[])))?.status == 401);
-    // None, one of another authority, one of another job, and one whose time is over.
+    // A certificate does not replace a token.
+    let foreign = tls(sidecar, tls_client(Some((&certificate, &key)), true)?)?;
+    ensure!(Answer::to(foreign, &Call::new("Describe", None, framed(&[])))?.status == 401);
+    // None, one of another authority, one of another job, and an expired one.
     let (foreign, foreign_key) = client_certificate(&Authority::new("test")?)?;
     let expired = KeyRequest::generate()?;
     let expired_certificate = authority.issue_expired(expired.request_pem(), 900)?;
@@ -144,21 +144,24 @@ fn over_tls_both_sides_show_certificates_of_the_job() -> Result<()> {
         println!("{what}: {error:#}");
         ensure!(format!("{error:#}").contains("alert"), "{what}: {error:#}");
     }
-    // Nor is anything said in the clear.
+    // Plaintext is not answered either.
     let plain = Answer::to(connect(address(sidecar)?)?, &describe);
     ensure!(plain.is_err(), "it answers in the clear");
     // A session, as without TLS.
     let claim = claim(sidecar.socket_dir()?, "test", 0)?;
     let mut session = WebSession::open(tls(sidecar, tls_client(Some((&certificate, &key)), true)?)?, &token, &claim)?;
-    session.await_message("the epoch", |heard| matches!(heard, Heard::EpochBegan(_)).then_some(()))?;
+    session.await_message("the epoch", |message| {
+        matches!(message, server_message::Message::EpochBegan(_)).then_some(())
+    })?;
     let sum = v1::Submit {
         collective: Some(Collective::AllReduce { op: ReduceOp::Sum }.into()),
         ..broadcast(1, "allreduce.alone")
     };
-    let said = Call::new("Say", Some(&token), saying(&session.claimed, 1, [Say::Submit(sum)]));
-    let said = Answer::to(tls(sidecar, tls_client(Some((&certificate, &key)), true)?)?, &said)?.finish()?.1;
-    ensure!(said == "0 ", "{said}");
-    session.await_message("the sum", |heard| matches!(heard, Heard::Completed(_)).then_some(()))
+    let answer =
+        Call::new("Say", Some(&token), messages_body(&session.claimed, 1, [client_message::Message::Submit(sum)]));
+    let answer = Answer::to(tls(sidecar, tls_client(Some((&certificate, &key)), true)?)?, &answer)?.finish()?.1;
+    ensure!(answer == "0 ", "{answer}");
+    session.await_message("the sum", |message| matches!(message, server_message::Message::Completed(_)).then_some(()))
 }
 
 #[test]
@@ -171,16 +174,23 @@ fn a_connection_ends_with_its_certificate() -> Result<()> {
     let stream = tls(sidecar, tls_client(Some((&certificate, &key.key_pem())), true)?)?;
     let (token, claim) = (token_of(sidecar, 0)?, claim(sidecar.socket_dir()?, "test", 0)?);
     let mut session = WebSession::open(stream, &token, &claim)?;
-    session.await_message("the epoch", |heard| matches!(heard, Heard::EpochBegan(_)).then_some(()))?;
+    session.await_message("the epoch", |message| {
+        matches!(message, server_message::Message::EpochBegan(_)).then_some(())
+    })?;
     // It is kept alive until then.
     let (long, long_key) = client_certificate(&authority)?;
     let deadline = Instant::now() + PATIENCE;
     for number in 1.. {
         ensure!(Instant::now() < deadline, "the connection outlives its certificate");
-        let beat = saying(&session.claimed, number, [Say::Heartbeat(v1::Heartbeat {})]);
+        let beat = messages_body(&session.claimed, number, [client_message::Message::Heartbeat(v1::Heartbeat {})]);
         let stream = tls(sidecar, tls_client(Some((&long, &long_key)), true)?)?;
         Answer::to(stream, &Call::new("Say", Some(&token), beat))?.finish()?;
-        if session.await_message("a sign of life", |heard| matches!(heard, Heard::Alive(_)).then_some(())).is_err() {
+        if session
+            .await_message("a sign of life", |message| {
+                matches!(message, server_message::Message::Alive(_)).then_some(())
+            })
+            .is_err()
+        {
             return Ok(());
         }
     }
@@ -199,7 +209,7 @@ fn certificates_of_the_command_line_do_and_fresh_ones_are_taken() -> Result<()> 
     };
     certs(&["init", "--job", "night"], &["authority"])?;
     certs(&["issue", "--sidecars", "0,900", "--authority"], &["authority", "."])?;
-    // An address of the loopback that no other test has.
+    // An address of the loopback that no other test uses.
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let peers = format!("127.99.{high}.{}:7400", low.max(1));
     let mut command = Command::new(ronde_binary()?);
@@ -226,7 +236,7 @@ fn certificates_of_the_command_line_do_and_fresh_ones_are_taken() -> Result<()> 
     certs(&["rotate", "--authority"], &["authority", "sidecar-0"])?;
     let fresh = own(&path("sidecar-0"))?;
     ensure!(fresh != first);
-    // The files are looked at once a second.
+    // The files are polled once a second.
     let deadline = Instant::now() + PATIENCE;
     while shown()? != fresh {
         ensure!(Instant::now() < deadline, "the fresh certificate is not shown");

@@ -66,7 +66,7 @@ pub const TABLE: &[Entry] = &[
     },
     Entry {
         code: Code::HostRefused,
-        title: "a host cannot do what it was told",
+        title: "a host cannot execute a command of the launcher",
         meaning: "The agent on the host could not start a process, change to the working directory, or read an answer. The message has its reason.",
         remedy: "Do what the reason says. Often the working directory of the launcher does not exist on that host.",
     },
@@ -122,7 +122,7 @@ pub const TABLE: &[Entry] = &[
         code: Code::HostKey,
         title: "the key of a host is not known, or is another one",
         meaning: "ssh does not know the host's key, or knows another one, and asks before it goes on. Nobody is there to answer, and a host that only pretends to be the right one would get a certificate of the job, so the key is never taken unseen.",
-        remedy: "Log in once by hand, `ssh HOST true`, and compare the fingerprint; or put the key from a source that you trust into ~/.ssh/known_hosts (`ssh-keyscan HOST` prints it in that form). When the host was installed anew, remove its old key with `ssh-keygen -R HOST` first. When it was not, find out who answers there.",
+        remedy: "Log in once by hand, `ssh HOST true`, and compare the fingerprint; or put the key from a source that you trust into ~/.ssh/known_hosts (`ssh-keyscan HOST` prints it in that form). If the host was reinstalled, remove its old key with `ssh-keygen -R HOST` first. When it was not, find out who answers there.",
     },
     Entry {
         code: Code::LogIn,
@@ -151,7 +151,7 @@ pub const TABLE: &[Entry] = &[
     Entry {
         code: Code::WorkerFailed,
         title: "a worker failed",
-        meaning: "The named rank ended with a code other than 0 or by a signal, and all other ranks were told of it and ended. Ranks that failed later, because this one was missing, are not reported.",
+        meaning: "The named rank ended with a code other than 0 or by a signal, and all other ranks were notified and ended. Ranks that failed later, because this one was missing, are not reported.",
         remedy: "Its last call and the last lines of its standard error are below the message. Where its control group counts them, a kill by the out-of-memory killer is called so; elsewhere a SIGKILL that nobody sent is most often one: see `dmesg` on the host. SIGSEGV: run it with PYTHONFAULTHANDLER=1.",
     },
     Entry {

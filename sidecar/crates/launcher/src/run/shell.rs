@@ -129,7 +129,7 @@ impl Trouble {
             Self::HostKey => {
                 "this host does not know that host's key, or knows another one; log in once by hand (`ssh HOST true`) and \
                  compare the fingerprint, or put a key from a source that you trust into ~/.ssh/known_hosts \
-                 (`ssh-keyscan HOST` prints it); of a host that was installed anew remove the old one with \
+                 (`ssh-keyscan HOST` prints it); of a host that was reinstalled, remove the old one with \
                  `ssh-keygen -R HOST`"
             }
             Self::KeyMode => "the private key may be read by others, so ssh does not use it: chmod 600 the file",

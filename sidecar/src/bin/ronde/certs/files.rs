@@ -1,4 +1,4 @@
-//! Writing keys and certificates: never over something silently, never half, never readable by others.
+//! Writes keys and certificates: atomically, without overwriting silently, and unreadable for others.
 
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -18,18 +18,18 @@ pub(super) struct NewFile {
 }
 
 impl NewFile {
-    /// One that only its owner reads.
+    /// Creates one that only its owner may read.
     pub(super) fn secret(path: PathBuf, text: Zeroizing<String>) -> Self {
         Self { path, text, mode: 0o600 }
     }
 
-    /// One that everybody may read who comes to the directory.
+    /// Creates one that everybody with access to the directory may read.
     pub(super) fn public(path: PathBuf, text: String) -> Self {
         Self { path, text: text.into(), mode: 0o644 }
     }
 }
 
-/// Writes files with the directories that they lie in (mode 0700); nothing when one of them is there already.
+/// Writes files and their directories (mode 0700); nothing if one of them exists already.
 ///
 /// # Errors
 /// When a file exists, or one cannot be written.
@@ -40,7 +40,7 @@ pub(super) fn create_all(files: &[NewFile]) -> anyhow::Result<()> {
     files.iter().try_for_each(|file| make_directory(file).and_then(|()| write_new(&file.path, file)))
 }
 
-/// Writes files with the directories that they lie in, over those that are there.
+/// Writes files and their directories, and overwrites existing ones.
 ///
 /// # Errors
 /// When one cannot be written.
@@ -54,7 +54,7 @@ fn make_directory(file: &NewFile) -> anyhow::Result<()> {
     made.with_context(|| format!("cannot make the directory {}", directory.display())).context(Code::CertificateFiles)
 }
 
-/// Replaces a file at one moment: whoever reads it finds the old text or the new one.
+/// Replaces a file atomically: a reader finds the old text or the new one.
 ///
 /// # Errors
 /// When it cannot be written; the old one then stays.
@@ -62,7 +62,7 @@ pub(super) fn replace(file: &NewFile) -> anyhow::Result<()> {
     let mut name = file.path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     let fresh = file.path.with_file_name(name);
-    // One may be left of a try that was ended in the middle.
+    // An interrupted attempt may have left one.
     match fs::remove_file(&fresh) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(unwritable(&fresh, error)),
         _ => {}
@@ -83,7 +83,7 @@ fn write_new(path: &Path, file: &NewFile) -> anyhow::Result<()> {
 
 fn exists(path: &Path) -> anyhow::Error {
     let text = format!(
-        "{} exists and is not overwritten; give another place, or renew certificates with `ronde certs rotate`",
+        "{} exists and is not overwritten; choose another directory, or renew certificates with `ronde certs rotate`",
         path.display()
     );
     anyhow!(text).context(Code::FileExists)

@@ -12,7 +12,7 @@ struct Line {
     args: CertsArgs,
 }
 
-/// Runs `certs` with these words, of which `@` stands for the directory.
+/// Runs `certs` with these words, in which `@` is the directory.
 fn certs(directory: &TempDir, words: &str) -> Result<String, String> {
     let root = directory.path().display().to_string();
     let words = format!("certs {}", words.replace('@', &root));
@@ -36,12 +36,12 @@ fn contents(directory: &TempDir, name: &str) -> String {
 fn fails(result: Result<String, String>, with: &[&str]) {
     let error = result.expect_err("refused");
     for words in with {
-        assert!(error.contains(words), "{error:?} does not say {words:?}");
+        assert!(error.contains(words), "{error:?} lacks {words:?}");
     }
 }
 
 #[test]
-fn what_is_issued_is_good_and_keys_are_closed_to_others() {
+fn issued_certificates_are_valid_and_keys_are_private() {
     let directory = job();
     let text = certs(&directory, "inspect @/ca @/sidecar-0 @/sidecar-1").expect("all good");
     let lines: Vec<&str> = text.lines().collect();
@@ -110,7 +110,7 @@ fn an_authority_is_changed_in_three_steps_and_not_in_fewer() {
     assert!(text.ends_with(", accepts 2 authorities\n"), "{text}");
     fails(
         rotate("--authority @/next"),
-        &["would not be accepted any more", "keep that one with --trust", "RONDE-E511"],
+        &["would no longer be accepted", "keep accepting it with --trust", "RONDE-E511"],
     );
     rotate("--authority @/next --trust @/ca/ca.pem").expect("the second step");
     rotate("--authority @/next").expect("the third step");
@@ -139,9 +139,9 @@ fn a_bundle_has_a_bound() {
 #[test]
 fn a_secret_is_made_once_and_for_its_owner_only() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let said = certs(&directory, "secret @/keys/secret").expect("a fresh file");
+    let output = certs(&directory, "secret @/keys/secret").expect("a fresh file");
     let text = contents(&directory, "keys/secret");
-    assert!(text.starts_with("ronde job secret 1\n") && !said.contains(text.lines().nth(1).expect("two lines")));
+    assert!(text.starts_with("ronde job secret 1\n") && !output.contains(text.lines().nth(1).expect("two lines")));
     let mode = fs::metadata(directory.path().join("keys/secret")).expect("it was made").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     fails(certs(&directory, "secret @/keys/secret"), &["@/keys/secret exists", "RONDE-E508"]);
@@ -171,7 +171,7 @@ fn an_open_key_is_refused_with_the_command_that_closes_it() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused() {
+fn mismatched_keys_and_certificates_are_rejected() {
     let directory = job();
     let copy = |from: &str, to: &str| fs::copy(directory.path().join(from), directory.path().join(to)).expect("ours");
     copy("sidecar-1/cert.pem", "sidecar-0/cert.pem");
@@ -236,23 +236,23 @@ fn once_leaves_no_authority_that_could_issue_again() {
 }
 
 #[test]
-fn once_keeps_what_is_good_and_writes_over_nothing_unasked() {
+fn once_keeps_valid_certificates_and_overwrites_nothing_without_force() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let words = "once --job night --sidecars 0-1 --days 2 @";
     certs(&directory, words).expect("fresh certificates");
     let before = contents(&directory, "sidecar-0/key.pem");
     fails(certs(&directory, words), &["exists and is not overwritten", "[RONDE-E508]"]);
     let kept = certs(&directory, "once --job night --sidecars 0-1 --days 2 --keep @").expect("they are good");
-    assert_eq!(kept, "@: what is there is good and stays\n");
+    assert_eq!(kept, "@: the existing certificates are valid and kept\n");
     assert_eq!(contents(&directory, "sidecar-0/key.pem"), before);
 }
 
 #[test]
-fn once_makes_all_anew_when_one_of_them_is_not_good() {
+fn once_issues_all_certificates_again_when_one_of_them_is_unusable() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     certs(&directory, "once --job night --sidecars 0-1 --days 2 @").expect("fresh certificates");
     let mut before = contents(&directory, "sidecar-0/key.pem");
-    // More time is asked for than is left, another job, one sidecar more, and a file that is gone.
+    // More time than is left, another job, one more sidecar, and a missing file.
     let changed = ["--job night --sidecars 0-1 --days 9", "--job day --sidecars 0-1", "--job day --sidecars 0-2", ""];
     for words in changed {
         let words = if words.is_empty() {

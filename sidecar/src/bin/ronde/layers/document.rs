@@ -1,4 +1,4 @@
-//! `docs/CONFIG.md`, made from the options.
+//! Generates `docs/CONFIG.md` from the options.
 
 use clap::{Arg, ArgAction, Args, Command, CommandFactory};
 
@@ -52,11 +52,11 @@ fn value(arg: &Arg) -> String {
 
 const HEAD: &str = "# Configuration
 
-Every option of `ronde run` and `ronde sidecar` can be given on the command line, in the environment, or in a file. Of
-several values the first in this order counts:
+Every option of `ronde run` and `ronde sidecar` can be given on the command line, in the environment, or in a file. If
+there are several values, the first in this order counts:
 
 1. the command line;
-2. the variable `RONDE_<SUBCOMMAND>_<OPTION>`, and behind it, where one is named, Horovod's;
+2. the variable `RONDE_<SUBCOMMAND>_<OPTION>`, then Horovod's variable, if the table names one;
 3. the file that `--config` or `RONDE_CONFIG` names;
 4. the default.
 
@@ -77,11 +77,11 @@ placement = [0, 0, 0, 0, 1, 1, 1, 1]
 
 Mistakes in the file and in variables are reported all at once, each with its line or variable; nothing is started then.
 A variable for a switch is true, yes, on or 1, or the opposite; one for a list has commas between its items, but that of
-`--export` has one item. Made from the options; do not edit.
+`--export` has one item. Generated from the options; do not edit.
 ";
 
 #[test]
-fn the_document_says_what_the_options_are() {
+fn the_document_lists_every_option() {
     crate::documents::hold("CONFIG.md", &document());
 }
 
@@ -96,7 +96,7 @@ fn the_example_of_the_document_is_a_good_file() {
 }
 
 #[test]
-fn every_option_has_a_variable_of_its_own() {
+fn every_option_has_its_own_variable() {
     let cli = Cli::command();
     let commands = CONFIGURED.iter().filter_map(|name| cli.find_subcommand(name));
     let names: Vec<String> =
@@ -105,7 +105,7 @@ fn every_option_has_a_variable_of_its_own() {
     assert!(names.len() > 20 && unique.len() == names.len(), "{names:?}");
 }
 
-/// An option of both commands is one field of one struct, so that adding one touches one place.
+/// An option of both commands is one field of one struct, so that adding one changes one file.
 #[test]
 fn an_option_of_both_commands_is_defined_once() {
     let cli = Cli::command();
@@ -121,6 +121,5 @@ fn an_option_of_both_commands_is_defined_once() {
     assert_eq!(others, APART, "add a setting of both commands to Tuning");
 }
 
-/// Options of the same name with another meaning or default: the file that is read, the job's name, the addresses of hosts or
-/// of this host, the report about the job or about this sidecar, and the deadline of a start.
+/// Options of the same name with another meaning or default in both commands.
 const APART: [&str; 5] = ["config", "job", "network-interfaces", "report", "start-timeout"];

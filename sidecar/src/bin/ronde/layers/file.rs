@@ -1,4 +1,4 @@
-//! The configuration file: TOML with a table for each subcommand, whose keys are the long options.
+//! Parses the configuration file: TOML with a table for each subcommand, whose keys are the long options.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::{CONFIGURED, Mistakes, check, options};
 /// Values by subcommand and option.
 pub(super) type Values = BTreeMap<(String, String), Vec<String>>;
 
-/// Reads a file and checks all of it, also the tables of other subcommands.
+/// Reads a file and checks all of it, including the tables of other subcommands.
 pub(super) fn read(cli: &Command, path: &Path, mistakes: &mut Mistakes) -> Values {
     let text = match std::fs::metadata(path).map(|metadata| metadata.len()) {
         Ok(length) if length > FILE_BYTES_MAX => {
@@ -32,7 +32,7 @@ pub(super) fn read(cli: &Command, path: &Path, mistakes: &mut Mistakes) -> Value
     parse(cli, &path.display().to_string(), &text, mistakes)
 }
 
-/// Checks a text. What is wrong is noted with its line; what is not is returned.
+/// Checks a text. Notes mistakes with their lines; returns the valid values.
 pub(super) fn parse(cli: &Command, name: &str, text: &str, mistakes: &mut Mistakes) -> Values {
     let mut reader = Reader { cli, text, found: Vec::new(), values: Values::new() };
     let (table, errors) = DeTable::parse_recoverable(text);
@@ -41,7 +41,7 @@ pub(super) fn parse(cli: &Command, name: &str, text: &str, mistakes: &mut Mistak
         reader.note(at, error.message().to_owned());
     }
     reader.tables(table.get_ref());
-    // Tables are read by name; people read by line.
+    // Tables are iterated by name; report by line.
     reader.found.sort();
     for (line, what) in reader.found {
         mistakes.note(format!("{name}:{line}"), what);
@@ -106,7 +106,7 @@ impl Reader<'_> {
     }
 }
 
-/// The words of a value, as they would stand on the command line.
+/// Returns the words of a value, as on the command line.
 fn words(arg: &Arg, value: &DeValue<'_>) -> Result<Vec<String>, &'static str> {
     let is_list = matches!(arg.get_action(), ArgAction::Append) || arg.get_value_delimiter().is_some();
     match (arg.get_action(), value) {
@@ -141,7 +141,7 @@ fn kind(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// The key that is one slip away: another separator, or a letter too many, too few or other.
+/// Returns the key with one typing error less: another separator, or one letter added, removed or replaced.
 fn nearest(command: &Command, name: &str) -> Option<String> {
     let name = name.replace('_', "-").to_ascii_lowercase();
     let mut keys = options(command).filter_map(|arg| arg.get_long()).map(|long| (levenshtein(long, &name), long));

@@ -30,17 +30,17 @@ fn run(line: &str, variables: &[(&str, &str)], text: &str) -> Result<ronde_launc
 const FILE: &str = "[run]\nnum-proc = 2\nstart-timeout = 7\nverbose = true\nexport = ['A=1', 'B']\n";
 
 #[test]
-fn the_strongest_source_counts() {
+fn the_strongest_source_wins() {
     let of = |line: &str, variables: &[(&str, &str)], text: &str| run(line, variables, text).expect("good").num_proc;
     let variable = [("RONDE_RUN_NUM_PROC", "3")];
     assert_eq!(of("ronde run -np 4 sh", &variable, FILE), 4);
     assert_eq!(of("ronde run sh", &variable, FILE), 3);
     assert_eq!(of("ronde run sh", &[], FILE), 2);
-    assert!(run("ronde run sh", &[], "").is_err_and(|error| error.contains("--num-proc")), "nobody says how many");
+    assert!(run("ronde run sh", &[], "").is_err_and(|error| error.contains("--num-proc")), "the number is missing");
 }
 
 #[test]
-fn horovods_variables_stand_between_the_own_ones_and_the_file() {
+fn horovods_variables_rank_between_rondes_variables_and_the_file() {
     let of = |variables: &[(&str, &str)], text: &str| {
         run("ronde run -np 1 sh", variables, text).expect("good").start_timeout.unwrap_or(30)
     };
@@ -61,7 +61,7 @@ fn switches_and_lists_come_from_everywhere() {
 }
 
 #[test]
-fn of_two_options_that_exclude_each_other_the_stronger_source_counts() {
+fn the_stronger_source_decides_between_exclusive_options() {
     let hosts = |line: &str, variables: &[(&str, &str)], text: &str| {
         run(line, variables, text).map(|args| format!("{args:?}").replace(' ', ""))
     };
@@ -118,7 +118,7 @@ fn broken_toml_and_missing_files_are_mistakes_with_a_place() {
 }
 
 #[test]
-fn what_belongs_to_the_worker_is_no_option() {
+fn options_of_the_worker_cannot_be_set_in_the_file() {
     let arguments = words("ronde run -np 1 python train.py --config /nowhere/ronde.toml -H b:1");
     layered(Cli::command(), &arguments, |_| None).expect("the file is the worker's");
 }
@@ -140,7 +140,7 @@ fn no_text_makes_it_panic() {
 }
 
 #[test]
-fn of_opposite_switches_the_stronger_source_counts() {
+fn the_stronger_source_decides_between_opposite_switches() {
     let of =
         |line: &str, variables: &[(&str, &str)], text: &str| format!("{:?}", run(line, variables, text).expect("good"));
     let disable = ("HOROVOD_STALL_CHECK_DISABLE", "1");
@@ -159,7 +159,7 @@ fn of_opposite_switches_the_stronger_source_counts() {
 }
 
 #[test]
-fn horovods_words_are_understood() {
+fn horovods_values_are_understood() {
     let of = |name: &str, value: &str| run("ronde run -np 1 sh", &[(name, value)], "").map(|args| format!("{args:?}"));
     for (word, level) in [
         ("TRACE", "Trace"),
@@ -188,7 +188,7 @@ fn horovods_words_are_understood() {
     }
 }
 
-/// A configuration file: whatever stands there, each option gets values that clap takes, or a mistake says why not.
+/// A configuration file: for any text, each option gets values that clap accepts, or a mistake gives the reason.
 #[test]
 fn fuzz_configuration() {
     use ronde_fuzz::{Outcome, fuzz};
@@ -203,7 +203,7 @@ fn fuzz_configuration() {
         for ((name, id), words) in &values {
             let command = cli.find_subcommand(name).expect("a command");
             let arg = command.get_arguments().find(|arg| arg.get_id().as_str() == id).expect("an option");
-            assert!(check(arg, words).is_ok(), "{name} {id} gets {words:?}, which it does not take");
+            assert!(check(arg, words).is_ok(), "{name} {id} gets {words:?}, which it does not accept");
         }
         if mistakes.0.is_empty() {
             Outcome::read(&values.keys().collect::<Vec<_>>())

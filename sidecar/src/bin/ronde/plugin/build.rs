@@ -1,4 +1,4 @@
-//! `ronde plugin build`: cargo for WebAssembly, and a look at what came out.
+//! `ronde plugin build`: runs cargo for WebAssembly, and inspects the module.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,8 +18,8 @@ pub(super) struct BuildArgs {
     /// The plugin's package.
     #[arg(default_value = ".", value_name = "DIR")]
     directory: PathBuf,
-    /// Where the module goes: a file's name that ends in .wasm, or a folder, in which it is NAME.wasm. By default the
-    /// package's folder.
+    /// Where to write the module: a file name that ends in .wasm, or a folder, where it is NAME.wasm. [default: the
+    /// package's folder]
     #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
 }
@@ -43,7 +43,7 @@ fn build(args: &BuildArgs) -> anyhow::Result<String> {
             "the module has no manifest: src/lib.rs does not call ronde_plugin::export!, or the profile strips it; write \
              `strip = \"debuginfo\"` in Cargo.toml, not `strip = true`"
         ),
-        other => other.context("cargo built a module that is no plugin")?,
+        other => other.context("cargo built a module that is not a plugin")?,
     };
     let manifest = &inspection.manifest;
     let path = destination(args.out.as_deref().unwrap_or(&args.directory), &manifest.name);
@@ -54,14 +54,14 @@ fn build(args: &BuildArgs) -> anyhow::Result<String> {
     Ok(format!("{}: {label}, {} bytes, SHA-256 {digest}\n", path.display(), grouped(bytes.len())))
 }
 
-/// The file that a module of this name becomes. Of a folder that is given with `--plugin` a sidecar takes the files' names for
-/// those of the plugins.
+/// Returns the file of a module of this name. In a folder that is given with `--plugin`, a sidecar takes the files'
+/// names as those of the plugins.
 pub(super) fn destination(out: &Path, name: &str) -> PathBuf {
     let is_module = out.extension().is_some_and(|extension| extension == "wasm") && !out.is_dir();
     if is_module { out.to_path_buf() } else { out.join(format!("{name}.wasm")) }
 }
 
-/// Whether the compiler has what modules are made with.
+/// Checks that the compiler can build WebAssembly.
 fn ensure_target() -> anyhow::Result<()> {
     let output = Command::new(program("RUSTC", "rustc"))
         .args(["--print", "target-libdir", "--target", TARGET])
@@ -76,12 +76,12 @@ fn ensure_target() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Compiles the package; cargo's messages go to standard error. The module's path.
+/// Compiles the package, with cargo's messages on standard error; returns the module's path.
 fn compiled(manifest: &Path) -> anyhow::Result<PathBuf> {
     let mut cargo = Command::new(program("CARGO", "cargo"));
     cargo.args(["rustc", "--release", "--lib", "--crate-type", "cdylib", "--target", TARGET]);
     cargo.args(["--message-format", "json-render-diagnostics", "--manifest-path"]).arg(manifest);
-    // Flags for other targets would take the place of those for this one.
+    // Flags for other targets would replace those for this one.
     cargo.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS").env(FLAGS_VARIABLE, FLAGS);
     let output = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let output = output.context("cargo cannot be run; install Rust from https://rustup.rs")?;
@@ -90,7 +90,7 @@ fn compiled(manifest: &Path) -> anyhow::Result<PathBuf> {
     modules.into_iter().next_back().ok_or_else(|| anyhow!("cargo built no module: the package has no library"))
 }
 
-/// The module that a line of cargo's messages names.
+/// Returns the module that a line of cargo's messages names.
 pub(super) fn module(line: &str) -> Option<PathBuf> {
     let message: serde_json::Value = serde_json::from_str(line).ok()?;
     if message["reason"] != "compiler-artifact" {
@@ -106,7 +106,7 @@ fn program(variable: &str, name: &str) -> std::ffi::OsString {
 
 const TARGET: &str = "wasm32-unknown-unknown";
 const FLAGS_VARIABLE: &str = "CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS";
-/// Vectors, and a stack that leaves memory to the buffers.
+/// SIMD, and a stack that leaves memory to the buffers.
 const FLAGS: &str = "-Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536";
 
 const EXAMPLES: &str = "Examples:

@@ -17,10 +17,10 @@ use super::PluginWithParameters;
 pub(super) struct CheckArgs {
     #[command(flatten)]
     plugin: PluginWithParameters,
-    /// Let it in only if this key has signed it: a public key's file. Several: any of them.
+    /// Trust it only if this key has signed it: a public key's file. Several: any of them.
     #[arg(long, value_name = "KEY.pub", conflicts_with = "digest")]
     key: Vec<PathBuf>,
-    /// Let it in only if this is its SHA-256. Several: any of them.
+    /// Trust it only if this is its SHA-256. Several: any of them.
     #[arg(long, value_name = "SHA256")]
     digest: Vec<String>,
 }

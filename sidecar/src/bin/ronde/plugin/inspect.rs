@@ -1,4 +1,4 @@
-//! `ronde plugin inspect`: what a module is, without running it.
+//! `ronde plugin inspect`: describes a module without running it.
 
 use anyhow::Context;
 use clap::Args;
@@ -23,7 +23,7 @@ pub(super) struct InspectArgs {
 pub(super) fn perform(args: &InspectArgs) -> anyhow::Result<String> {
     let bytes = args.file.read()?;
     let shown = args.file.plugin.display();
-    let inspection = ronde_plugin_host::inspect(&bytes).with_context(|| format!("{shown} is no plugin"))?;
+    let inspection = ronde_plugin_host::inspect(&bytes).with_context(|| format!("{shown} is not a plugin"))?;
     let signer = match args.file.signature()? {
         None => None,
         Some(signature) => {
@@ -79,7 +79,7 @@ fn describe_reducer(reducer: &ReducerManifest) -> String {
 }
 
 fn as_json(found: &Inspection, bytes: usize, signer: Option<&str>) -> anyhow::Result<String> {
-    let manifest: serde_json::Value = serde_json::from_str(&found.manifest_json).context("the manifest is no JSON")?;
+    let manifest: serde_json::Value = serde_json::from_str(&found.manifest_json).context("the manifest is not JSON")?;
     let exports: Vec<_> = found.exports.iter().map(|(name, kind)| json!({"name": name, "type": kind})).collect();
     let value = json!({
         "manifest": manifest,

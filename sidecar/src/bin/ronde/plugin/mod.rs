@@ -1,13 +1,13 @@
-//! `ronde plugin`: write, build, test and sign codecs and reducers, and look at them.
+//! `ronde plugin`: write, build, test, sign and inspect codecs and reducers.
 //!
 //! | subcommand | what | where |
 //! |---|---|---|
 //! | `new` | begins a plugin in Rust | [`new`] |
-//! | `build` | makes a module of it | [`build`] |
-//! | `check`, `test` | says whether a module does what plugins have to do | [`conform`] |
-//! | `bench` | measures it beside the native kernels | [`speed`] |
-//! | `inspect` | shows what it says about itself | [`inspect`] |
-//! | `keygen`, `sign`, `verify` | say who made it | [`trust`] |
+//! | `build` | compiles it to a module | [`build`] |
+//! | `check`, `test` | checks whether a module conforms | [`conform`] |
+//! | `bench` | measures it against the native kernels | [`speed`] |
+//! | `inspect` | shows its description | [`inspect`] |
+//! | `keygen`, `sign`, `verify` | signs modules and checks signatures | [`trust`] |
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -40,27 +40,27 @@ pub(super) struct PluginArgs {
 
 #[derive(Subcommand, Debug)]
 enum PluginCommand {
-    /// Begin a plugin in Rust: a package that builds and passes its tests.
+    /// Start a plugin in Rust: a package that builds and passes its tests.
     New(new::NewArgs),
     /// Build a plugin's package for WebAssembly and write NAME.wasm.
     Build(build::BuildArgs),
-    /// Say whether a sidecar would run a plugin, and whether it gives equal output for equal input.
+    /// Check whether a sidecar would run a plugin, and whether it gives equal output for equal input.
     Check(conform::CheckArgs),
     /// Run the conformance list: lengths, extremes, NaN, malformed bytes, cuts, orders.
     Test(conform::TestArgs),
-    /// Measure a plugin beside the native sum and a plain copy.
+    /// Measure a plugin against the native sum and a plain copy.
     Bench(speed::BenchArgs),
-    /// Show what a plugin says about itself, its digest, imports and exports.
+    /// Show a plugin's description, digest, imports and exports.
     Inspect(inspect::InspectArgs),
     /// Make a key that signs plugins.
     Keygen(trust::KeygenArgs),
     /// Sign plugins.
     Sign(trust::SignArgs),
-    /// Say whether a key has signed plugins as they are.
+    /// Check whether a key has signed plugins, and whether they are unchanged.
     Verify(trust::VerifyArgs),
 }
 
-/// A plugin that is there as a file.
+/// A plugin in a file.
 #[derive(Args, Debug)]
 struct PluginFile {
     /// The module: a file, or the name of a plugin that comes with ronde.
@@ -68,7 +68,7 @@ struct PluginFile {
     plugin: PathBuf,
 }
 
-/// A plugin and what its parameters are set to.
+/// A plugin and the values of its parameters.
 #[derive(Args, Debug)]
 struct PluginWithParameters {
     #[command(flatten)]
@@ -78,7 +78,7 @@ struct PluginWithParameters {
     set: Vec<(String, Given)>,
 }
 
-/// Does what was asked for; prints what was made or found.
+/// Runs the subcommand; prints what was made or found.
 pub(super) fn main(args: &PluginArgs) -> ExitCode {
     let done = match &args.command {
         PluginCommand::New(args) => new::perform(args),
@@ -105,7 +105,7 @@ impl PluginFile {
         read(&self.plugin)
     }
 
-    /// Loads it as a sidecar with this policy would, but is never disabled: each test sees what it does.
+    /// Loads it as a sidecar with this policy would, but never disables it: each test sees its behaviour.
     fn load(&self, policy: Policy) -> anyhow::Result<Arc<Plugin>> {
         let host = Host::new(HostConfig { policy, disable_after: 0, ..HostConfig::default() })?;
         let signature = self.signature()?;
@@ -114,7 +114,7 @@ impl PluginFile {
         loaded.with_context(|| format!("{} cannot be loaded", self.plugin.display())).context(code)
     }
 
-    /// The signature beside it, if there is one.
+    /// Reads the signature next to it, if there is one.
     fn signature(&self) -> anyhow::Result<Option<Signature>> {
         let read = read_signature(&self.plugin);
         read.with_context(|| format!("the signature of {}", self.plugin.display())).context(Code::PluginTrust)
@@ -133,19 +133,19 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// A file, else the module of a shipped plugin, else a file that reading will not find.
+/// Returns a file, else the module of a shipped plugin, else a path that does not exist.
 fn file(text: &str) -> Result<PathBuf, Infallible> {
     let path = PathBuf::from(text);
     Ok(if path.is_file() { path } else { shipped::find(text).unwrap_or(path) })
 }
 
-/// Reads `NAME=VALUE`.
+/// Parses `NAME=VALUE`.
 fn given(text: &str) -> anyhow::Result<(String, Given)> {
     let (name, value) = text.split_once('=').ok_or_else(|| anyhow!("{text:?} is not NAME=VALUE"))?;
     Ok((name.trim().to_owned(), Given::Text(value.trim().to_owned())))
 }
 
-/// A count with its thousands apart.
+/// Formats a count with separated thousands.
 fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let mut text = String::new();

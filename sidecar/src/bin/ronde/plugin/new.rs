@@ -1,4 +1,4 @@
-//! `ronde plugin new`: a package that builds and passes its tests.
+//! `ronde plugin new`: creates a package that builds and passes its tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ pub(super) struct NewArgs {
     /// The plugin's name: a letter, then letters a-z, digits and '-'.
     #[arg(value_parser = name)]
     name: String,
-    /// What it is.
+    /// The kind of plugin.
     #[arg(long, value_enum, default_value_t = Kind::Codec)]
     kind: Kind,
-    /// The folder to make; by default one of the plugin's name.
+    /// The folder to make. [default: the plugin's name]
     #[arg(long, value_name = "DIR")]
     directory: Option<PathBuf>,
     /// The SDK's folder in a checkout (plugins/sdk), instead of the published crate.
@@ -28,9 +28,9 @@ pub(super) struct NewArgs {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Kind {
-    /// Encodes tensors for their way between hosts.
+    /// Encodes tensors for transfers between hosts.
     Codec,
-    /// Makes one tensor of the ranks' tensors.
+    /// Reduces the ranks' tensors to one.
     Reducer,
 }
 
@@ -41,7 +41,7 @@ pub(super) fn perform(args: &NewArgs) -> anyhow::Result<String> {
 fn create(args: &NewArgs) -> anyhow::Result<String> {
     let directory = args.directory.clone().unwrap_or_else(|| PathBuf::from(&args.name));
     let shown = directory.display();
-    ensure!(directory.symlink_metadata().is_err(), "{shown} exists and is not overwritten; give another --directory");
+    ensure!(directory.symlink_metadata().is_err(), "{shown} exists and is not overwritten; choose another --directory");
     let fill = |text: &str| text.replace("{{name}}", &args.name).replace("{{sdk}}", &sdk(args.sdk.as_deref()));
     let manifest = fill(include_str!("template/Cargo.toml.in"));
     let source = match args.kind {
@@ -64,11 +64,11 @@ fn create(args: &NewArgs) -> anyhow::Result<String> {
     ))
 }
 
-/// What the package depends on.
+/// Returns the package's dependency on the SDK.
 fn sdk(path: Option<&Path>) -> String {
     let version = env!("CARGO_PKG_VERSION");
     match path {
-        // The folder may be named from here; the package looks from its own.
+        // The path may be relative to here; the package needs an absolute one.
         Some(path) => {
             let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
             format!("{{ path = {:?} }}", path.display().to_string())
@@ -83,7 +83,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A name that plugins and packages may both have.
+/// Checks a name that plugins and packages may both have.
 fn name(text: &str) -> anyhow::Result<String> {
     let fits = text.len() <= ronde_plugin_host::limits::NAME_BYTES_MAX
         && text.starts_with(|letter: char| letter.is_ascii_lowercase())

@@ -1,4 +1,4 @@
-//! `ronde plugin bench`: bytes in a second, beside what the machine can do.
+//! `ronde plugin bench`: measures bytes per second, next to the machine's limits.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ pub(super) struct BenchArgs {
     /// Measure one type of elements only, such as float32.
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<DType>,
-    /// KiB of values at a time.
+    /// KiB of values per call.
     #[arg(long, value_name = "KIB", default_value_t = 1_024, value_parser = clap::value_parser!(u32).range(1..=262_144))]
     kib: u32,
-    /// Milliseconds for each figure.
+    /// Milliseconds for each measurement.
     #[arg(long, value_name = "MS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     time: u64,
 }
@@ -38,7 +38,7 @@ pub(super) fn perform(args: &BenchArgs) -> anyhow::Result<String> {
     dtypes.dedup();
     if let Some(only) = args.dtype {
         dtypes.retain(|dtype| *dtype == only);
-        let missing = || format!("{} does not take {only}", plugin.label());
+        let missing = || format!("{} does not support {only}", plugin.label());
         ensure!(!dtypes.is_empty(), anyhow::anyhow!(missing()).context(Code::PluginParameters));
     }
     let time = Duration::from_millis(args.time);
@@ -67,7 +67,7 @@ fn dtype(name: &str) -> anyhow::Result<DType> {
     })
 }
 
-/// What a plugin is measured beside: sums of private memory, and of operands in shared memory, which all-reduces copy as well.
+/// The baselines: sums of private memory, and of operands in shared memory, which all-reduces copy as well.
 const HEADING: &str =
     "native: a sum of private memory; copied: the same with the copies that operands in shared memory need
                                plugin      native      copied  plain copy  plugin/native  plugin/copied  plugin/copy

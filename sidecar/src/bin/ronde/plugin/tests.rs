@@ -1,4 +1,4 @@
-//! Tests of what needs no module. tests/product/test_plugins.py runs the commands with real ones.
+//! Tests that need no module. tests/product/test_plugins.py runs the commands with real ones.
 
 use clap::Parser;
 
@@ -28,7 +28,7 @@ fn a_new_package_is_written_once() {
     let source = std::fs::read_to_string(directory.join("src/lib.rs")).expect("it was written");
     assert!(source.contains("name: \"my-own\"") && !source.contains("{{"), "{source}");
     let error = new::perform(&args).expect_err("it is there now");
-    assert!(coded(&error, Code::PluginFile).ends_with("give another --directory [RONDE-E802]"), "{error:#}");
+    assert!(coded(&error, Code::PluginFile).ends_with("choose another --directory [RONDE-E802]"), "{error:#}");
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_module_is_called_what_its_plugin_is_called() {
 }
 
 #[test]
-fn thousands_are_apart() {
+fn thousands_are_separated() {
     let shown = [0, 999, 1_000, 24_872, 1_234_567].map(grouped);
     assert_eq!(shown, ["0", "999", "1,000", "24,872", "1,234,567"]);
 }

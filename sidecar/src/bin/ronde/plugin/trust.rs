@@ -16,7 +16,7 @@ use super::read;
 #[derive(Args, Debug)]
 #[command(after_help = KEYGEN_EXAMPLES)]
 pub(super) struct KeygenArgs {
-    /// The private key's file; it is made, with mode 0600. The public key goes to FILE.pub.
+    /// The private key's file to make, with mode 0600. The public key goes to FILE.pub.
     file: PathBuf,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct SignArgs {
     /// The private key's file.
     #[arg(long, value_name = "FILE")]
     key: PathBuf,
-    /// The modules; each gets a file with its signature beside it, .sig behind its name.
+    /// The modules. Each signature is written next to its module, with .sig appended to the name.
     #[arg(required = true, value_name = "PLUGIN.wasm")]
     plugins: Vec<PathBuf>,
 }
@@ -47,16 +47,19 @@ pub(super) struct VerifyArgs {
 pub(super) fn keygen(args: &KeygenArgs) -> anyhow::Result<String> {
     let (key, public) = create_key(&args.file).context(Code::PluginTrust)?;
     let (file, id) = (args.file.display(), key.id());
-    Ok(format!("{file}: signs plugins as {id}; keep it to yourself\n{}: tells others who that is\n", public.display()))
+    Ok(format!(
+        "{file}: signs plugins as {id}; keep it secret\n{}: the public key, for those who trust it\n",
+        public.display()
+    ))
 }
 
 pub(super) fn sign(args: &SignArgs) -> anyhow::Result<String> {
     let key = read_signing_key(&args.key).context(Code::PluginTrust)?;
-    // All are looked at before any is signed: only plugins are.
+    // Inspect all of them before signing any: only plugins are signed.
     let mut signed = Vec::new();
     for path in &args.plugins {
         let bytes = read(path)?;
-        ronde_plugin_host::inspect(&bytes).with_context(|| format!("{} is no plugin", path.display()))?;
+        ronde_plugin_host::inspect(&bytes).with_context(|| format!("{} is not a plugin", path.display()))?;
         signed.push((path, Signature::of(&bytes, &key)));
     }
     let mut text = String::new();
@@ -80,7 +83,7 @@ pub(super) fn verify(args: &VerifyArgs) -> anyhow::Result<String> {
             Ok(())
         };
         verified().with_context(|| path.display().to_string()).context(Code::PluginTrust)?;
-        text.push_str(&format!("ok: {} is as {} signed it\n", path.display(), key.id()));
+        text.push_str(&format!("ok: {} is unchanged since {} signed it\n", path.display(), key.id()));
     }
     Ok(text)
 }

@@ -1,11 +1,10 @@
-//! A status page in words.
+//! Renders a status page as text.
 
 use std::fmt::Write;
 
 use serde_json::Value;
 
-/// What people want to know of a sidecar, from two of its pages that lie `seconds` apart. Fields that another version does
-/// not have are left out.
+/// Renders two status pages of one sidecar, taken `seconds` apart. Fields that another version lacks are left out.
 pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
     let mut text = String::new();
     // A string cannot fail to be written to.
@@ -123,7 +122,7 @@ fn traffic(before: &Value, now: &Value, seconds: f64) -> String {
     )
 }
 
-/// Three digits and a unit.
+/// Formats three digits and a unit.
 fn bytes(count: f64) -> String {
     let units = ["B", "kB", "MB", "GB", "TB"];
     let mut scaled = count;
@@ -180,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_told_in_lines() {
+    fn a_status_page_is_rendered_as_lines_of_text() {
         let mut now = json!({
             "job": "night", "version": "0.1.0", "sidecar": 0, "coordinator": 0, "world_size": 4, "epoch": 2,
             "phase": "active", "up_ms": 125_000, "ranks_in_epoch": [0, 1], "ranks_waiting": [], "ranks_missing": [],
@@ -231,7 +230,7 @@ job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0
         assert_eq!(shown, ["0 B", "999 B", "1.0 kB", "99.9 kB", "999 kB", "1.5 GB", "2000 TB"]);
     }
 
-    /// What answers at the port of a sidecar is told, or refused, whatever it is.
+    /// Whatever answers at the port of a sidecar is rendered or refused.
     #[test]
     fn fuzz_status_pages() {
         use ronde_fuzz::{Outcome, fuzz};
@@ -248,8 +247,8 @@ job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0
         fuzz("status_pages", seeds, |bytes| {
             let now = serde_json::from_slice::<Value>(bytes);
             if let Ok(now) = &now {
-                let told = [render(&page, now, 2.0), render(now, &page, 0.0)];
-                assert!(told.iter().all(|told| told.starts_with("job ")));
+                let rendered = [render(&page, now, 2.0), render(now, &page, 0.0)];
+                assert!(rendered.iter().all(|rendered| rendered.starts_with("job ")));
             }
             Outcome::of(&now)
         });

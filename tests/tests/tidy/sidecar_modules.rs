@@ -1,37 +1,37 @@
-//! The rooms of the sidecar: the folders of `sidecar/src`, each of which uses only those below it. So there are no circles
-//! between modules of different rooms, and a reader sees what a room can touch.
+//! Checks the modules of the sidecar: each folder of `sidecar/src` uses only those below it, so that modules have no
+//! cyclic dependencies.
 
 use std::collections::BTreeSet;
 
 use crate::hold;
 use crate::source::{Source, files};
 
-/// From the top to the bottom; `sidecar/src/lib.rs` says what happens in each.
-const ROOMS: [&str; 8] = ["process", "web", "admin", "driver", "operation", "session", "plugins", "timeline"];
+/// From the top to the bottom; `sidecar/src/lib.rs` describes them.
+const MODULES: [&str; 8] = ["process", "web", "admin", "driver", "operation", "session", "plugins", "timeline"];
 
 #[test]
-fn a_room_of_the_sidecar_uses_only_rooms_below_it() {
-    let sources: Vec<Source> = files("rs").into_iter().filter(|source| room_of(&source.path).is_some()).collect();
-    let found: BTreeSet<&str> = sources.iter().filter_map(|source| room_of(&source.path)).collect();
-    assert_eq!(found, BTreeSet::from(ROOMS), "the folders of sidecar/src and the list of rooms differ");
+fn a_module_of_the_sidecar_uses_only_modules_below_it() {
+    let sources: Vec<Source> = files("rs").into_iter().filter(|source| module_of(&source.path).is_some()).collect();
+    let found: BTreeSet<&str> = sources.iter().filter_map(|source| module_of(&source.path)).collect();
+    assert_eq!(found, BTreeSet::from(MODULES), "the folders of sidecar/src and the list of modules differ");
     hold(
-        "A room of the sidecar uses only rooms below it.",
+        "A module of the sidecar uses only modules below it.",
         "Move the item that is needed down, or hand it over as an argument from above. The order is in sidecar/src/lib.rs.",
         &sources.iter().flat_map(offences).collect::<Vec<_>>(),
     );
 }
 
-/// The room of a file; none for the program and for what is above all rooms.
-fn room_of(path: &str) -> Option<&str> {
-    let (room, _) = path.strip_prefix("sidecar/src/")?.split_once('/')?;
-    (room != "bin").then_some(room)
+/// The module of a file; none for the program and for files at the top.
+fn module_of(path: &str) -> Option<&str> {
+    let (module, _) = path.strip_prefix("sidecar/src/")?.split_once('/')?;
+    (module != "bin").then_some(module)
 }
 
 fn offences(source: &Source) -> Vec<String> {
-    let height = |room: &str| ROOMS.iter().position(|known| *known == room);
-    let Some(own) = room_of(&source.path).and_then(height) else { return Vec::new() };
-    let above = |room: &&str| height(room).is_some_and(|other| other < own);
-    let offence = |room: &str| format!("{} uses {room}, which is above {}", source.path, ROOMS[own]);
+    let height = |module: &str| MODULES.iter().position(|known| *known == module);
+    let Some(own) = module_of(&source.path).and_then(height) else { return Vec::new() };
+    let above = |module: &&str| height(module).is_some_and(|other| other < own);
+    let offence = |module: &str| format!("{} uses {module}, which is above {}", source.path, MODULES[own]);
     used(&source.text).into_iter().filter(above).map(offence).collect()
 }
 

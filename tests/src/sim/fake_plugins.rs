@@ -1,8 +1,8 @@
-//! Plugins of simulated sidecars: plain functions, which now and then fail on one sidecar, and what codecs keep between
-//! operations.
+//! Plugins of simulated sidecars: plain functions that fail on one sidecar now and then, and the state of their codec.
 //!
-//! The codec's results are those of a plain sum. With its values it sends how often the tensor was reduced before, and it keeps
-//! the same number for each block: a member that counted an operation which others dropped is found out by the next one.
+//! The codec's results are those of a plain sum. With its values it sends how often the tensor was reduced before, and
+//! it keeps the same number for each block: a member that counted an operation which others dropped is detected by the
+//! next one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use std::sync::Arc;
 use ronde_engine::{Admission, PluginFault, PluginSpan, Plugins, RankValues, Side, Stage};
 use ronde_wire::{DType, Epoch, PluginUse, PluginWork, Seq, SetId, SidecarIndex, TensorName};
 
-/// What a stand-in does.
+/// The behaviour of a fake plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StandIn {
+pub(super) enum FakePlugin {
     /// Values as they are, with the number of the round.
     Codec,
     /// The greatest of each byte.
@@ -23,10 +23,10 @@ pub(super) enum StandIn {
     Adaptive,
 }
 
-impl StandIn {
+impl FakePlugin {
     pub(super) const REDUCERS: [Self; 4] = [Self::Pairwise, Self::NAry, Self::TwoPass, Self::Adaptive];
 
-    /// The plugin. Its only parameter says whether it fails now and then.
+    /// The plugin. Its only parameter is whether it fails now and then.
     pub(super) fn uses(self, fails: bool) -> Arc<PluginUse> {
         let work = match self {
             Self::Codec => PluginWork::Codec { block_elements: BLOCK_ELEMENTS, encoded_bytes: 8 + 8 * BLOCK_ELEMENTS },
@@ -45,21 +45,21 @@ impl StandIn {
     }
 }
 
-/// What the codec keeps on one sidecar, as a sidecar does: by set and name, until an operation stands or does not.
+/// The codec's state on one sidecar: by set and name, until an operation is committed or discarded.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     tensors: BTreeMap<(SetId, TensorName), Tensor>,
     pending: BTreeMap<(Epoch, Seq), Pending>,
-    /// What was seen that may not be.
+    /// A violation that was observed.
     pub(super) wrong: Option<String>,
 }
 
 #[derive(Debug, Default)]
 struct Tensor {
-    /// What it has to be like for its rounds to go on.
+    /// The properties that a tensor must keep for its rounds to continue.
     kind: Option<(Arc<PluginUse>, DType, u64)>,
     round: u64,
-    /// How often each block was encoded in operations that stand.
+    /// How often each block was encoded in committed operations.
     blocks: BTreeMap<(Stage, u64), u64>,
 }
 
@@ -86,7 +86,7 @@ impl Kept {
         self.pending.insert((admission.epoch, admission.seq), pending);
     }
 
-    /// It stands. False when there is none.
+    /// Commits an operation. Returns false when there is none.
     pub(super) fn commit(&mut self, operation: (Epoch, Seq)) -> bool {
         let Some(pending) = self.pending.remove(&operation) else { return false };
         for key in pending.rounds.into_keys() {
@@ -98,12 +98,12 @@ impl Kept {
         true
     }
 
-    /// It does not, and no lane works on it any more.
+    /// Discards an operation; no lane works on it any more.
     pub(super) fn discard(&mut self, operation: (Epoch, Seq)) {
         self.pending.remove(&operation);
     }
 
-    /// A set is gone.
+    /// Removes a set.
     pub(super) fn forget(&mut self, set: SetId) {
         self.tensors.retain(|(of, _), _| *of != set);
     }
@@ -112,7 +112,7 @@ impl Kept {
         self.wrong.get_or_insert(text);
     }
 
-    /// How often the tensor of a call was reduced before; `None` once its operation is over.
+    /// Returns how often the tensor of a call was reduced before; `None` once its operation is over.
     fn round(&mut self, at: &PluginSpan<'_>) -> Option<u64> {
         self.pending.get(&(at.epoch, at.seq))?.rounds.get(&(at.set, at.name.clone())).copied()
     }
@@ -125,7 +125,7 @@ pub(super) struct HostPlugins<'a> {
 }
 
 impl HostPlugins<'_> {
-    /// In some operations it fails on this sidecar, on all lanes.
+    /// Whether it fails on this sidecar, on all lanes, in an operation.
     fn check(&self, at: &PluginSpan<'_>) -> Result<(), PluginFault> {
         let mixed = (at.seq.0 ^ at.epoch.0 << 20 ^ u64::from(self.me.0) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let fails = at.plugin.parameters == [1] && mixed >> 60 == 0;
@@ -224,12 +224,12 @@ impl Plugins for HostPlugins<'_> {
     }
 }
 
-/// What [`StandIn::Pairwise`] makes of two ranks' values.
+/// Combines two ranks' values as [`FakePlugin::Pairwise`] does.
 pub(super) fn greatest(into: &mut [u8], other: &[u8]) {
     into.iter_mut().zip(other).for_each(|(into, other)| *into = (*into).max(*other));
 }
 
-/// What a stand-in says that fails.
-pub(super) const FAILS: &str = "the stand-in fails here";
+/// The error text of a fake plugin that fails.
+pub(super) const FAILS: &str = "the fake plugin fails here";
 /// Elements of a block: large tensors have many.
 const BLOCK_ELEMENTS: u32 = 4_096;

@@ -1,5 +1,5 @@
-//! Workers and starts that cannot be: each is told why in words, nothing hangs, nothing is left behind, and the job of the
-//! others goes on.
+//! Workers and sidecars that must be rejected: each gets the reason, nothing hangs, nothing is left, and the job of the
+//! others continues.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,9 +12,9 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use ronde_rpc::v1;
-use ronde_rpc::v1::client_message::Message as Say;
+use ronde_rpc::v1::client_message;
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Process, Sidecar, Worker, ronde_binary};
-use ronde_tests::raw::{DECENT, RawSession, claim};
+use ronde_tests::raw::{RawSession, WELL_BEHAVED, claim};
 use ronde_tests::script::Answer;
 use ronde_transport::{
     DownReason, Identity, LinkOptions, LocalHello, NetworkPort, Outgoing, Port, PortEvent, Role, SocketOptions,
@@ -26,7 +26,7 @@ use ronde_wire::{Epoch, Frame, FrameHeader, FrameKind, Incarnation, JobName, Seq
 
 use crate::WORKER;
 
-/// `nobody`, wherever there is such a user.
+/// The user `nobody` of common systems.
 const OTHER_UID: u32 = 65_534;
 
 /// Why a worker's process could not connect.
@@ -48,13 +48,14 @@ fn a_second_worker_for_a_rank_is_refused_and_the_first_goes_on() -> Result<()> {
 }
 
 #[test]
-fn an_older_and_a_newer_worker_are_told_to_install_one_release() -> Result<()> {
+fn workers_of_another_version_are_rejected_with_the_fix() -> Result<()> {
     let mut cluster = Plan::of(&[0, 1]).start(WORKER)?;
     let directory = cluster.sidecars[0].socket_dir()?.to_owned();
     for versions in [(0, 0), (1_000, 2_000)] {
         let good = claim(&directory, "test", 0)?;
-        let first = Say::Claim(v1::Claim { protocol_min: versions.0, protocol_max: versions.1, ..good });
-        let reason = RawSession::open(&directory, Some(first), DECENT).await_end()?;
+        let first =
+            client_message::Message::Claim(v1::Claim { protocol_min: versions.0, protocol_max: versions.1, ..good });
+        let reason = RawSession::open(&directory, Some(first), WELL_BEHAVED).await_end()?;
         println!("{reason}");
         ensure!(reason.contains("release of ronde on both sides"), "{reason}");
         ensure!(reason.contains(&versions.0.to_string()) && reason.contains(&versions.1.to_string()), "{reason}");
@@ -63,7 +64,7 @@ fn an_older_and_a_newer_worker_are_told_to_install_one_release() -> Result<()> {
     Ok(())
 }
 
-/// As a user who opened the directory by mistake would have it.
+/// Opens the directory to all users, as by mistake.
 fn open_to_all(cluster: &Cluster) -> Result<()> {
     let directory = cluster.sidecars[0].socket_dir()?;
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
@@ -71,7 +72,7 @@ fn open_to_all(cluster: &Cluster) -> Result<()> {
         fs::set_permissions(entry?.path(), fs::Permissions::from_mode(0o666))?;
     }
     // The test's own directory around it.
-    fs::set_permissions(directory.parent().context("it lies in one")?, fs::Permissions::from_mode(0o755))?;
+    fs::set_permissions(directory.parent().context("it has a parent")?, fs::Permissions::from_mode(0o755))?;
     Ok(())
 }
 
@@ -88,23 +89,23 @@ fn a_worker_of_another_user_is_refused() -> Result<()> {
     let program = programs.path().join("worker");
     fs::copy(WORKER, &program)?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
-    let stranger = |cluster: &Cluster| -> Result<Worker> {
+    let other_user = |cluster: &Cluster| -> Result<Worker> {
         let sidecar = &cluster.sidecars[0];
         let mut command = Command::new(&program);
         command.uid(OTHER_UID).gid(OTHER_UID).current_dir("/").env("RONDE_JOB", "test").env("RONDE_RANK", "0");
         command.env("RONDE_SOCKET", sidecar.socket_dir()?).env("RONDE_TOKEN_FILE", sidecar.token_file(0)?);
         Worker::run(0, &mut command)
     };
-    // The directory alone keeps it out.
-    let reason = refusal(&mut stranger(&cluster)?)?;
+    // The directory alone rejects it.
+    let reason = refusal(&mut other_user(&cluster)?)?;
     println!("{reason}");
     ensure!(reason.contains("ermission denied"), "{reason}");
-    // With the directory, the sockets and even the token open, the kernel's word on the process does.
+    // With the directory, the sockets and even the token open, the uid that the kernel reports rejects it.
     open_to_all(&cluster)?;
-    let reason = refusal(&mut stranger(&cluster)?)?;
+    let reason = refusal(&mut other_user(&cluster)?)?;
     println!("{reason}");
     ensure!(reason.contains("uid 65534 may not use this sidecar; allowed are {0}"), "{reason}");
-    // Both ranks are still free for whom they are for.
+    // Both ranks are still free for their workers.
     for rank in 0..2 {
         let worker = cluster.new_worker(rank)?;
         cluster.workers.push(worker);
@@ -120,26 +121,26 @@ fn a_socket_path_that_is_too_long_is_found_before_it_is_bound() -> Result<()> {
     fs::create_dir(&long)?;
     let ronde = |words: &[&str], paths: &[&Path]| -> Result<(bool, String)> {
         let output = Command::new(ronde_binary()?).args(words).args(paths).env("XDG_RUNTIME_DIR", &long).output()?;
-        let said = [output.stdout, output.stderr].concat();
-        Ok((output.status.success(), String::from_utf8(said).context("words")?))
+        let text = [output.stdout, output.stderr].concat();
+        Ok((output.status.success(), String::from_utf8(text).context("words")?))
     };
     let secret = directory.path().join("secret");
     ensure!(ronde(&["certs", "secret"], &[&secret])?.0, "a secret can be made");
     let by_secret = ["sidecar", "--job", "night", "--index", "0", "--peers", "127.0.0.1:7399", "--job-secret-file"];
     for (words, paths) in [(&by_secret[..], &[secret.as_path()][..]), (&["run", "-np", "1", "true"], &[])] {
-        let (good, said) = ronde(words, paths)?;
-        println!("{said}");
-        ensure!(!good && said.contains("[RONDE-E405]"), "{said}");
+        let (good, output) = ronde(words, paths)?;
+        println!("{output}");
+        ensure!(!good && output.contains("[RONDE-E405]"), "{output}");
         for part in ["bytes long, but a Unix socket's may have 107", "--runtime-dir", "XDG_RUNTIME_DIR"] {
-            ensure!(said.contains(part), "{said:?} does not say {part:?}");
+            ensure!(output.contains(part), "{output:?} lacks {part:?}");
         }
     }
     let left = fs::read_dir(&long)?.count();
-    ensure!(left == 0, "{left} directories are left behind");
+    ensure!(left == 0, "{left} directories are left");
     Ok(())
 }
 
-/// A link to a real sidecar, by one that has all the certificates and none of the manners.
+/// A link to a real sidecar by a peer with valid certificates that breaks the protocol.
 async fn link(port: &mut NetworkPort) -> Result<()> {
     port.open(SidecarIndex(0), Role::Dial);
     match tokio::time::timeout(PATIENCE, next_event(port)).await? {
@@ -210,10 +211,10 @@ fn a_corrupt_and_an_oversized_frame_of_an_authenticated_peer_end_its_link() -> R
         ensure!(reason.contains("a Control frame may have"), "{reason}");
         Ok(())
     })?;
-    // Without its peer there is no job: it says so, ends, and leaves nothing behind.
+    // Without its peer there is no job: it reports the reason, ends, and leaves nothing.
     let reason = sidecar.await_fatal(PATIENCE)?;
-    ensure!(reason.contains("sidecar 1 did not come: protocol violation: a Control frame may have"), "{reason}");
+    ensure!(reason.contains("sidecar 1 did not connect: protocol violation: a Control frame may have"), "{reason}");
     ensure!(!sidecar.process.await_exit(PATIENCE)?.success(), "it ended well");
-    ensure!(fs::read_dir(&runtime)?.count() == 0, "its directory is left behind");
+    ensure!(fs::read_dir(&runtime)?.count() == 0, "its directory is left");
     Ok(())
 }

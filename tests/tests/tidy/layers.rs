@@ -1,4 +1,4 @@
-//! The floors of docs/ARCHITECTURE.md, as the direct dependencies of each crate.
+//! Checks the layers of docs/ARCHITECTURE.md, as the direct dependencies of each crate.
 
 use std::sync::OnceLock;
 
@@ -7,7 +7,7 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 use crate::hold;
 use crate::source::root;
 
-/// For each crate, the crates of this project that it may use in what is shipped. Floor by floor.
+/// For each crate, the crates of this project that its shipped code may use. Layer by layer.
 const OWN: [(&str, &[&str]); 27] = [
     ("ronde-wire", &[]),
     ("ronde-plugin-abi", &[]),
@@ -53,8 +53,8 @@ const OWN: [(&str, &[&str]); 27] = [
     ),
 ];
 
-/// Dependencies that only some crates may use in what is shipped: what they bring stays behind one wall.
-const FOREIGN: [(&str, &[&str]); 15] = [
+/// External dependencies that only some crates may use in shipped code.
+const EXTERNAL: [(&str, &[&str]); 15] = [
     ("anyhow", &["ronde-bootstrap", "ronde-launcher", "ronde-sidecar", "ronde-tests"]),
     ("axum", &["ronde-sidecar"]),
     ("clap", &["ronde-bootstrap", "ronde-launcher", "ronde-sidecar"]),
@@ -84,33 +84,33 @@ const FOREIGN: [(&str, &[&str]); 15] = [
 ];
 
 #[test]
-fn every_crate_stands_on_its_floor() {
+fn every_crate_depends_on_lower_layers_only() {
     let offences = own_edges(|package, dependency| match OWN.iter().find(|(name, _)| *name == package) {
-        None => Some(format!("{package} is not in the table of floors; say there what it may use")),
+        None => Some(format!("{package} is not in the table of layers; add the crates that it may use")),
         Some((_, allowed)) if allowed.contains(&dependency) => None,
-        Some(_) => Some(format!("{package} uses {dependency}, which is not on a floor below it")),
+        Some(_) => Some(format!("{package} uses {dependency}, which is not in a lower layer")),
     });
     hold(
-        "A crate uses only crates of the floors below.",
-        "Engine and transport do not know each other, and nothing pure knows a rim: sidecar/src/driver/mod.rs joins them.",
+        "A crate uses only crates of lower layers.",
+        "Engine and transport do not know each other, and no pure crate knows an adapter: sidecar/src/driver/mod.rs joins them.",
         &offences,
     );
 }
 
 #[test]
-fn a_foreign_crate_stays_behind_its_wall() {
+fn an_external_crate_is_used_only_where_it_is_allowed() {
     let mut offences = Vec::new();
     for package in workspace().workspace_packages() {
         for dependency in shipped(package) {
-            let wall = FOREIGN.iter().find(|(name, _)| *name == dependency);
-            if let Some((_, allowed)) = wall.filter(|(_, allowed)| !allowed.contains(&package.name.as_str())) {
+            let allowed_in = EXTERNAL.iter().find(|(name, _)| *name == dependency);
+            if let Some((_, allowed)) = allowed_in.filter(|(_, allowed)| !allowed.contains(&package.name.as_str())) {
                 offences.push(format!("{} uses {dependency}, which only {} may", package.name, allowed.join(", ")));
             }
         }
     }
     hold(
         "Some dependencies may be used by few crates only.",
-        "Replacing or upgrading one touches one place. Call what the crate behind the wall offers, or add it there.",
+        "Replacing or upgrading one changes one crate. Call the crate that wraps it, or extend that crate.",
         &offences,
     );
 }
@@ -120,10 +120,14 @@ fn the_tables_name_crates_that_exist() {
     let packages = workspace().workspace_packages();
     let known = |name: &&str| packages.iter().any(|package| package.name.as_str() == *name);
     let named = OWN.iter().flat_map(|(name, allowed)| [*name].into_iter().chain(allowed.iter().copied()));
-    let named = named.chain(FOREIGN.iter().flat_map(|(_, allowed)| allowed.iter().copied()));
+    let named = named.chain(EXTERNAL.iter().flat_map(|(_, allowed)| allowed.iter().copied()));
     let mut offences: Vec<_> = named.filter(|name| !known(name)).map(str::to_owned).collect();
     offences.dedup();
-    hold("The tables of this file name crates of the workspace.", "A rule about nothing holds nothing.", &offences);
+    hold(
+        "The tables of this file name crates of the workspace.",
+        "A rule about a missing crate checks nothing.",
+        &offences,
+    );
 }
 
 /// The workspace's packages, without what they depend on.
