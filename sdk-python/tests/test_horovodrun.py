@@ -1,4 +1,4 @@
-"""`horovodrun`: what each flag becomes, which ones say that they do nothing, and jobs that it starts."""
+"""`horovodrun`: the translation of each flag, notes about flags without effect, and jobs that it starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT_S = 180
 
 
 def translated(*arguments: str) -> tuple[list[str], list[str]]:
-    """The options of `ronde run` for a command line, and what is said."""
+    """Returns the options of `ronde run` for a command line, and the notes."""
     given, notes = launch.parse(arguments)
     given.pop("command")
     result = translation.translate(given)
@@ -72,33 +72,37 @@ def translated(*arguments: str) -> tuple[list[str], list[str]]:
         ("--tcp", ""),
     ],
 )
-def test_flags_that_act_become_options_without_a_word(arguments: str, options: str) -> None:
+def test_supported_flags_become_options_without_a_note(arguments: str, options: str) -> None:
     assert translated(*arguments.split()) == (options.split(), [])
 
 
 @pytest.mark.parametrize(
     ("arguments", "option", "note"),
     [
-        ("--cycle-time-ms 3.5", None, "--cycle-time-ms means nothing here"),
-        ("--hierarchical-allgather", None, "--hierarchical-allgather means nothing here"),
-        ("--no-hierarchical-allgather", None, "--hierarchical-allgather means nothing here"),
-        ("--torus-allreduce", None, "--torus-allreduce means nothing here"),
-        ("--no-torus-allreduce", None, "--torus-allreduce means nothing here"),
-        ("--disable-cache", None, "--disable-cache means nothing here"),
-        ("--mpi-threads-disable", None, "--mpi-threads-disable means nothing here"),
-        ("--no-mpi-threads-disable", None, "--mpi-threads-disable means nothing here"),
-        ("--mpi-args=--bind-to", None, "--mpi-args means nothing here: without --mpi"),
-        ("--binding-args=-x", None, "--binding-args means nothing here: without --mpi"),
-        ("--num-nccl-streams 2", None, "--num-nccl-streams means nothing here"),
-        ("--gloo-timeout-seconds 9", None, "--gloo-timeout-seconds means nothing here"),
-        ("--autotune-log-file x --autotune-warmup-samples 1", None, "the search itself (--autotune) is not there yet"),
-        ("--autotune-gaussian-process-noise 0.5", None, "the search itself (--autotune) is not there yet"),
+        ("--cycle-time-ms 3.5", None, "--cycle-time-ms has no effect here"),
+        ("--hierarchical-allgather", None, "--hierarchical-allgather has no effect here"),
+        ("--no-hierarchical-allgather", None, "--hierarchical-allgather has no effect here"),
+        ("--torus-allreduce", None, "--torus-allreduce has no effect here"),
+        ("--no-torus-allreduce", None, "--torus-allreduce has no effect here"),
+        ("--disable-cache", None, "--disable-cache has no effect here"),
+        ("--mpi-threads-disable", None, "--mpi-threads-disable has no effect here"),
+        ("--no-mpi-threads-disable", None, "--mpi-threads-disable has no effect here"),
+        ("--mpi-args=--bind-to", None, "--mpi-args has no effect here: without --mpi"),
+        ("--binding-args=-x", None, "--binding-args has no effect here: without --mpi"),
+        ("--num-nccl-streams 2", None, "--num-nccl-streams has no effect here"),
+        ("--gloo-timeout-seconds 9", None, "--gloo-timeout-seconds has no effect here"),
+        (
+            "--autotune-log-file x --autotune-warmup-samples 1",
+            None,
+            "the search itself (--autotune) is not supported yet",
+        ),
+        ("--autotune-gaussian-process-noise 0.5", None, "the search itself (--autotune) is not supported yet"),
         ("--log-hide-timestamp", "--log-without-timestamp", "--log-hide-timestamp is deprecated"),
         ("--no-log-hide-timestamp", "--log-with-timestamp", "--log-hide-timestamp is deprecated"),
         ("--network-interface a,b", "--network-interfaces=a,b", "several names in --network-interface are deprecated"),
     ],
 )
-def test_flags_that_do_nothing_say_so_once(arguments: str, option: str | None, note: str) -> None:
+def test_ignored_flags_print_one_note_each(arguments: str, option: str | None, note: str) -> None:
     options, notes = translated(*arguments.split())
     assert options == ([option] if option else [])
     assert len(notes) == 1
@@ -119,14 +123,14 @@ def test_flags_that_do_nothing_say_so_once(arguments: str, option: str | None, n
         "--host-discovery-script x",
     ],
 )
-def test_what_is_not_there_yet_is_refused(arguments: str) -> None:
-    with pytest.raises(NotImplementedError, match="not there yet"):
+def test_unsupported_flags_are_rejected(arguments: str) -> None:
+    with pytest.raises(NotImplementedError, match="not supported yet"):
         translated(*arguments.split())
 
 
-def test_every_flag_is_one_of_these() -> None:
+def test_every_flag_is_classified() -> None:
     """No flag is taken without acting, saying that it does not, or being refused."""
-    known = {*translation._VALUES, *translation._SWITCHES, *translation.WITHOUT_MEANING, *translation._ELASTIC}
+    known = {*translation._VALUES, *translation._SWITCHES, *translation.IGNORED, *translation._ELASTIC}
     known |= {*translation._SEARCH, *launch.STARTERS, "tcp_flag", "autotune", "log_level", "log_hide_timestamp"}
     known |= {"network_interface", "network_interfaces", "check_build", "config_file", "command", "help", "version"}
     assert {action.dest for action in flags.parser()._actions} == known
@@ -150,12 +154,12 @@ def test_wrong_hosts_are_value_errors(given: dict[str, Any], text: str) -> None:
         translation.translate(given)
 
 
-def test_jsrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jsrun_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LSB_JOBID", raising=False)
     with pytest.raises(ValueError, match="did not detect an LSF job"):
         translated("--jsrun")
     monkeypatch.setenv("LSB_JOBID", "7")
-    with pytest.raises(NotImplementedError, match="not there yet"):
+    with pytest.raises(NotImplementedError, match="not supported yet"):
         translated("--jsrun")
 
 
@@ -171,7 +175,7 @@ def test_host_files(tmp_path: pathlib.Path) -> None:
 
 
 CONFIG = """\
-# everything that Horovod's files may say
+# everything that Horovod's files may contain
 controller: gloo
 params:
     fusion_threshold_mb: 32   # in MB
@@ -217,7 +221,7 @@ def config(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def test_a_configuration_file_is_like_its_flags(config: pathlib.Path) -> None:
+def test_a_configuration_file_is_equivalent_to_its_flags(config: pathlib.Path) -> None:
     given, notes = launch.parse(["--config-file", str(config)])
     assert given == {
         "command": [],
@@ -251,10 +255,10 @@ def test_a_configuration_file_is_like_its_flags(config: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("is_behind", [False, True])
-def test_flags_of_the_command_line_win_wherever_they_stand(config: pathlib.Path, is_behind: bool) -> None:
+def test_command_line_flags_override_the_file_in_either_order(config: pathlib.Path, is_file_first: bool) -> None:
     arguments = ["--fusion-threshold-mb", "64", "--no-hierarchical-allreduce", "--log-with-timestamp", "--mpi"]
     file = ["--config-file", str(config)]
-    given, _ = launch.parse([*file, *arguments] if is_behind else [*arguments, *file])
+    given, _ = launch.parse([*file, *arguments] if is_file_first else [*arguments, *file])
     assert (given["fusion_threshold_mb"], given["hierarchical_allreduce"]) == (64, False)
     assert (given["log_with_timestamp"], given["use_mpi"], given["cache_capacity"]) == (True, True, 2048)
     assert "use_gloo" not in given
@@ -276,7 +280,7 @@ def test_flags_of_the_command_line_win_wherever_they_stand(config: pathlib.Path,
         ("  controller: gloo", "line 1"),
     ],
 )
-def test_a_wrong_configuration_file_is_told_with_its_name(tmp_path: pathlib.Path, text: str, message: str) -> None:
+def test_the_error_names_an_invalid_configuration_file(tmp_path: pathlib.Path, text: str, message: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message) as caught:
@@ -284,7 +288,7 @@ def test_a_wrong_configuration_file_is_told_with_its_name(tmp_path: pathlib.Path
     assert str(path) in str(caught.value)
 
 
-def test_values_of_files() -> None:
+def test_values_in_configuration_files() -> None:
     text = '---\ntimeline:\n  filename: "x: #y" # z\n  mark_cycles: ~\nstall_check:\n  enabled: Off\n'
     assert config_file.parse(text, "f") == {
         ("timeline", "filename"): "x: #y",
@@ -325,9 +329,9 @@ def horovodrun(*arguments: str, path: str = "", cwd: pathlib.Path | None = None)
         ("-np 2 --log-with-timestamp -prefix-timestamp true", "not allowed with argument"),
         ("-np 3 -H a:1,b:1 true", "Requested more processes (3) than there are available slots (2)"),
         ("-np 1 --config-file /no/such true", "cannot read the configuration file /no/such"),
-        ("-np 1 --autotune true", "--autotune: the search for the best settings is not there yet"),
+        ("-np 1 --autotune true", "--autotune: the search for the best settings is not supported yet"),
         ("--min-np 1 --max-np 2 true", "the number of processes is missing"),
-        ("-np 1 --min-np 1 --host-discovery-script ./hosts.sh true", "elastic jobs are not there yet"),
+        ("-np 1 --min-np 1 --host-discovery-script ./hosts.sh true", "elastic jobs are not supported yet"),
     ],
 )
 def test_a_wrong_command_line_ends_with_code_2_and_a_message(arguments: str, message: str) -> None:
@@ -337,8 +341,8 @@ def test_a_wrong_command_line_ends_with_code_2_and_a_message(arguments: str, mes
     assert message in done.stderr
 
 
-def test_what_it_becomes(tmp_path: pathlib.Path) -> None:
-    """The worker's command is left as it is, also where it looks like flags."""
+def test_the_command_of_ronde_run(tmp_path: pathlib.Path) -> None:
+    """The worker's command stays unchanged, even if it resembles flags."""
     ronde = tmp_path / "ronde"
     ronde.write_text('#!/bin/sh\nfor word; do echo "<$word>"; done\n')
     ronde.chmod(0o755)
@@ -349,7 +353,7 @@ def test_what_it_becomes(tmp_path: pathlib.Path) -> None:
     words = ["run", "--num-proc=2", *exported, "--", "python", "train.py", "-np", "3", "a b", "--gloo"]
     assert done.stdout.splitlines() == [f"<{word}>" for word in words]
     assert done.stderr.splitlines() == [
-        "horovodrun: --cycle-time-ms means nothing here: nothing waits for the end of a cycle",
+        "horovodrun: --cycle-time-ms has no effect here: nothing waits for the end of a cycle",
     ]
 
 
@@ -378,7 +382,7 @@ def options_of_ronde_run() -> set[str]:
 
 
 @pytest.mark.parametrize("option", [*OPTIONS, "--network-interfaces", "--log-level"])
-def test_what_flags_become_is_an_option_of_ronde_run(option: str) -> None:
+def test_translated_flags_are_options_of_ronde_run(option: str) -> None:
     assert option in options_of_ronde_run()
 
 
@@ -399,7 +403,7 @@ def test_a_timeline_is_written(tmp_path: pathlib.Path) -> None:
     assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START"} <= names
 
 
-def test_what_waits_is_reported_or_not(tmp_path: pathlib.Path) -> None:
+def test_stall_reports_can_be_turned_off(tmp_path: pathlib.Path) -> None:
     """The effect of flags about stalls, log level and times, on one job."""
     seen = tmp_path / "seen"
     script = WORKERS / "stall.py"
@@ -433,7 +437,7 @@ def test_a_job_with_horovods_variables_output_and_prefixes(tmp_path: pathlib.Pat
         assert not line.startswith("[")
 
 
-def test_the_exit_code_is_that_of_the_rank_that_failed() -> None:
+def test_the_exit_code_is_that_of_the_failed_rank() -> None:
     done = horovodrun("-np", "2", "sh", "-c", "exit 3")
     assert done.returncode == 3
     assert "exited with code 3" in done.stderr
@@ -461,7 +465,7 @@ class TestFunctions:
         assert horovod.run(number, (5,), num_proc=2, verbose=2, start_timeout=60) == [5, 6]
         assert horovod.run(number, kwargs={"base": 1}, num_proc=1, hosts="localhost:2") == [1]
 
-    def test_former_names_warn(self) -> None:
+    def test_deprecated_names_warn(self) -> None:
         with pytest.warns(DeprecationWarning, match="np is deprecated, use num_proc instead"):
             assert run(number, (0,), np=2) == [0, 1]
         for old, new in (("min_np", "min_num_proc"), ("max_np", "max_num_proc")):
@@ -469,7 +473,7 @@ class TestFunctions:
                 self.check_refused(old)
 
     def check_refused(self, name: str) -> None:
-        with pytest.raises(NotImplementedError, match="elastic jobs are not there yet"):
+        with pytest.raises(NotImplementedError, match="elastic jobs are not supported yet"):
             run(number, (0,), **{name: 1})  # type: ignore[arg-type]
 
     def test_wrong_arguments(self) -> None:
@@ -479,15 +483,15 @@ class TestFunctions:
             run(number, hosts="a:1", hostfile="f")
         with pytest.raises(ValueError, match="Requested more processes"):
             run(number, num_proc=3, hosts="localhost:2")
-        with pytest.raises(NotImplementedError, match="elastic jobs are not there yet"):
+        with pytest.raises(NotImplementedError, match="elastic jobs are not supported yet"):
             run(number, host_discovery_script="hosts.sh")
 
-    def test_a_failure_is_told_in_horovods_words(self) -> None:
+    def test_a_failure_has_horovods_message(self) -> None:
         with pytest.raises(RuntimeError, match="Horovod detected that one or more processes exited with non-zero") as e:
             run(fail, num_proc=2)
         assert "LookupError: nothing here" in str(e.value)
 
-    def test_the_bag_of_arguments(self) -> None:
+    def test_horovod_args_run_a_command_or_a_function(self) -> None:
         arguments = launch._HorovodArgs(num_proc=2, command=["sh", "-c", "exit 4"])
         assert arguments.hosts is None
         with pytest.raises(RuntimeError, match="ended with 4"):

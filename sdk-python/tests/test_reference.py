@@ -1,4 +1,4 @@
-"""docs/PYTHON_API.md says what the package says."""
+"""docs/PYTHON_API.md matches the package's docstrings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_page_is_up_to_date() -> None:
     if os.environ.get("RONDE_REGENERATE") == "1":
         REFERENCE["FILE"].write_text(made)
     assert REFERENCE["FILE"].read_text() == made, (
-        "docs/PYTHON_API.md is not what the package says; python sdk-python/packing/reference.py writes it"
+        "docs/PYTHON_API.md differs from the docstrings; run python sdk-python/packing/reference.py"
     )
 
 
@@ -51,7 +51,7 @@ def test_signatures_and_documentation_become_markdown() -> None:
     )
 
 
-def test_everything_that_is_exported_says_what_it_is() -> None:
+def test_every_exported_name_has_a_docstring() -> None:
     page = REFERENCE["FILE"].read_text()
     for heading, following in zip(page.split("\n#")[1:], page.split("\n#")[2:]):
         assert len(heading.splitlines()) > 1 or following.startswith("#"), heading

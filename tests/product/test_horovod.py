@@ -63,7 +63,7 @@ def test_frameworks_that_are_not_supported_raise_an_error_that_names_them(instal
         command, capture_output=True, text=True, env=installed.environment, timeout=TIMEOUT_S, check=False
     )
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"ImportError: horovod.{name.partition('.')[0]} is not there yet")
+    assert last.startswith(f"ImportError: horovod.{name.partition('.')[0]} is not supported yet")
     assert last.endswith("in an environment without horovod-compat")
 
 

@@ -1,4 +1,4 @@
-"""Run by mpirun: tells what Horovod's variables have made of the sidecar of rank 0, as JSON."""
+"""Run by mpirun: prints the effect of Horovod's variables on rank 0's sidecar, as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import urllib.request
 import torch
 
 import ronde.torch as hvd
-from ronde import alone
+from ronde import without_launcher
 
 STEPS, TENSORS = 60, 20
 
@@ -34,17 +34,17 @@ def main() -> None:
 
 def found() -> dict[str, object]:
     """What the sidecar counts, and the cores that it may use."""
-    directory = os.environ.get("RONDE_SOCKET") or alone._sidecar.socket
+    directory = os.environ.get("RONDE_SOCKET") or without_launcher._sidecar.socket
     address = (pathlib.Path(directory) / "admin").read_text().strip()
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         text = answer.read().decode()
     counts = {name: float(re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)[0]) for name in COUNTS}
-    process = alone._sidecar.process
+    process = without_launcher._sidecar.process
     return {**counts, "cores": sorted(os.sched_getaffinity(process.pid)) if process is not None else []}
 
 
 def stall() -> None:
-    """Rank 1 stays away until rank 0 was told that nobody waits any longer."""
+    """Rank 1 submits nothing until rank 0's wait has ended with an error."""
     if hvd.rank() == 0:
         try:
             hvd.allreduce(torch.ones(1), name="alone")

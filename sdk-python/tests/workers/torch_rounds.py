@@ -1,4 +1,4 @@
-"""Run by every rank: a thousand sessions, one after the other, leave nothing behind, here and in the sidecar."""
+"""Run by every rank: a thousand consecutive sessions leak no resources, here and in the sidecar."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import ronde.torch as hvd
 # `RONDE_ROUNDS=1000` is what is promised; a tenth of it shows a leak as well.
 ROUNDS = int(os.environ.get("RONDE_ROUNDS", "100"))
 WARM_UP = 20
-SETTLED_WITHIN_S = 20.0
+QUIET_WITHIN_S = 20.0
 
 
 def holdings(pid: int) -> dict[str, int]:
@@ -97,13 +97,13 @@ def main() -> None:
     for number in range(ROUNDS):
         one_round(number)
     gc.collect()
-    deadline = time.monotonic() + SETTLED_WITHIN_S
+    deadline = time.monotonic() + QUIET_WITHIN_S
     # The sidecar closes what the last session had while this process goes on.
     while (grown := [found for found in map(growth, pids, before) if found]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not grown, f"there is more than before: {grown}"
     hvd.init()
-    print(f"rank {hvd.rank()}: {ROUNDS} sessions left nothing behind")
+    print(f"rank {hvd.rank()}: {ROUNDS} sessions leaked no resources")
     hvd.barrier()
     hvd.shutdown()
 
