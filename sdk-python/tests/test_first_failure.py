@@ -88,7 +88,10 @@ def test_a_kill_is_reported_with_its_signal() -> None:
     record = reported(done)["record"]
     assert (record["exit_code"], record["signal"], record["out_of_memory"]) == (None, 9, False)
     assert record["ended"] == "was ended by signal 9 (SIGKILL)"
-    assert "unless somebody sent that signal, the host ran out of memory: see `dmesg`" in reported(done)["text"].splitlines()[0]
+    assert (
+        "unless somebody sent that signal, the host ran out of memory: see `dmesg`"
+        in reported(done)["text"].splitlines()[0]
+    )
     assert record["stderr"][-1] == "about to fail"
     check_last_call(record)
 

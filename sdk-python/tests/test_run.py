@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import pickle
 import stat
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import pytest
 from conftest import PACKAGE, ronde_binary
 
 import ronde
-from ronde import run_worker
+from ronde.private_folder import opened
+from ronde.run import HEADER, environment
 
 pytest.importorskip("cloudpickle")
 if TYPE_CHECKING:
@@ -131,12 +133,57 @@ def test_output_and_folders_are_private(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_only_a_private_folder_of_this_user_is_trusted(tmp_path: pathlib.Path) -> None:
     tmp_path.chmod(0o700)
-    assert run_worker.is_private(tmp_path)
-    (tmp_path / "link").symlink_to(tmp_path)
-    assert not run_worker.is_private(tmp_path / "link")
+    with opened(tmp_path) as folder:
+        assert folder is not None
+        folder.write("mine", b"content")
+        assert folder.read("mine") == b"content"
+        (tmp_path / "linked").symlink_to(tmp_path / "mine")
+        (tmp_path / "shared").write_bytes(b"")
+        (tmp_path / "shared").chmod(0o640)
+        for name, reason in (
+            ("linked", "symbolic links"),
+            ("shared", "it must be private"),
+            ("absent", "No such file"),
+        ):
+            with pytest.raises(OSError, match=reason):
+                folder.read(name)
+        with pytest.raises(FileExistsError):
+            folder.write("linked", b"")
+        # Another folder in its place changes nothing.
+        tmp_path.rename(tmp_path.with_name("moved"))
+        tmp_path.mkdir()
+        assert folder.read("mine") == b"content"
+    (tmp_path / "link").symlink_to(tmp_path.with_name("moved"))
+    for path in (tmp_path / "link", tmp_path / "absent"):
+        with opened(path) as folder:
+            assert folder is None
     tmp_path.chmod(0o710)
-    assert not run_worker.is_private(tmp_path)
-    assert not run_worker.is_private(tmp_path / "absent")
+    with opened(tmp_path) as folder:
+        assert folder is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder of another user")
+@pytest.mark.parametrize("hosts", ["1", "2"])
+def test_nothing_is_unpickled_from_a_folder_of_another_user(tmp_path: pathlib.Path, hosts: str) -> None:
+    folder, marker = tmp_path / "folder", tmp_path / "marker"
+    folder.mkdir(mode=0o700)
+    path = json.dumps([]).encode()
+    call = pickle.dumps((os.mkdir, (str(marker),), {}))
+    (folder / "call").write_bytes(HEADER.pack(len(path)) + path + call)
+    os.chown(folder, 10_001, 10_001)
+    variables = {"RONDE_RANK": "0", "RONDE_CROSS_SIZE": hosts, "RONDE_SIZE": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "ronde.run_worker", str(folder)],
+        env={**environment(), **variables},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "no rank sees the folder" in done.stderr, done.stderr
+    assert not marker.exists()
+    assert [each.name for each in folder.iterdir()] == ["call"]
 
 
 # A remote shell that reaches a host on which the caller's temporary folder does not exist.
@@ -167,6 +214,11 @@ def test_ranks_on_other_hosts_receive_the_call_and_return_results(other_host: li
     for hosts, sees in (("localhost:1,b.invalid:2", [True, False, False]), ("a.invalid:1,localhost:1", [False, True])):
         results = ronde.run(where, np=len(sees), hosts=hosts, options=other_host)
         assert results == [(saw, bytes(rank)) for rank, saw in enumerate(sees)]
+
+
+def test_hosts_from_the_environment_receive_the_call(other_host: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RONDE_RUN_HOSTS", "localhost:1,b.invalid:1")
+    assert ronde.run(lambda: os.environ["RONDE_RANK"], np=2, options=other_host) == ["0", "1"]
 
 
 def test_a_job_that_sees_no_folder_is_rejected_with_the_reason(other_host: list[str]) -> None:

@@ -1,10 +1,11 @@
 """Runs a function on all ranks of a job, from a program that is not one of them.
 
 cloudpickle writes the function and its arguments to a folder that only this user can read. `ronde run` starts the
-workers, `python -m ronde.run_worker`. On this host they read the function from that folder and write their results
-there. With several hosts, the lowest rank that sees the folder broadcasts the function and gathers the results over the
-job's encrypted and authenticated links. So a process unpickles only what this user's program or its own ranks have
-pickled. Nothing listens for connections, and no other user can inject data.
+workers, `python -m ronde.run_worker`. If all of them are on this host, they read the function from that folder and
+write their results there. Otherwise the lowest rank that sees the folder broadcasts the function and gathers the
+results over the job's encrypted and authenticated links. A folder of another user, or one that others can enter, is
+not read. So a process unpickles only what this user's program or its own ranks have pickled. Nothing listens for
+connections, and no other user can inject data.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ import tempfile
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from ronde import command
+from ronde.private_folder import PrivateFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     Path = str | os.PathLike[str]
 
-# Arguments of workers: all of them see the folder, or some may not.
-HERE, ELSEWHERE = "here", "elsewhere"
 CALL, REPORT, RESULT, ERROR = "call", "report.json", "result", "error"
 # The header before the pickled call: the length of the caller's `sys.path` as JSON.
 HEADER = struct.Struct(">Q")
@@ -97,8 +97,7 @@ def run(
     def words(report: str) -> list[str]:
         return [*launcher, "--report", report, "--"]
 
-    where = HERE if hosts is None and hostfile is None else ELSEWHERE
-    return run_by(words, Call(func, tuple(args), dict(kwargs or {})), np, where, executable)
+    return run_by(words, Call(func, tuple(args), dict(kwargs or {})), np, executable)
 
 
 class Call(NamedTuple):
@@ -121,33 +120,24 @@ class LauncherError(RuntimeError):
         self.status, self.reason = status, reason
 
 
-def run_by(
-    launcher: Callable[[str], list[str]], call: Call, size: int, where: str, executable: Path | None = None
-) -> list[Any]:
+def run_by(launcher: Callable[[str], list[str]], call: Call, size: int, executable: Path | None = None) -> list[Any]:
     """Makes a call on each of the ranks that a launcher starts. Returns their results by rank.
 
     launcher -- returns the launcher's arguments, up to the worker's command; its argument is the path of the report
                 that `ronde run` writes
-    where    -- HERE if all ranks see this process's temporary folder, ELSEWHERE if some may not
 
     Raises LauncherError if the launcher fails, RuntimeError for a rank without a result, and errors of pickling.
     """
     pickled = _pickled(call)
     with tempfile.TemporaryDirectory(prefix="ronde-call-") as name:
-        folder = pathlib.Path(name)
-        write_private(folder / CALL, pickled)
-        worker = [os.fspath(executable or sys.executable), "-m", "ronde.run_worker", where, name]
-        status = _wait([*launcher(str(folder / REPORT)), *worker], environment())
-        if status != 0:
-            raise LauncherError(status, _failure(folder, status))
-        return [_result(folder, rank) for rank in range(size)]
-
-
-def write_private(path: pathlib.Path, content: bytes) -> None:
-    """Writes a new file that only this user can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
+        path = pathlib.Path(name)
+        with contextlib.closing(PrivateFolder(path)) as folder:
+            folder.write(CALL, pickled)
+            worker = [os.fspath(executable or sys.executable), "-m", "ronde.run_worker", name]
+            status = _wait([*launcher(str(path / REPORT)), *worker], environment())
+            if status != 0:
+                raise LauncherError(status, _failure(path, status))
+            return [_result(folder, rank) for rank in range(size)]
 
 
 def dumps(value: Any) -> bytes:
@@ -220,9 +210,9 @@ def _failure(folder: pathlib.Path, status: int) -> str:
     return f"{reason}\n\n{output}" if output else reason
 
 
-def _result(folder: pathlib.Path, rank: int) -> Any:
+def _result(folder: PrivateFolder, rank: int) -> Any:
     try:
-        content = (folder / f"{RESULT}.{rank}").read_bytes()
+        content = folder.read(f"{RESULT}.{rank}")
     except FileNotFoundError:
         raise RuntimeError(f"rank {rank} ended without a result: the function ended its process") from None
     return pickle.loads(content)

@@ -1,4 +1,4 @@
-"""The worker program of `ronde.run`: `python -m ronde.run_worker here|elsewhere FOLDER`."""
+"""The worker program of `ronde.run`: `python -m ronde.run_worker FOLDER`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import json
 import os
 import pathlib
 import pickle
-import stat
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any, Callable, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
 
 from ronde.client import connect
-from ronde.run import CALL, ELSEWHERE, ERROR, HEADER, HERE, RESULT, dumps, write_private
+from ronde.private_folder import PrivateFolder, opened
+from ronde.run import CALL, ERROR, HEADER, RESULT, dumps
 from ronde.without_launcher import mpi_process, settings_without_launcher
 
 if TYPE_CHECKING:
@@ -40,37 +40,40 @@ class Exchange(Protocol):
 class Folder:
     """Exchanges through the folder itself: all ranks are on the program's host."""
 
-    def __init__(self, path: pathlib.Path) -> None:
-        self._path = path
+    def __init__(self, folder: PrivateFolder) -> None:
+        self._folder = folder
 
     def call(self) -> bytes:
         """The call, as the program has written it."""
-        return (self._path / CALL).read_bytes()
+        return self._folder.read(CALL)
 
     def deliver(self, result: bytes) -> None:
         """Hands a pickled result back."""
-        write_private(self._path / f"{RESULT}.{rank_number()}", result)
+        self._folder.write(f"{RESULT}.{rank_number()}", result)
 
 
 class Job:
-    """Exchanges over the job's links: the lowest rank that sees the folder reads and writes for all."""
+    """Exchanges over the job's links: the lowest rank that sees the folder reads and writes for all.
 
-    def __init__(self, path: pathlib.Path) -> None:
-        self._path = path
+    folder -- None on ranks that do not see it
+    path   -- of the folder, for errors
+    """
+
+    def __init__(self, folder: PrivateFolder | None, path: pathlib.Path) -> None:
+        self._folder, self._path = folder, path
         self._home = 0
 
     def call(self) -> bytes:
         """The call, as the program has written it."""
         with connect(**settings_without_launcher({})) as client:
-            sees = numpy.array([is_private(self._path)])
-            seen = client.allgather(sees, "ronde.run.sees")
+            seen = client.allgather(numpy.array([self._folder is not None]), "ronde.run.sees")
             if not seen.any():
                 raise RuntimeError(
                     f"no rank sees the folder {self._path} of the program that called ronde.run: name its host among "
                     "the hosts, or set TMPDIR to a folder that all hosts share"
                 )
             self._home = int(seen.argmax())
-            own = (self._path / CALL).read_bytes() if client.rank == self._home else b""
+            own = self._folder.read(CALL) if self._folder is not None and client.rank == self._home else b""
             content = broadcast_bytes(client, own, self._home)
             # Closing the first session ends those of all ranks.
             client.barrier("ronde.run.called")
@@ -81,24 +84,24 @@ class Job:
         with connect(**settings_without_launcher({}), start_timeout=RESULTS_TIMEOUT_S) as client:
             results = gather_bytes(client, result, self._home)
             for rank, content in enumerate(results):
-                write_private(self._path / f"{RESULT}.{rank}", content)
+                assert self._folder is not None  # only the rank that sees it gathers results
+                self._folder.write(f"{RESULT}.{rank}", content)
             client.barrier("ronde.run.delivered")
 
 
 def main(arguments: Sequence[str]) -> None:
     """Makes the call and delivers its result, or the reason why there is none."""
-    where, folder = arguments[0], pathlib.Path(arguments[1])
-    exchanges: dict[str, Callable[[pathlib.Path], Exchange]] = {HERE: Folder, ELSEWHERE: Job}
-    exchange = exchanges[where](folder)
-    try:
-        call = exchange.call()
-        result = dumps(perform(call))
-        end_sessions()
-        exchange.deliver(result)
-    except Exception:
-        if is_private(folder):
-            write_private(folder / f"{ERROR}.{rank_number()}", traceback.format_exc().encode())
-        raise
+    path = pathlib.Path(arguments[0])
+    with opened(path) as folder:
+        exchange: Exchange = Folder(folder) if folder is not None and is_on_one_host() else Job(folder, path)
+        try:
+            result = dumps(perform(exchange.call()))
+            end_sessions()
+            exchange.deliver(result)
+        except Exception:
+            if folder is not None:
+                folder.write(f"{ERROR}.{rank_number()}", traceback.format_exc().encode())
+            raise
 
 
 def perform(call: bytes) -> Any:
@@ -121,13 +124,13 @@ def end_sessions() -> None:
     gc.collect()
 
 
-def is_private(path: pathlib.Path) -> bool:
-    """Returns whether this is a folder of this user that no other user can enter. Its name may be known to others."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+def is_on_one_host() -> bool:
+    """Returns whether the launcher has started all ranks on this host."""
+    hosts = os.environ.get("RONDE_CROSS_SIZE")
+    if hosts is not None:
+        return hosts == "1"
+    process = mpi_process(os.environ)
+    return process is not None and process.local_size == process.size
 
 
 def rank_number() -> int:

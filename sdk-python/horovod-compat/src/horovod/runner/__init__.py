@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import ronde
 from horovod.runner import mpi
 from horovod.runner.translation import translate
-from ronde.run import ELSEWHERE, HERE, Call, LauncherError, environment, run_by
+from ronde.run import Call, LauncherError, environment, run_by
 
 if TYPE_CHECKING:
     import os
@@ -121,11 +121,8 @@ def run_translated(
 def _run_by_mpi(call: Call, given: Mapping[str, Any], executable: str | os.PathLike[str] | None) -> list[Any]:
     variables = environment()
     _print_notes(mpi.launcher(given, variables).notes)
-    where = ELSEWHERE if mpi.is_spread(given) else HERE
     try:
-        return run_by(
-            lambda report: mpi.launcher(given, variables, report).words, call, given["num_proc"], where, executable
-        )
+        return run_by(lambda report: mpi.launcher(given, variables, report).words, call, given["num_proc"], executable)
     except LauncherError as error:
         raise RuntimeError(f"mpirun failed with exit code {error.status}: {error.reason}") from None
 
