@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Callable
@@ -19,6 +20,10 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "python"
 WORLD_TIMEOUT_S = 180
 
 World = Callable[..., str]
+
+# A shell that starts the tests in the background ignores SIGINT, and programs that the tests start would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def ronde_binary() -> str:

@@ -23,6 +23,8 @@ pub struct Run {
     mark: String,
     runtime_dir: tempfile::TempDir,
     reads_stdout: bool,
+    /// What a signal does to the launcher at its start, as an option of `env`.
+    disposition: String,
 }
 
 impl Run {
@@ -38,7 +40,9 @@ impl Run {
         let mut command = Command::new(ronde_binary());
         command.args(["run", "-np", &ranks.to_string()]);
         command.env(MARK, &mark).env("XDG_RUNTIME_DIR", runtime_dir.path());
-        Self { command, mark, runtime_dir, reads_stdout: true }
+        // A shell that starts the tests in the background ignores SIGINT, and the launcher would inherit that.
+        let disposition = "--default-signal=INT".to_owned();
+        Self { command, mark, runtime_dir, reads_stdout: true, disposition }
     }
 
     /// Adds `--sidecars`.
@@ -80,16 +84,10 @@ impl Run {
         self
     }
 
-    /// Starts the launcher with SIGHUP ignored.
+    /// Starts the launcher with a signal ignored.
     #[must_use]
-    pub fn ignoring_hangup(mut self) -> Self {
-        let mut command = Command::new("sh");
-        command.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(self.command.get_program());
-        command.args(self.command.get_args());
-        for (name, value) in self.command.get_envs() {
-            command.env(name, value.unwrap_or_default());
-        }
-        self.command = command;
+    pub fn ignoring(mut self, signal: Signal) -> Self {
+        self.disposition = format!("--ignore-signal={}", signal.as_str());
         self
     }
 
@@ -106,8 +104,17 @@ impl Run {
     /// When it cannot be started.
     #[must_use]
     pub fn start(mut self, worker: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Job {
-        self.command.args(worker).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = self.command.spawn().expect("the ronde binary is there and can be started");
+        self.command.args(worker);
+        let mut command = Command::new("env");
+        command.arg(&self.disposition).arg(self.command.get_program()).args(self.command.get_args());
+        for (name, value) in self.command.get_envs() {
+            command.env(name, value.unwrap_or_default());
+        }
+        if let Some(directory) = self.command.get_current_dir() {
+            command.current_dir(directory);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the ronde binary is there and can be started");
         let collected = Arc::new(Collected::default());
         let (stdout, stderr) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
         let mut readers = vec![collect(stderr, Arc::clone(&collected), |lines| &mut lines.stderr)];

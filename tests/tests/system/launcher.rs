@@ -266,13 +266,20 @@ fn an_interrupt_is_the_exit_code() {
 }
 
 #[test]
-fn a_hangup_that_is_ignored_stays_ignored() {
+fn a_signal_that_is_ignored_from_the_start_stays_ignored() {
+    // As under `nohup`, and in the background of a shell without job control.
+    for signal in [Signal::SIGHUP, Signal::SIGINT] {
+        check_ignored(signal);
+    }
+}
+
+fn check_ignored(signal: Signal) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let go = directory.path().join("go");
-    let run = Run::new(1).env("GO", &go).ignoring_hangup();
+    let run = Run::new(1).env("GO", &go).ignoring(signal);
     let mut job = run.start(sh("echo ready; until [ -e \"$GO\" ]; do sleep 0.01; done"));
     job.wait_for_line("ready", DEADLINE);
-    job.signal(Signal::SIGHUP);
+    job.signal(signal);
     fs::write(&go, "").expect("a temporary directory is writable");
     let ended = job.wait(DEADLINE);
     assert_eq!(ended.code, Some(0), "{ended}");
