@@ -1,4 +1,4 @@
-"""What goes wrong, for how long, and who must be named for it."""
+"""Faults: what fails, for how long, and the culprit that failures must name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOUR_S = 3_600
 
 @dataclasses.dataclass(frozen=True)
 class Culprit:
-    """Who ends the epoch: a rank, or the sidecar of a host with all its ranks."""
+    """The cause of the end of an epoch: a rank, or the sidecar of a host with all its ranks."""
 
     rank: int | None = None
     sidecar: int | None = None
@@ -34,7 +34,7 @@ FAULTS: dict[str, Inject] = {}
 
 
 def fault(name: str) -> Callable[[Callable[[Job, random.Random], Iterator[Culprit | None]]], Inject]:
-    """Registers a fault: a generator that yields while the fault lasts, and mends it then."""
+    """Registers a fault: a generator that yields while the fault lasts, and repairs it then."""
 
     def register(function: Callable[[Job, random.Random], Iterator[Culprit | None]]) -> Inject:
         FAULTS[name] = contextlib.contextmanager(function)
@@ -45,7 +45,7 @@ def fault(name: str) -> Callable[[Callable[[Job, random.Random], Iterator[Culpri
 
 @fault("worker killed")
 def kill_worker(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
-    """Its epoch ends; it is started again."""
+    """Kills a worker: its epoch ends, and it is restarted."""
     rank = rng.randrange(len(job.workers))
     job.workers[rank].signal(signal.SIGKILL)
     yield Culprit(rank=rank)
@@ -54,7 +54,7 @@ def kill_worker(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 @fault("sidecar killed")
 def kill_sidecar(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
-    """Its job ends, and another one is started."""
+    """Kills a sidecar: its job ends, and another one is started."""
     host = rng.randrange(len(job.sidecars))
     job.sidecars[host].signal(signal.SIGKILL)
     yield Culprit(sidecar=host)
@@ -63,7 +63,7 @@ def kill_sidecar(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 @fault("sidecar stopped for 3 s")
 def stop_sidecar(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
-    """Less than the peer timeout."""
+    """Stops a sidecar for less than the peer timeout."""
     process = rng.choice(job.sidecars)
     process.signal(signal.SIGSTOP)
     time.sleep(STOPPED_S)
@@ -73,7 +73,7 @@ def stop_sidecar(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 @fault("link cut for 3 s")
 def cut_link(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
-    """Less than the peer timeout."""
+    """Cuts the link of a host for less than the peer timeout."""
     host = rng.randrange(job.network.hosts)
     job.network.set_link(host, False)
     time.sleep(CUT_S)
@@ -83,7 +83,7 @@ def cut_link(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 @fault("1 % loss")
 def lose(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
-    """Of the packets of a host, both ways."""
+    """Loses a part of the packets of a host, in both directions."""
     with job.network.worsened(rng.randrange(job.network.hosts), lost=0.01):
         time.sleep(BAD_S)
     yield None
@@ -91,7 +91,7 @@ def lose(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 @fault("20 ms delay and reordering")
 def delay(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
-    """Of the packets of a host, both ways; a quarter of them overtakes the others."""
+    """Delays the packets of a host, in both directions; a quarter of them overtakes the others."""
     with job.network.worsened(rng.randrange(job.network.hosts), delay_s=0.02, reordered=0.25):
         time.sleep(BAD_S)
     yield None
@@ -99,7 +99,7 @@ def delay(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 @fault("disk full")
 def fill_disk(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
-    """For the log and the cache of a sidecar."""
+    """Fills the disk with the log and the cache of a sidecar."""
     path = job.logs(rng.randrange(job.network.hosts)) / "filler"
     with path.open("wb", buffering=0) as file:
         try:
@@ -115,7 +115,7 @@ def fill_disk(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 @fault("descriptors exhausted")
 def exhaust_descriptors(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
-    """A sidecar gets no more than it has."""
+    """Limits the file descriptors of a sidecar to those in use."""
     pid = rng.choice(job.sidecars).pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, before[1]))
@@ -126,7 +126,7 @@ def exhaust_descriptors(job: Job, rng: random.Random) -> Iterator[Culprit | None
 
 @fault("clock moved by an hour")
 def move_clock(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
-    """Of one sidecar, forward or back, and to the right time again."""
+    """Moves the clock of one sidecar forward or back, and then to the right time."""
     clock = job.clock(rng.randrange(job.network.hosts))
     clock.write_text(f"{rng.choice((HOUR_S, -HOUR_S)):+d}\n")
     time.sleep(BAD_S)
@@ -136,7 +136,7 @@ def move_clock(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 @fault("certificates rotated")
 def rotate_certificates(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
-    """Of all sidecars; connections are replaced while operations run."""
+    """Rotates the certificates of all sidecars; connections are replaced while operations run."""
     directories = [str(job.folder / f"certs/sidecar-{host}") for host in range(job.network.hosts)]
     command = [job.binary, "certs", "rotate", "--authority", str(job.folder / "authority"), *directories]
     subprocess.run(command, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Random operations of a job, and what each rank must get. All ranks draw the same."""
+"""Random operations of a job, and the expected result of each rank. All ranks draw the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Operation:
     seed: int
 
     def contribution(self, place: int) -> numpy.ndarray:
-        """What a member gives: small whole numbers, so that sums are exact in every type."""
+        """A member's contribution: small whole numbers, so that sums are exact in every type."""
         generator = numpy.random.default_rng([self.seed, place])
         return generator.integers(0, 4, (self.rows[place], self.columns)).astype(self.dtype)
 
@@ -62,7 +62,7 @@ def draw(rng: random.Random, name: str, sets: list[tuple[int, ...]]) -> Operatio
 
 
 def submit(client: ronde.Client, operation: Operation, process_set: Any, me: int) -> Callable[[], Any]:
-    """Submits this rank's part. What waits for its result."""
+    """Submits this rank's part; returns a function that waits for its result."""
     mine, root = operation.contribution(operation.ranks.index(me)), operation.ranks[operation.root]
     options = {"name": operation.name, "process_set": process_set}
     reduction = REDUCTIONS[operation.op]
@@ -82,7 +82,7 @@ def submit(client: ronde.Client, operation: Operation, process_set: Any, me: int
 
 
 def expected(operation: Operation, me: int) -> numpy.ndarray | None:
-    """What this rank must get; None where it gets nothing."""
+    """The expected result of this rank; None if it has none."""
     place, size = operation.ranks.index(me), len(operation.ranks)
     every = [operation.contribution(each) for each in range(size)]
     if operation.kind in ("reduce", "gather") and place != operation.root:
@@ -100,7 +100,7 @@ def expected(operation: Operation, me: int) -> numpy.ndarray | None:
 
 
 def wrong_elements(got: Any, wanted: numpy.ndarray | None) -> int:
-    """How many elements are wrong; of a wrong shape or type all, and at least one."""
+    """The number of wrong elements; with a wrong shape or type all, and at least one."""
     if wanted is None or got is None:
         return 0 if got is None and wanted is None else 1
     if (got.dtype, got.shape) != (wanted.dtype, wanted.shape):

@@ -68,7 +68,7 @@ class Process:
         self._reader.join(STOP_S)
 
     def wait_for(self, is_wanted: Callable[[dict[str, Any]], bool], within: float) -> dict[str, Any]:
-        """The first line that is wanted. Raises TimeoutError."""
+        """Returns the first line that matches. Raises TimeoutError."""
         end = time.monotonic() + within
         while time.monotonic() < end:
             found = next((line for line in list(self.lines) if is_wanted(line)), None)
@@ -86,14 +86,14 @@ class Process:
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What a process has in use; of memory that of its own, without what it shares with workers."""
+    """The resources that a process uses; its memory excludes the memory that it shares with workers."""
 
     memory_mb: float
     descriptors: int
 
 
 def usage(pid: int) -> Usage:
-    """Of a process that lives."""
+    """The resources of a running process."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     kilobytes = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:"))
     return Usage(kilobytes / 1024, len(list(pathlib.Path(f"/proc/{pid}/fd").iterdir())))
@@ -183,11 +183,11 @@ class Job:
             process.end()
 
     def clock(self, host: int) -> pathlib.Path:
-        """The file that says by how many seconds the clock of a host's sidecar is wrong."""
+        """The file with the number of seconds by which the clock of a host's sidecar is wrong."""
         return self.folder / f"clock-{host}"
 
     def _faked_clock(self, host: int) -> dict[str, str]:
-        """So that a sidecar's clock can be moved while it runs; without libfaketime it cannot."""
+        """The variables that let a test move a sidecar's clock while it runs; none without libfaketime."""
         library = faketime()
         if library is None:
             return {}
@@ -205,6 +205,6 @@ def last(process: Process, key: str) -> int:
 
 
 def faketime() -> str | None:
-    """The library that changes what processes take for the time, where it is installed."""
+    """The libfaketime library, if it is installed."""
     found = sorted(pathlib.Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
     return str(found[0]) if found else None

@@ -13,7 +13,7 @@ from soak.processes import Job, Process, Usage, last, usage
 
 # From the end of a fault until all ranks have done something again: starting a worker and a sidecar, and an epoch.
 RECOVERY_S = 90.0
-# Until all ranks have heard of an end: the peer timeout, and what a loaded machine needs.
+# Until all ranks are notified of an end: the peer timeout, and what a loaded machine needs.
 NOTICE_S = 30.0
 POLL_S = 0.1
 # After its start a sidecar's memory grows for this long: buffers of the first operations, and of the first faults.
@@ -22,7 +22,7 @@ WARM_S = 20.0
 
 @dataclasses.dataclass
 class Tally:
-    """What has happened."""
+    """The events so far."""
 
     faults: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     hangs: list[str] = dataclasses.field(default_factory=list)
@@ -87,14 +87,14 @@ class Supervisor:
                 self.tally.epochs += worker is self.job.workers[0] and "connected" in line
 
     def note_usage(self) -> None:
-        """Of sidecars that have none noted yet, and that have had time to make their buffers."""
+        """Notes the resources of sidecars without a note, once they have made their buffers."""
         now = time.monotonic()
         for sidecar in self.job.sidecars:
             if id(sidecar) not in self.first and sidecar.is_alive and now - sidecar.started > WARM_S:
                 self.first[id(sidecar)] = usage(sidecar.pid)
 
     def totals(self) -> dict[str, int]:
-        """What all workers have done."""
+        """The totals of all workers."""
         workers = [*self.job.past, *self.job.workers]
         return {key: sum(last(worker, key) for worker in workers) for key in ("operations", "elements", "wrong")}
 

@@ -12,7 +12,7 @@ DESCRIPTORS = 8
 
 
 def usages(supervisor: Supervisor) -> list[tuple[int, Usage, Usage]]:
-    """Of each sidecar that lives: its host, what it had in use first, and what it has now."""
+    """For each running sidecar: its host, and the resources that it used first and uses now."""
     living = [(host, sidecar) for host, sidecar in enumerate(supervisor.job.sidecars) if sidecar.is_alive]
     return [
         (host, supervisor.first[id(sidecar)], usage(sidecar.pid))

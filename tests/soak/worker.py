@@ -48,7 +48,7 @@ def report(**fields: Any) -> None:
 
 
 class Work:
-    """What this process has done, over all its sessions."""
+    """The totals of this process, over all its sessions."""
 
     def __init__(self) -> None:
         self.operations = self.elements = self.wrong = 0
