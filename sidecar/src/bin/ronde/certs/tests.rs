@@ -86,7 +86,7 @@ fn a_directory_of_another_authority_is_not_rotated() {
     let before = contents(&directory, "sidecar-0/key.pem");
     fails(
         certs(&directory, "rotate --authority @/other @/sidecar-1 @/sidecar-0"),
-        &["@/sidecar-1 is spiffe://ronde.local/job/night/sidecar/1's", "job/day/sidecar/1", "RONDE-E507"],
+        &["@/sidecar-1 belongs to spiffe://ronde.local/job/night/sidecar/1", "job/day/sidecar/1", "RONDE-E507"],
     );
     assert_eq!(contents(&directory, "sidecar-0/key.pem"), before);
 }
