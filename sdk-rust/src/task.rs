@@ -59,7 +59,9 @@ impl SessionTask {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(target: "ronde", "{error}"),
             Err(_) => {
-                tracing::warn!(target: "ronde", "the sidecar did not send the end of the timeline in time; the file is valid but incomplete")
+                let reason =
+                    "the sidecar did not send the end of the timeline in time; the file is valid but incomplete";
+                tracing::warn!(target: "ronde", "{reason}");
             }
         }
     }
