@@ -1,4 +1,4 @@
-//! [`Buffer`]: a tensor that lies in shared memory, where the sidecar reads it or has written it.
+//! [`Buffer`]: a tensor in shared memory, for submissions and results without a copy.
 
 use ronde_shm::LeasedSlot;
 use ronde_wire::{DType, Shape};
@@ -6,12 +6,11 @@ use ronde_wire::{DType, Shape};
 use crate::error::Error;
 use crate::tensor::{Element, Tensor, TensorRef, check_type};
 
-/// A tensor in this worker's shared memory: made by [`Client::buffer`](crate::Client::buffer) to be filled and submitted, or a
-/// result as it lies there. What is submitted from it ([`Buffer::tensor`]) is not copied, but read by the sidecar where it
-/// lies, so it cannot be written while an operation on it is in flight. The bytes stay until the value is dropped, also when the
-/// client is closed.
+/// A tensor in this worker's shared memory: allocated by [`Client::buffer`](crate::Client::buffer), or a result. Submitting it
+/// ([`Buffer::tensor`]) makes no copy, because the sidecar reads it in place. So it cannot be written while an operation on it
+/// is in flight. The bytes stay until the value is dropped, also after the client is closed.
 ///
-/// A result that is small, or finds no room, is memory of this process alone and is copied as any tensor: see
+/// A result that is small, or for which there is no room, is in private memory and is copied like any tensor: see
 /// [`Buffer::is_mapped`].
 ///
 /// ```no_run
@@ -35,7 +34,7 @@ pub struct Buffer {
 #[derive(Debug)]
 enum Bytes {
     Slot(LeasedSlot),
-    Own(Vec<u8>),
+    Private(Vec<u8>),
 }
 
 impl Buffer {
@@ -44,20 +43,20 @@ impl Buffer {
     }
 
     pub(crate) fn copied(tensor: Tensor) -> Self {
-        Self { dtype: tensor.dtype, shape: tensor.shape, bytes: Bytes::Own(tensor.bytes) }
+        Self { dtype: tensor.dtype, shape: tensor.shape, bytes: Bytes::Private(tensor.bytes) }
     }
 
-    /// Zeros in memory of this process alone.
+    /// Zeros in private memory.
     pub(crate) fn zeros(dtype: DType, shape: &[u64], bytes: u64) -> Result<Self, Error> {
         let length = usize::try_from(bytes).map_err(|error| Error::Limit { reason: error.to_string() })?;
         Ok(Self::copied(Tensor { dtype, shape: shape.to_vec(), bytes: vec![0; length] }))
     }
 
-    /// Where it lies in shared memory, if it does.
+    /// Its slot, if it is in shared memory.
     pub(crate) fn slot(&self) -> Option<&LeasedSlot> {
         match &self.bytes {
             Bytes::Slot(slot) => Some(slot),
-            Bytes::Own(_) => None,
+            Bytes::Private(_) => None,
         }
     }
 
@@ -75,35 +74,35 @@ impl Buffer {
 
     /// The number of bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "as with a tensor, none is worth asking whether it is empty")]
+    #[expect(clippy::len_without_is_empty, reason = "callers do not need to know whether a tensor is empty")]
     pub fn len(&self) -> u64 {
         self.bytes().len() as u64
     }
 
-    /// Whether it lies in shared memory.
+    /// Whether it is in shared memory.
     #[must_use]
     pub fn is_mapped(&self) -> bool {
         matches!(self.bytes, Bytes::Slot(_))
     }
 
-    /// The bytes of its elements in row-major order, little-endian. Those of a new buffer are any.
+    /// The bytes of its elements in row-major order, little-endian. The contents of a new buffer are unspecified.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match &self.bytes {
             Bytes::Slot(slot) => slot.bytes(),
-            Bytes::Own(bytes) => bytes,
+            Bytes::Private(bytes) => bytes,
         }
     }
 
-    /// The bytes, to be written.
+    /// The bytes, for writing.
     ///
     /// # Errors
     /// [`Error::Argument`] while an operation on them is in flight.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], Error> {
         match &mut self.bytes {
-            Bytes::Own(bytes) => Ok(bytes),
+            Bytes::Private(bytes) => Ok(bytes),
             Bytes::Slot(slot) => slot.bytes_mut().ok_or_else(|| {
-                Error::argument("an operation on the buffer is in flight; wait for it before you write there")
+                Error::argument("an operation on the buffer is in flight; wait for it before you write to the buffer")
             }),
         }
     }
@@ -117,7 +116,7 @@ impl Buffer {
         bytemuck::try_cast_slice(self.bytes()).map_err(|error| Error::argument(error.to_string()))
     }
 
-    /// The elements, to be written.
+    /// The elements, for writing.
     ///
     /// # Errors
     /// Those of [`Buffer::elements`] and [`Buffer::bytes_mut`].
@@ -126,25 +125,25 @@ impl Buffer {
         bytemuck::try_cast_slice_mut(self.bytes_mut()?).map_err(|error| Error::argument(error.to_string()))
     }
 
-    /// It as a tensor to be submitted.
+    /// A reference to it, for a submission.
     #[must_use]
     pub fn tensor(&self) -> TensorRef<'_> {
         TensorRef { dtype: self.dtype, shape: &self.shape, bytes: self.bytes() }
     }
 
-    /// A copy.
+    /// A copy in private memory.
     #[must_use]
     pub fn to_tensor(&self) -> Tensor {
         Tensor { dtype: self.dtype, shape: self.shape.clone(), bytes: self.bytes().to_vec() }
     }
 
-    /// Where the bytes lie in this process, for programs that can use an address: readable and writable for as long as this
-    /// value lives. A forked child sees what its parent writes there, but not the other way round.
+    /// The address of the bytes in this process, readable and writable while this value exists. A forked child sees what its
+    /// parent writes there, but not the other way round.
     #[must_use]
     pub fn address(&self) -> usize {
         match &self.bytes {
             Bytes::Slot(slot) => slot.address(),
-            Bytes::Own(bytes) => bytes.as_ptr().expose_provenance(),
+            Bytes::Private(bytes) => bytes.as_ptr().expose_provenance(),
         }
     }
 }
@@ -155,7 +154,7 @@ impl<'a> From<&'a Buffer> for TensorRef<'a> {
     }
 }
 
-/// How many bytes a tensor has.
+/// The bytes of a tensor.
 pub(crate) fn bytes_of(dtype: DType, shape: &[u64]) -> Result<u64, Error> {
     let shape = Shape::new(shape.to_vec()).map_err(|error| Error::argument(error.to_string()))?;
     let bytes = shape.elements().checked_mul(dtype.size_bytes() as u64);
@@ -167,7 +166,7 @@ pub(crate) fn bytes_of(dtype: DType, shape: &[u64]) -> Result<u64, Error> {
 pub struct SharedMemory {
     /// Bytes of all segments.
     pub mapped_bytes: u64,
-    /// Of these, bytes that are in use.
+    /// The part of them that is in use.
     pub in_use_bytes: u64,
     /// Inputs, buffers and results that use them.
     pub slots: usize,

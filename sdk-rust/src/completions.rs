@@ -1,11 +1,11 @@
-//! [`Completions`]: how one thread learns that operations have completed for which no thread waits.
+//! [`Completions`]: counts the completions of operations that no thread waits for, so that one thread can wait for any of them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A count of the operations submitted with [`crate::Operation::notify`] that have completed or failed while no thread waited for
-/// them. Independent of the client that it comes from: it may be waited on while the session ends, and that wakes the thread.
+/// A count of the operations submitted with [`crate::Operation::notify`] that completed or failed while no thread waited for
+/// them. It outlives its client: the end of the session wakes the threads that wait on it.
 #[derive(Clone, Debug, Default)]
 pub struct Completions(Arc<Shared>);
 
@@ -16,49 +16,50 @@ struct Shared {
 }
 
 impl Completions {
-    /// Waits at most `timeout` until the count is no longer `seen`. Returns the count.
+    /// Waits at most `timeout` until the count differs from `seen`. Returns the count.
     #[must_use]
     pub fn wait(&self, seen: u64, timeout: Duration) -> u64 {
         let changed = self.0.changed.wait_timeout_while(self.lock(), timeout, |count| *count == seen);
         *changed.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Wakes those who wait, as a completion does.
+    /// Wakes the waiting threads, as a completion does.
     pub fn wake(&self) {
         self.add();
     }
 
-    /// Counts an operation, and wakes those who wait.
+    /// Counts an operation, and wakes the waiting threads.
     pub(crate) fn add(&self) {
         *self.lock() += 1;
         self.0.changed.notify_all();
     }
 
-    /// A panic elsewhere leaves the count whole.
+    /// Ignores poisoning: a panic elsewhere leaves the count valid.
     fn lock(&self) -> MutexGuard<'_, u64> {
         self.0.count.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether the completion of an operation is counted: while no thread waits for it, if that was asked for.
+/// Whether the completion of an operation is counted: if the operation requested it and no thread waits.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NotifyFlag(Option<Arc<AtomicBool>>);
 
 impl NotifyFlag {
-    /// Of an operation that no thread waits for yet.
+    /// The flag of an operation that no thread waits for yet.
     pub(crate) fn new(notify: bool) -> Self {
         Self(notify.then(|| Arc::new(AtomicBool::new(true))))
     }
 
     /// Whether the completion is to be counted.
     pub(crate) fn is_set(&self) -> bool {
-        self.0.as_ref().is_some_and(|missing| missing.load(Ordering::SeqCst))
+        self.0.as_ref().is_some_and(|flag| flag.load(Ordering::SeqCst))
     }
 
-    /// A thread begins or ends to wait. One that ends without an answer looks for it once more after this call.
+    /// Clears the flag when a thread begins to wait, and sets it when the thread stops. A thread that stops without a result
+    /// checks for it once more after this call.
     pub(crate) fn set(&self, is_set: bool) {
-        if let Some(missing) = &self.0 {
-            missing.store(is_set, Ordering::SeqCst);
+        if let Some(flag) = &self.0 {
+            flag.store(is_set, Ordering::SeqCst);
         }
     }
 }

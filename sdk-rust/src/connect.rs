@@ -1,4 +1,4 @@
-//! Reaching the sidecar: the Unix socket, the gRPC channel and the claim.
+//! Connects to the sidecar: the Unix socket, the gRPC channel, the claim of the rank, and the ring.
 
 use std::io;
 use std::net::Shutdown;
@@ -30,7 +30,7 @@ use crate::options::{Options, Transfer};
 use crate::ring::Ring;
 use crate::session::OUTGOING_MAX;
 
-/// A claimed rank: the answer, and both directions of the stream.
+/// A claimed rank: the sidecar's answer, and both directions of the stream.
 pub(crate) struct Attached {
     pub(crate) claimed: Claimed,
     pub(crate) outgoing: mpsc::Sender<v1::ClientMessage>,
@@ -39,8 +39,8 @@ pub(crate) struct Attached {
     pub(crate) client: RondeClient<Channel>,
 }
 
-/// Reaches the sidecar and claims the rank, trying again until the connect timeout while the sidecar is not there yet, and
-/// for a moment while an earlier session of the rank is still ending.
+/// Connects to the sidecar and claims the rank. Retries until the connect timeout while the sidecar is not there yet, and for
+/// 2 s while an earlier session of the rank is still ending.
 pub(crate) async fn attach(options: &Options, token: RankToken) -> Result<Attached, Error> {
     let deadline = Instant::now() + options.connect_timeout;
     let claim_deadline = deadline.min(Instant::now() + CLAIM_RETRY);
@@ -64,8 +64,8 @@ pub(crate) async fn attach(options: &Options, token: RankToken) -> Result<Attach
     }
 }
 
-/// The session's ring, where both sides have one, attached on `mem.sock`. Without one all messages travel on the stream,
-/// which needs nothing more.
+/// Creates the session's ring and passes it over `mem.sock`, if both sides use one. Without a ring all messages travel on the
+/// stream.
 pub(crate) async fn attach_ring(options: &Options, claimed: &Claimed) -> Option<Ring> {
     let wanted = options.ring == crate::options::Ring::Auto && options.transfer == Transfer::Arena;
     if !wanted || claimed.ring_bytes == 0 {
@@ -87,7 +87,7 @@ pub(crate) async fn attach_ring(options: &Options, claimed: &Claimed) -> Option<
     }
 }
 
-/// Why an attempt failed, and so whether to try again.
+/// Why an attempt failed, which decides whether to retry.
 enum Refused {
     Unreachable(Error),
     Held(Error),
@@ -102,14 +102,14 @@ async fn attempt(options: &Options, token: RankToken) -> Result<Attached, Refuse
     let (outgoing, receiver) = mpsc::channel(OUTGOING_MAX);
     let claim =
         v1::ClientMessage { message: Some(client_message::Message::Claim(claim(options, token).into_message())) };
-    // The queue is new and open: there is room for one message.
+    // Cannot fail: the queue is new and has room for one message.
     let _ = outgoing.try_send(claim);
     let refuse = |status: &tonic::Status| refusal(options, status);
     let response = client.session(Outgoing { receiver, ended: false }).await.map_err(|status| refuse(&status))?;
     let mut incoming = response.into_inner();
     let first = incoming.message().await.map_err(|status| refuse(&status))?;
     let Some(server_message::Message::Claimed(claimed)) = first.and_then(|message| message.message) else {
-        let reason = "the answer to a claim is not a Claimed".to_owned();
+        let reason = "its first message is not the answer to the claim".to_owned();
         return Err(Refused::Final(Error::Protocol { reason }));
     };
     let claimed = Claimed::parse(&claimed).map_err(|error| Refused::Final(Error::protocol(&error)))?;
@@ -132,7 +132,7 @@ async fn channel(options: &Options) -> Result<Channel, Refused> {
     let stream = GuardedStream::connect(&path).await.map_err(|error| {
         Refused::Unreachable(Error::Connect { directory: options.socket_dir.clone(), reason: error.to_string() })
     })?;
-    // A connector that gives its one stream away: a session does not survive its connection.
+    // A connector for one stream: a session does not survive its connection.
     let mut stream = Some(stream);
     let connector = service_fn(move |_: Uri| {
         let taken = stream.take().map(TokioIo::new);
@@ -152,7 +152,7 @@ async fn channel(options: &Options) -> Result<Channel, Refused> {
         })
 }
 
-/// Says whether a refused claim is worth another attempt.
+/// Decides whether to retry a rejected claim.
 fn refusal(options: &Options, status: &tonic::Status) -> Refused {
     let directory: PathBuf = options.socket_dir.clone();
     let claim = |reason: String| Error::Claim { directory: directory.clone(), rank: options.rank.0, reason };
@@ -170,7 +170,7 @@ fn timed_out(options: &Options) -> Error {
     Error::Connect { directory: options.socket_dir.clone(), reason }
 }
 
-/// The client's direction of the stream; it ends after a farewell.
+/// The client's direction of the stream; it ends after a Goodbye.
 struct Outgoing {
     receiver: mpsc::Receiver<v1::ClientMessage>,
     ended: bool,
@@ -192,7 +192,7 @@ impl Stream for Outgoing {
     }
 }
 
-/// A connection that forked children do not keep: they close their copy, and the end of this one ends it for all copies.
+/// A connection that forked children do not keep: they close their copy, and dropping this one shuts it down for all copies.
 struct GuardedStream(ForkSafe<Connection>);
 
 impl GuardedStream {
@@ -240,7 +240,7 @@ impl AsFd for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Fails only when the peer has gone already.
+        // Fails only when the peer has closed it already.
         let _ = socket2::SockRef::from(&self.0).shutdown(Shutdown::Both);
     }
 }
@@ -249,7 +249,7 @@ impl Drop for Connection {
 const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
 /// HTTP/2 flow control for inline results; messages without them are small.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
-/// A sidecar that hangs is noticed after these two; one that dies is noticed at once.
+/// A sidecar that hangs is detected after the sum of these two; one that dies, at once.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 const PAUSE_MIN: Duration = Duration::from_millis(10);

@@ -1,4 +1,4 @@
-//! [`Error`]: everything that can go wrong for a worker, as data, with the one to blame.
+//! [`Error`]: every failure of a worker's call, as data, and who is at fault.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use tonic::Status;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The environment does not say where the sidecar is or who this worker is. All problems are listed.
+    /// The environment does not define the sidecar or the rank of this worker. All problems are listed.
     #[error("this process does not know its sidecar:{}", list(.problems))]
     Settings {
         /// Each problem with what to do.
@@ -27,18 +27,18 @@ pub enum Error {
     Token {
         /// The file.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// The cause and what to do.
         reason: String,
     },
     /// No sidecar answers.
-    #[error("no sidecar answers at {}: {reason}; start one there, or let RONDE_SOCKET name its session directory", .directory.display())]
+    #[error("no sidecar answers at {}: {reason}; start one there, or set RONDE_SOCKET to its session directory", .directory.display())]
     Connect {
         /// The session directory.
         directory: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         reason: String,
     },
-    /// The sidecar does not accept the claim.
+    /// The sidecar rejected the claim.
     #[error("the sidecar at {} refused the claim of rank {rank}: {reason}", .directory.display())]
     Claim {
         /// The session directory.
@@ -51,15 +51,15 @@ pub enum Error {
     /// No sidecar answers over gRPC-Web.
     #[error("no sidecar answers gRPC-Web at {url}: {reason}; start one there with --web-listen, or correct the URL")]
     WebConnect {
-        /// Where.
+        /// The URL.
         url: String,
-        /// What the platform said.
+        /// The error of the platform.
         reason: String,
     },
-    /// The sidecar does not accept the claim of a rank over gRPC-Web.
+    /// The sidecar rejected the claim of a rank over gRPC-Web.
     #[error("the sidecar at {url} refused the claim of rank {rank}: {reason}")]
     WebClaim {
-        /// Where.
+        /// The URL.
         url: String,
         /// The rank that was claimed.
         rank: u32,
@@ -71,22 +71,22 @@ pub enum Error {
     Start {
         /// How long this worker waited.
         waited: Duration,
-        /// What is missing, as far as the sidecar knows.
+        /// What the job waits for, as far as the sidecar knows.
         missing: String,
     },
-    /// The operation, the epoch or the sidecar failed; all waiters concerned get the same failure.
+    /// The operation, the epoch or the sidecar failed; all affected waiters get the same failure.
     #[error("{0}")]
     Failure(Failure),
     /// An argument is wrong; nothing was submitted.
     #[error("{reason}")]
     Argument {
-        /// What is wrong and what to do.
+        /// The cause and what to do.
         reason: String,
     },
-    /// A limit leaves no room; nothing was submitted. Never a wait, which could deadlock.
+    /// A limit is reached; nothing was submitted. The call does not wait for room, because that could deadlock.
     #[error("{reason}")]
     Limit {
-        /// The limit, its value, what was wanted, and the setting to raise.
+        /// The limit, its value, what exceeds it, and the setting to raise.
         reason: String,
     },
     /// The client has been closed.
@@ -100,12 +100,12 @@ pub enum Error {
     #[cfg(not(target_arch = "wasm32"))]
     #[error("shared memory failed: {0}")]
     Memory(Arc<ShmError>),
-    /// The sidecar said something outside the protocol.
+    /// The sidecar sent a message that breaks the protocol.
     #[error(
         "the sidecar sent a message that breaks the protocol: {reason}; install the same release of ronde on both sides"
     )]
     Protocol {
-        /// What is wrong with it.
+        /// How it breaks the protocol.
         reason: String,
     },
     /// A timeline cannot be recorded.
@@ -113,19 +113,19 @@ pub enum Error {
     Timeline {
         /// Its file.
         path: PathBuf,
-        /// What the system or the sidecar said.
+        /// The error of the system or the sidecar.
         reason: String,
     },
     /// The client's own thread could not be started.
     #[error("the client's thread cannot be started: {reason}")]
     Thread {
-        /// What the system said.
+        /// The error of the system.
         reason: String,
     },
 }
 
 impl Error {
-    /// Who can put it right.
+    /// Who can fix it.
     #[must_use]
     pub fn blame(&self) -> Blame {
         match self {
@@ -154,13 +154,13 @@ impl Error {
         }
     }
 
-    /// The failure behind it, where all ranks or a whole session share one.
+    /// The failure that all ranks or the whole session share, if it is one.
     #[must_use]
     pub fn failure(&self) -> Option<&Failure> {
         if let Self::Failure(failure) = self { Some(failure) } else { None }
     }
 
-    /// Whether the session goes on: only this one call failed.
+    /// Whether only this call failed and the session goes on.
     #[must_use]
     pub fn is_local_to_call(&self) -> bool {
         match self {
@@ -199,7 +199,7 @@ impl From<ShmError> for Error {
     }
 }
 
-/// Who can put an error right.
+/// Who can fix an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blame {
     /// The calling program or its settings.
@@ -213,7 +213,7 @@ pub enum Blame {
 }
 
 impl Blame {
-    /// The word for it, in lower case.
+    /// Its name, in lower case.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -225,14 +225,14 @@ impl Blame {
     }
 }
 
-/// What a waiter says that has waited long enough for an operation.
+/// The reason of a waiter whose operation timeout has passed.
 pub(crate) fn overdue(name: &TensorName, timeout: Duration) -> String {
     format!(
-        "{name} did not complete within {timeout:?}, the operation timeout of this rank; look for ranks that did not submit it"
+        "{name} did not complete within {timeout:?}, the operation timeout of this rank; check which ranks did not submit it"
     )
 }
 
-/// What a status tells a user, in one line.
+/// A status as one line for users.
 pub(crate) fn describe(status: &Status) -> String {
     let cause = std::error::Error::source(status).map(|source| format!(" ({source})")).unwrap_or_default();
     format!("{}{cause}", status.message())

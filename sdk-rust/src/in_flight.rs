@@ -202,7 +202,7 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         // Never runs in a forked child: `ForkSafe` forgets it there.
         if !self.is_answered() {
-            self.session.withdraw(self.request, "its waiter gave it up");
+            self.session.withdraw(self.request, "its handle was dropped");
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Tensors that travel inside messages.
+//! [`place`]: puts tensors inside messages.
 
 use bytes::Bytes;
 use ronde_rpc::Place;
 
 use crate::error::Error;
 
-/// The place of a tensor's bytes inside a message, which takes so many.
+/// Copies a tensor's bytes into a message, which takes at most `limit` bytes.
 ///
 /// # Errors
-/// [`Error::Limit`] for more.
+/// [`Error::Limit`] for more bytes.
 pub(crate) fn place(bytes: &[u8], limit: u64) -> Result<Place, Error> {
     if bytes.len() as u64 > limit {
         let given = bytes.len();

@@ -1,7 +1,7 @@
 //! The Rust client of ronde, the encrypted communication service for data-parallel training.
 //!
-//! A worker pairs with the *sidecar* on its host, hands it tensors through shared memory and gets the result of the
-//! collective back. [`Client`] is asynchronous; [`blocking::Client`] runs its own thread for programs that are not.
+//! A worker connects to the *sidecar* on its host, submits tensors through shared memory and receives the result of the
+//! collective. [`Client`] is asynchronous; [`blocking::Client`] is for programs without an asynchronous runtime.
 //!
 //! ```no_run
 //! # async fn run() -> Result<(), ronde::Error> {
@@ -17,23 +17,23 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Compiled for `wasm32-unknown-unknown` the crate has the client of its module `web` instead, which talks gRPC-Web.
+//! On `wasm32-unknown-unknown` the crate has the client of its module `web` instead, which uses gRPC-Web.
 //!
 //! # Rules
 //!
-//! - Ranks agree on operations by name; names come in any order. Operations without a name are numbered in the order in
-//!   which they are submitted, so that order must then be the same on all ranks.
-//! - A limit that is reached is an error at once, never a wait: waiting could deadlock ranks that submit in different
-//!   orders. The operation then fails on the other ranks too.
-//! - When the epoch ends (a rank left or died) every waiter hears why. To go on, connect anew.
-//! - In a forked child a client is dead: calls fail with [`Error::UsedAfterFork`], drops do nothing.
+//! - Ranks match operations by name, and may submit names in any order. Operations without a name are numbered in the order in
+//!   which they are submitted, so that order must be the same on all ranks.
+//! - A call that reaches a limit fails at once and does not wait: waiting could deadlock ranks that submit in different orders.
+//!   The operation then fails on the other ranks, too.
+//! - When the epoch ends (a rank left or died), every waiter gets the reason. To continue, connect again.
+//! - A forked child cannot use a client: calls fail with [`Error::UsedAfterFork`], drops do nothing.
 
 #![forbid(unsafe_code)]
 
 #[cfg(target_endian = "big")]
-compile_error!("tensors travel in little-endian order; ronde does not run on big-endian machines");
+compile_error!("ronde does not run on big-endian machines: tensors travel in little-endian order");
 
-// What needs sockets, threads and shared memory is not there in WebAssembly.
+// WebAssembly has no modules that need sockets, threads or shared memory.
 #[cfg(not(target_arch = "wasm32"))]
 pub mod blocking;
 #[cfg(not(target_arch = "wasm32"))]
@@ -103,7 +103,7 @@ pub use tensor::{Element, Tensor, TensorRef};
 #[cfg(not(target_arch = "wasm32"))]
 pub use timeline::TimelineOptions;
 
-/// The programs of the READMEs, compiled: the documents' runner (tests/documents) asks for each page to stand here.
+/// Compiles the programs of the READMEs. The runner of documents (tests/documents) checks that each page is listed here.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../README.md")]

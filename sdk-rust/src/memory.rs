@@ -1,8 +1,8 @@
-//! A session's shared memory: segments of its own with an arena on them, for inputs and for results that stay there, and
-//! result segments of the sidecar.
+//! [`Memory`]: the shared memory of a session. It has the worker's segments, an arena for inputs and for results that stay in
+//! shared memory, and the sidecar's result segments.
 //!
-//! Locks are held for bookkeeping only, never while bytes are copied. Growing and fetching a segment talk to the sidecar and
-//! populate pages (about 1 ms a MiB); they block, and a client's asynchronous calls do them on a blocking thread.
+//! No lock is held while bytes are copied. Growing the arena and fetching a segment exchange messages with the sidecar and
+//! populate pages (about 1 ms a MiB). They block; asynchronous calls do them on a blocking thread.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::error::Error;
 pub(crate) struct Memory {
     own: WorkerArena,
     limit_bytes: u64,
-    /// Room for as many bytes is left when results take theirs.
+    /// Results leave room for an input of this size.
     largest_input_bytes: AtomicU64,
     registered: Mutex<Registered>,
     results: Mutex<HashMap<u32, Arc<PeerSegment>>>,
@@ -34,21 +34,21 @@ pub(crate) struct Memory {
     token: SessionToken,
 }
 
-/// A part of a slot as an input: what keeps the slot leased, and where the bytes lie.
+/// A part of a slot as an input: the hold that keeps the slot leased, and the location of the bytes.
 pub(crate) type InputPart = (SlotHold, Slot);
 
 /// All of a slot.
 pub(crate) fn whole(slot: LeasedSlot) -> InputPart {
-    let place = slot.slot();
-    (slot.into(), place)
+    let part = slot.slot();
+    (slot.into(), part)
 }
 
-/// Slots that programs write in themselves, by the address of their first byte.
+/// Slots that programs write to directly (zero-copy), by the address of their first byte.
 #[derive(Debug, Default)]
 struct Registered {
     slots: BTreeMap<usize, WeakSlot>,
-    /// How many there may be before those that are gone are looked for.
-    swept_at: usize,
+    /// At this number of slots the released ones are removed.
+    sweep_at: usize,
 }
 
 #[derive(Debug)]
@@ -80,18 +80,18 @@ impl Memory {
         })
     }
 
-    /// Leases a slot if that needs no further segment.
+    /// Leases a slot if that needs no new segment.
     pub(crate) fn try_lease(&self, bytes: u64) -> Result<Option<LeasedSlot>, Error> {
         Ok(self.lease_or_growth(bytes)?.ok())
     }
 
-    /// Leases a slot for an input, growing the arena when that is needed. Blocks then.
+    /// Leases a slot for an input. Blocks when the arena has to grow.
     pub(crate) fn lease(&self, bytes: u64) -> Result<LeasedSlot, Error> {
         self.largest_input_bytes.fetch_max(bytes, Ordering::Relaxed);
         self.lease_slot(bytes)
     }
 
-    /// An input: where it lies in shared memory, or a slot with a copy. Blocks while the arena grows.
+    /// An input: the registered slot that its bytes are in, or a new slot with a copy. Blocks while the arena grows.
     pub(crate) fn input(&self, bytes: &[u8]) -> Result<InputPart, Error> {
         if let Some(registered) = self.registered_part(bytes) {
             return Ok(registered);
@@ -101,35 +101,34 @@ impl Memory {
         Ok(whole(slot))
     }
 
-    /// Leases a slot for bytes that the program writes where they lie, so that they need not be copied when they are
-    /// submitted. Blocks while the arena grows.
+    /// Leases a slot that the program writes to directly and submits without a copy. Blocks while the arena grows.
     pub(crate) fn lease_registered(&self, bytes: u64) -> Result<LeasedSlot, Error> {
         let slot = self.lease_slot(bytes)?;
         self.register(&slot);
         Ok(slot)
     }
 
-    /// From now on what is submitted from a slot's bytes is not copied: its owner does not write there meanwhile.
+    /// Registers a slot: bytes submitted from it are not copied. Its owner does not write to it while they are in flight.
     pub(crate) fn register(&self, slot: &LeasedSlot) {
         let mut registered = lock(&self.registered);
-        if registered.slots.len() >= registered.swept_at {
+        if registered.slots.len() >= registered.sweep_at {
             registered.slots.retain(|_, slot| !slot.is_gone());
-            registered.swept_at = REGISTERED_SWEEP_MIN.max(2 * registered.slots.len());
+            registered.sweep_at = REGISTERED_SWEEP_MIN.max(2 * registered.slots.len());
         }
         registered.slots.insert(slot.address(), slot.downgrade());
     }
 
-    /// Where bytes lie, if the program has written them in shared memory.
+    /// The part of a registered slot that the bytes are in, if any.
     pub(crate) fn registered_part(&self, bytes: &[u8]) -> Option<InputPart> {
         let (address, length) = (bytes.as_ptr().addr(), bytes.len());
         let registered = lock(&self.registered);
-        // The nearest that there still is: those do not overlap.
+        // The nearest slot that still exists: those do not overlap.
         let mut before = registered.slots.range(..=address).rev();
-        let (start, (hold, place)) = before.find_map(|(start, slot)| slot.hold().map(|held| (*start, held)))?;
+        let (start, (hold, whole)) = before.find_map(|(start, slot)| slot.hold().map(|held| (*start, held)))?;
         let skipped = address - start;
-        let lies_within = length > 0 && skipped.checked_add(length).is_some_and(|end| end as u64 <= place.len);
-        let part = Slot { offset: place.offset + skipped as u64, len: length as u64, ..place };
-        lies_within.then_some((hold, part))
+        let is_within = length > 0 && skipped.checked_add(length).is_some_and(|end| end as u64 <= whole.len);
+        let part = Slot { offset: whole.offset + skipped as u64, len: length as u64, ..whole };
+        is_within.then_some((hold, part))
     }
 
     fn lease_slot(&self, bytes: u64) -> Result<LeasedSlot, Error> {
@@ -137,8 +136,8 @@ impl Memory {
             return Ok(slot);
         }
         let mut exchange = lock(&self.exchange);
-        // Others may have grown or released meanwhile, and may take what this one adds: so in turns, each of which adds a
-        // segment, up to the arena's limit.
+        // Other threads may grow, release or lease concurrently. So this repeats; each turn adds a segment, up to the arena's
+        // limit.
         loop {
             match self.lease_or_growth(bytes)? {
                 Ok(slot) => return Ok(slot),
@@ -147,8 +146,8 @@ impl Memory {
         }
     }
 
-    /// Whether a result of so many bytes is worth a slot, and may have one: half of the arena, and as much as the largest
-    /// input took, is kept for inputs, without which nothing can be submitted.
+    /// Whether a result of this size gets a slot. Small results do not. Half of the arena, or the size of the largest input, is
+    /// kept for inputs, without which nothing can be submitted.
     pub(crate) fn has_room_for_result(&self, bytes: u64) -> bool {
         if bytes < MAPPED_BYTES_MIN {
             return false;
@@ -157,13 +156,15 @@ impl Memory {
         self.own.usage().in_use_bytes.saturating_add(bytes).saturating_add(kept) <= self.limit_bytes
     }
 
-    /// Leases a slot for a result, if it [may have one](Self::has_room_for_result); blocks while the arena grows.
+    /// Leases a slot for a result, if it [gets one](Self::has_room_for_result); blocks while the arena grows.
     pub(crate) fn lease_result(&self, bytes: u64) -> Option<LeasedSlot> {
         if !self.has_room_for_result(bytes) {
             return None;
         }
         let leased = self.lease_slot(bytes);
-        leased.inspect_err(|error| tracing::debug!(target: "ronde", %error, "a result is copied")).ok()
+        leased
+            .inspect_err(|error| tracing::debug!(target: "ronde", %error, "no slot for a result: it will be copied"))
+            .ok()
     }
 
     /// What this worker has in its own segments.
@@ -172,12 +173,12 @@ impl Memory {
         SharedMemory { mapped_bytes, in_use_bytes, slots, segments }
     }
 
-    /// Whether a result segment has been fetched.
+    /// Whether a result segment is mapped.
     pub(crate) fn knows_result(&self, segment: u32) -> bool {
         lock(&self.results).contains_key(&segment)
     }
 
-    /// A result segment; the first time it is fetched and mapped, which blocks.
+    /// A result segment. The first call fetches and maps it, which blocks.
     pub(crate) fn result(&self, segment: u32) -> Result<Arc<PeerSegment>, Error> {
         if let Some(known) = lock(&self.results).get(&segment) {
             return Ok(Arc::clone(known));
@@ -191,7 +192,7 @@ impl Memory {
         Ok(fetched)
     }
 
-    /// A slot, or the bytes of a segment that has to be added for it.
+    /// A slot, or the bytes of the segment that has to be added for it.
     fn lease_or_growth(&self, bytes: u64) -> Result<Result<LeasedSlot, u64>, Error> {
         match self.own.lease(bytes) {
             Ok(LeaseOutcome::Slot(slot)) => Ok(Ok(slot)),
@@ -210,20 +211,20 @@ impl Memory {
     }
 }
 
-/// A panic elsewhere leaves these maps whole: each change is a single call.
+/// Ignores poisoning: a panic elsewhere leaves these maps whole, because each change is a single call.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How long the sidecar may take to map a segment.
 pub(crate) const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Small enough that a small program pays little for pages, large enough that a model needs few segments.
+/// Small enough that a small program populates few pages, large enough that a model needs few segments.
 const SEGMENT_BYTES_MIN: u64 = 16 << 20;
-/// A smaller result is copied: below this a slot saves nothing.
+/// A smaller result is copied, because a slot would save nothing.
 const MAPPED_BYTES_MIN: u64 = 64 << 10;
-/// Results that stay in shared memory leave this part of the arena alone: a half.
+/// Results leave 1/2 of the arena to inputs.
 const KEPT_FOR_INPUTS: u64 = 2;
-/// With fewer lent slots those that are gone are not looked for.
+/// With fewer registered slots, released ones are not removed.
 const REGISTERED_SWEEP_MIN: usize = 64;
-/// A cache line, and what vector instructions like.
+/// A cache line, and the width of a vector register.
 const ALIGNMENT_BYTES: u64 = 64;

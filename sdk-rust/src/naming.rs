@@ -1,5 +1,5 @@
-//! Names of operations, and the checks before one is used: what is wrong here is told to the caller alone, and what is
-//! right has a name that other ranks may wait for.
+//! [`Names`]: names operations, and checks each one before it takes a name. An operation that fails a check fails only at its
+//! caller. An operation with a name may be waited for by other ranks.
 
 use std::collections::HashMap;
 
@@ -12,28 +12,28 @@ use crate::operation::{Label, Operation};
 use crate::plugin::checked_codec;
 use crate::tensor::TensorRef;
 
-/// What a session knows about names and sets.
+/// The counters of unnamed operations, and the process sets of a session.
 #[derive(Debug)]
 pub(crate) struct Names {
     me: Rank,
     counters: HashMap<CounterKey, u64>,
-    /// The sets that there are.
+    /// The process sets that exist.
     sets: HashMap<SetId, KnownSet>,
-    /// How often the numbers of a set have begun anew. All ranks hear in the same order what makes them.
+    /// How often the numbers of a set have restarted. All ranks receive the completions that restart them in the same order.
     generation: u64,
 }
 
-/// A set that there is.
+/// A process set that exists.
 #[derive(Debug)]
 struct KnownSet {
     /// Its ranks, ascending.
     ranks: Vec<Rank>,
-    /// Where its numbers begin: beyond all that its id had before, whose names may be under way still.
+    /// Its first number: greater than every number that this id had before, because those names may still be pending.
     first: u64,
 }
 
-/// What is counted by itself: calls without a name of one kind in one set, so that an operation that only some ranks name,
-/// or a set that only some are in, does not shift the numbers of the others.
+/// Identifies a counter. Each kind of unnamed operation in each set has its own, so that an operation that only some ranks name,
+/// or a set that only some ranks are in, does not shift the numbers of other operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum CounterKey {
     Single {
@@ -72,24 +72,25 @@ impl Names {
         Self { me, counters: HashMap::new(), sets: HashMap::new(), generation: 0 }
     }
 
-    /// The epoch has begun, with so many ranks.
+    /// Registers the set of all ranks, when the epoch begins.
     pub(crate) fn begin(&mut self, size: u32) {
         self.sets.insert(SetId::WORLD, KnownSet { ranks: (0..size).map(Rank).collect(), first: 0 });
     }
 
-    /// A set has come to be, of ascending ranks. Its number may have been another's.
+    /// Registers a set of ascending ranks. Its id may have belonged to an earlier set.
     pub(crate) fn add_set(&mut self, set: SetId, ranks: Vec<Rank>) {
         let first = self.restart(set);
         self.sets.insert(set, KnownSet { ranks, first });
     }
 
-    /// A set is gone.
+    /// Removes a set.
     pub(crate) fn remove_set(&mut self, set: SetId) {
-        self.forget_counts(set);
+        self.remove_counters(set);
         self.sets.remove(&set);
     }
 
-    /// All ranks have joined, some after more operations than others: from here on they count alike again.
+    /// Restarts the numbers of the world. All ranks have joined, some after more operations than others, so their counters
+    /// differed.
     pub(crate) fn all_joined(&mut self) {
         let first = self.restart(SetId::WORLD);
         if let Some(world) = self.sets.get_mut(&SetId::WORLD) {
@@ -97,30 +98,30 @@ impl Names {
         }
     }
 
-    /// What a completed operation changes about sets and numbers.
+    /// Applies a completed operation to the sets and numbers.
     pub(crate) fn apply_completion(&mut self, collective: &Collective, detail: &Detail) {
         match (collective, detail) {
             (Collective::AddSet { ranks }, Detail::Set(set)) => self.add_set(*set, ranks.clone()),
-            // Without its number in the answer there was no such set to remove, or it is the one that stays.
+            // Without the set in the answer there was nothing to remove. The set of all ranks stays.
             (Collective::RemoveSet { set }, Detail::Set(_)) if *set != SetId::WORLD => self.remove_set(*set),
             (Collective::Join, _) => self.all_joined(),
             _ => {}
         }
     }
 
-    /// Whether there is such a set, as far as this rank has heard.
+    /// Whether this rank knows the set.
     pub(crate) fn knows_set(&self, set: SetId) -> bool {
         self.sets.contains_key(&set)
     }
 
-    /// The request for an operation; takes a number when it has no name.
+    /// Makes the request for an operation; takes a number when it has no name.
     ///
     /// # Errors
     /// [`Error::Argument`]; no number is taken then.
     pub(crate) fn request(&mut self, operation: &Operation<'_>) -> Result<Request, Error> {
         let checked = self.checked(operation)?;
         let kind = operation.collective.name();
-        let counted = self.counted(operation)?;
+        let counted = self.counter_of(operation)?;
         let name = match (counted, operation.label.name) {
             (None, name) => format!("{}.{}", kind.to_ascii_lowercase(), name.unwrap_or_default()),
             (Some(CounterKey::Message { from, to, tag, .. }), _) => {
@@ -136,8 +137,8 @@ impl Names {
         Ok(checked.request(operation, name, None))
     }
 
-    /// What an operation is counted as; `None` for one that has a name.
-    fn counted(&self, operation: &Operation<'_>) -> Result<Option<CounterKey>, Error> {
+    /// The counter of an operation; `None` for one that has a name.
+    fn counter_of(&self, operation: &Operation<'_>) -> Result<Option<CounterKey>, Error> {
         let set = operation.label.set;
         let counted = match (operation.collective.pair(self.me), &operation.collective) {
             (Some(Pair { from, to }), &(Collective::Send { tag, .. } | Collective::Recv { tag, .. })) => {
@@ -148,7 +149,7 @@ impl Names {
         };
         match (counted, operation.label.name) {
             (Some(_), Some(_)) => {
-                Err(Error::argument("messages between two ranks have no name; tell them apart by a tag"))
+                Err(Error::argument("messages between two ranks have no name; use tags to distinguish them"))
             }
             (None, Some(_)) => Ok(None),
             (None, None) => Ok(Some(CounterKey::Single { set, kind: operation.collective.name() })),
@@ -156,10 +157,10 @@ impl Names {
         }
     }
 
-    /// The requests for operations that become ready together.
+    /// Makes the requests for operations that become ready together.
     ///
     /// # Errors
-    /// [`Error::Argument`] when one of them is wrong, or there are none or too many.
+    /// [`Error::Argument`] when one of them is invalid, or there are none or too many.
     pub(crate) fn group(&mut self, label: Label<'_>, operations: &[Operation<'_>]) -> Result<Vec<Request>, Error> {
         let Some(first) = operations.first() else {
             return Err(Error::argument("a group has at least one tensor"));
@@ -190,38 +191,38 @@ impl Names {
         Ok(parts.map(|((checked, operation), name)| checked.request(operation, name, Some(group.clone()))).collect())
     }
 
-    fn next(&self, counted: Option<CounterKey>) -> u64 {
-        let number = |counted| self.counters.get(&counted).copied().unwrap_or_else(|| self.first(counted.set()));
-        counted.map_or(0, number)
+    fn next(&self, key: Option<CounterKey>) -> u64 {
+        let number = |key: CounterKey| self.counters.get(&key).copied().unwrap_or_else(|| self.first(key.set()));
+        key.map_or(0, number)
     }
 
-    /// Where the numbers of a set begin.
+    /// The first number of a set.
     fn first(&self, set: SetId) -> u64 {
         self.sets.get(&set).map_or(0, |known| known.first)
     }
 
-    fn take(&mut self, counted: Option<CounterKey>) -> Result<(), Error> {
-        let Some(counted) = counted else { return Ok(()) };
-        if self.counters.len() >= COUNTERS_MAX && !self.counters.contains_key(&counted) {
+    fn take(&mut self, key: Option<CounterKey>) -> Result<(), Error> {
+        let Some(key) = key else { return Ok(()) };
+        if self.counters.len() >= COUNTERS_MAX && !self.counters.contains_key(&key) {
             return Err(Error::Limit {
                 reason: format!(
-                    "{COUNTERS_MAX} kinds of calls are counted by themselves, the most that a session may have; use fewer tags"
+                    "this session has {COUNTERS_MAX} counters of unnamed operations, which is the limit; use fewer tags"
                 ),
             });
         }
-        let first = self.first(counted.set());
-        *self.counters.entry(counted).or_insert(first) += 1;
+        let first = self.first(key.set());
+        *self.counters.entry(key).or_insert(first) += 1;
         Ok(())
     }
 
-    /// Forgets the counts of a set. Gives the number from which on it counts, that of no request before.
+    /// Removes the counters of a set. Returns its new first number, which no earlier request has.
     fn restart(&mut self, set: SetId) -> u64 {
-        self.forget_counts(set);
+        self.remove_counters(set);
         self.generation += 1;
         self.generation << GENERATION_SHIFT
     }
 
-    fn forget_counts(&mut self, of: SetId) {
+    fn remove_counters(&mut self, of: SetId) {
         self.counters.retain(|counted, _| counted.set() != of);
     }
 
@@ -233,7 +234,7 @@ impl Names {
         let kind = operation.collective.name();
         let input = operation.tensor.filter(|_| operation.collective.has_input(self.me));
         if input.is_none() && operation.collective.has_input(self.me) {
-            return Err(Error::argument(format!("this rank hands over the tensor of {kind}, but there is none")));
+            return Err(Error::argument(format!("{kind} needs a tensor on this rank, but there is none")));
         }
         let (dtype, shape) = match input {
             Some(tensor) => (tensor.dtype, tensor.checked_shape()?),
@@ -249,7 +250,7 @@ impl Names {
             Collective::AllToAll { splits } => {
                 Collective::AllToAll { splits: self.checked_splits(operation.label.set, &shape, splits)? }
             }
-            // Answers are looked up by ascending ranks.
+            // Later lookups need ascending ranks.
             Collective::AddSet { ranks } => {
                 let mut ranks = ranks.clone();
                 ranks.sort_unstable();
@@ -260,8 +261,8 @@ impl Names {
         Ok(Checked { collective, dtype, shape, codec })
     }
 
-    /// The bytes of this rank's result, where they can be told before the other ranks are heard; of what gathers, if all hand
-    /// over as much as this one.
+    /// The bytes of this rank's result, when its own request determines them. For gathers this assumes that all ranks
+    /// contribute equally.
     #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn result_bytes(&self, request: &Request) -> Option<u64> {
         let ranks = &self.sets.get(&request.set)?.ranks;
@@ -283,7 +284,7 @@ impl Names {
     }
 
     fn check_ranks(&self, operation: &Operation<'_>) -> Result<(), Error> {
-        // Of sets that this rank has not heard of the sidecar decides.
+        // The sidecar checks requests on sets that this rank does not know.
         let Some(KnownSet { ranks, .. }) = self.sets.get(&operation.label.set) else { return Ok(()) };
         let set = operation.label.set;
         let kind = operation.collective.name();
@@ -293,7 +294,10 @@ impl Names {
             return Err(Error::argument(format!("invalid root rank {} for {kind}: it is not in {set}", root.0)));
         }
         if matches!(operation.collective, Collective::RecvAny { .. }) && ranks.len() < 2 {
-            return Err(Error::argument(format!("{kind} from any source: {} is alone in {set}", self.me)));
+            return Err(Error::argument(format!(
+                "{kind} from any source: {} is alone in {set}, so no rank can send to it",
+                self.me
+            )));
         }
         let Some(pair) = operation.collective.pair(self.me) else { return Ok(()) };
         let peer = if pair.from == self.me { pair.to } else { pair.from };
@@ -313,9 +317,7 @@ impl Names {
         let ranks = self.sets.get(&set).map(|known| known.ranks.len());
         if splits.is_empty() {
             let Some(ranks) = ranks else {
-                return Err(Error::argument(format!(
-                    "ALLTOALL without splits on {set}, which this rank has not heard of"
-                )));
+                return Err(Error::argument(format!("ALLTOALL on {set}, which this rank does not know, needs splits")));
             };
             if rows % ranks as u64 != 0 {
                 return Err(Error::argument(format!(
@@ -340,7 +342,7 @@ impl Names {
     }
 }
 
-/// The parts of a request that have been checked.
+/// The checked parts of a request.
 struct Checked {
     collective: Collective,
     dtype: DType,
@@ -364,7 +366,7 @@ fn check_scales(operation: &Operation<'_>) -> Result<(), Error> {
                 "{field} is {given}, but must be finite and not zero; 1 means no scaling"
             )));
         }
-        // Exactly 1 is what "no scaling" is written as.
+        // Exactly 1 means no scaling.
         if operation.collective.reduce_op().is_none() && given.to_bits() != 1.0_f64.to_bits() {
             let kind = operation.collective.name();
             return Err(Error::argument(format!("{field} is {given}, but {kind} does not scale; leave it at 1")));
@@ -373,7 +375,7 @@ fn check_scales(operation: &Operation<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether the first dimension of its tensors is cut or joined.
+/// Whether it divides or concatenates tensors along the first dimension.
 fn cuts_rows(collective: &Collective) -> bool {
     matches!(
         collective,
@@ -389,9 +391,9 @@ fn tensor_name(name: String) -> Result<TensorName, Error> {
     TensorName::new(name).map_err(|error| Error::argument(error.to_string()))
 }
 
-/// What a rank without a contribution states.
+/// The type and shape of a rank without a contribution.
 const NO_TENSOR: TensorRef<'static> = TensorRef { dtype: DType::U8, shape: &[0], bytes: &[] };
-/// Bits of the numbers of one generation; nothing of the one before is under way when they run out.
+/// Bits of the numbers of one generation. No request of the previous generation is pending when they overflow.
 const GENERATION_SHIFT: u32 = 32;
-/// Counters of one session. Only tags make many: one for each pair and tag.
+/// The limit of counters in one session. Only tags need many: one for each pair of ranks and tag.
 const COUNTERS_MAX: usize = 65_536;

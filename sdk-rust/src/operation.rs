@@ -1,4 +1,4 @@
-//! What is asked for: [`Operation`], its name and set, and what can be given with a reduction.
+//! [`Operation`]: a collective with this rank's contribution, its [`Label`] and the [`ReduceOptions`] of a reduction.
 
 use std::panic::Location;
 
@@ -6,7 +6,7 @@ use ronde_wire::{Codec, Collective, PluginCall, Rank, ReduceOp, SetId};
 
 use crate::tensor::TensorRef;
 
-/// By what the ranks know an operation: the process set and the name within it.
+/// Identifies an operation on all ranks: the process set and the name within it.
 ///
 /// Made from a name, from `None` for a number, from a set, or from a name and a set: `"gradient"`, `None`, `set`,
 /// `("gradient", set)`. Without a set it is the set of all ranks.
@@ -15,7 +15,7 @@ pub struct Label<'a> {
     /// The name, together with the kind of operation; `None` for a number. Operations without a name are numbered by set
     /// and kind, in the order of the calls.
     pub name: Option<&'a str>,
-    /// The process set whose ranks all take part.
+    /// The process set, all of whose ranks take part.
     pub set: SetId,
 }
 
@@ -74,8 +74,8 @@ impl ReduceOptions {
     /// The same sum or average with contributions that a plugin encodes and decodes, which is a codec:
     /// `ReduceOptions::default().encoded_by(PluginCall::new("topk").with("ratio", 0.01))`.
     ///
-    /// A codec that keeps something between operations, such as the residuals of error feedback, knows a tensor by set and
-    /// name: give the operations on one tensor the same name.
+    /// A codec with state, such as the residuals of error feedback, identifies a tensor by set and name: give the operations on
+    /// one tensor the same name.
     #[must_use]
     pub fn encoded_by(self, plugin: PluginCall) -> Self {
         Self { plugin: Some(plugin), ..self }
@@ -83,7 +83,7 @@ impl ReduceOptions {
 }
 
 impl Default for ReduceOptions {
-    /// The average, elements as they are.
+    /// The average, without scaling or compression.
     fn default() -> Self {
         Self { op: ReduceOp::Average, prescale: 1.0, postscale: 1.0, codec: Codec::None, plugin: None }
     }
@@ -95,14 +95,14 @@ impl From<ReduceOp> for ReduceOptions {
     }
 }
 
-/// One collective with this rank's part in it.
+/// A collective with this rank's contribution.
 #[derive(Clone, Debug)]
 pub struct Operation<'a> {
-    /// What the ranks know it by; without a name for messages between two ranks, which are counted.
+    /// Its set and name; without a name for messages between two ranks, which are numbered.
     pub label: Label<'a>,
-    /// What to do. An all-to-all without splits sends the same number of rows to every rank.
+    /// The collective. An all-to-all without splits sends the same number of rows to every rank.
     pub collective: Collective,
-    /// The contribution, where this rank has one: not of a barrier, nor where it only receives.
+    /// The contribution, if this rank has one: not for a barrier, nor when it only receives.
     pub tensor: Option<TensorRef<'a>>,
     /// Multiplies the contribution; 1 for operations that reduce nothing.
     pub prescale: f64,
@@ -114,10 +114,9 @@ pub struct Operation<'a> {
     pub plugin: Option<PluginCall>,
     /// Whether the result may stay in this worker's shared memory, to be taken as a [`Buffer`](crate::Buffer): without a copy.
     pub mapped: bool,
-    /// Whether its completion is counted by [`Completions`](crate::Completions) when no thread waits for it then.
+    /// Whether [`Completions`](crate::Completions) counts its completion when no thread waits for it.
     pub notify: bool,
-    /// Where in the program it was asked for, as `file:line`: for reports of stalls and failures. Methods of the clients fill
-    /// it in by themselves.
+    /// The caller's `file:line`, for reports of stalls and failures. Methods of the clients fill it in.
     pub site: Option<String>,
 }
 
@@ -131,19 +130,19 @@ impl<'a> Operation<'a> {
         Self { label, collective, tensor, prescale, postscale, codec, plugin, mapped, notify, site }
     }
 
-    /// Lets the result stay in shared memory where it is large and there is room.
+    /// Lets the result stay in shared memory if it is large and there is room.
     #[must_use]
     pub fn mapped(self) -> Self {
         Self { mapped: true, ..self }
     }
 
-    /// Has its completion counted by [`Completions`](crate::Completions) when no thread waits for it then.
+    /// Lets [`Completions`](crate::Completions) count its completion when no thread waits for it.
     #[must_use]
     pub fn notify(self) -> Self {
         Self { notify: true, ..self }
     }
 
-    /// Says where in the program it is asked for.
+    /// Sets the caller's location.
     #[must_use]
     pub fn at(self, site: &impl ToString) -> Self {
         Self { site: Some(site.to_string()), ..self }
@@ -202,13 +201,13 @@ impl<'a> Operation<'a> {
         Self::new(label, Collective::Broadcast { root: Rank(root) }, Some(tensor.into()))
     }
 
-    /// The rows of the tensor of the global rank `root`, each rank its share. The other ranks' tensors are not looked at.
+    /// The rows of the tensor of the global rank `root`, each rank its share. The other ranks' tensors are ignored.
     #[must_use]
     pub fn scatter(label: impl Into<Label<'a>>, tensor: Option<TensorRef<'a>>, root: u32) -> Self {
         Self::new(label, Collective::Scatter { root: Rank(root) }, tensor)
     }
 
-    /// Rows from every rank to every rank: `splits` says how many go to each rank of the set; `None` for equal numbers.
+    /// Rows from every rank to every rank: `splits` has the number for each rank of the set; `None` for equal numbers.
     #[must_use]
     pub fn alltoall(label: impl Into<Label<'a>>, tensor: impl Into<TensorRef<'a>>, splits: Option<&[u64]>) -> Self {
         let splits = splits.unwrap_or_default().to_vec();
@@ -237,7 +236,7 @@ impl<'a> Operation<'a> {
         Self::new(label, Collective::Barrier, None)
     }
 
-    /// This rank has no more tensors.
+    /// The announcement that this rank has no more tensors.
     #[must_use]
     pub fn join() -> Self {
         Self::new(None, Collective::Join, None)
@@ -251,7 +250,7 @@ impl<'a> Operation<'a> {
         Self::new(None, Collective::AddSet { ranks }, None)
     }
 
-    /// The end of a process set.
+    /// The removal of a process set.
     #[must_use]
     pub fn remove_process_set(set: SetId) -> Self {
         Self::new(None, Collective::RemoveSet { set }, None)
@@ -268,18 +267,18 @@ impl<'a> Operation<'a> {
     }
 }
 
-/// A place in the caller's program.
+/// A line of the caller's program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Site(&'static Location<'static>);
 
 impl Site {
-    /// Where the caller of the function stands that calls this, if that function tracks its caller.
+    /// The caller of the calling function, which must be `#[track_caller]`.
     #[track_caller]
     pub(crate) fn here() -> Self {
         Self(Location::caller())
     }
 
-    /// The operation, asked for from here.
+    /// The operation with this location.
     pub(crate) fn of<'a>(&self, operation: Operation<'a>) -> Operation<'a> {
         operation.at(&format_args!("{}:{}", self.0.file(), self.0.line()))
     }

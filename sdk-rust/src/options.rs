@@ -1,4 +1,4 @@
-//! [`Options`]: where the sidecar is, who this worker is, how long to wait.
+//! [`Options`]: the sidecar's directory, the rank of this worker, timeouts.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,9 +19,9 @@ pub struct Options {
     pub job: JobName,
     /// The rank to claim.
     pub rank: Rank,
-    /// The file with the 32 bytes that give the right to the rank.
+    /// The file with the 32-byte token that authorizes the claim of the rank.
     pub token_file: PathBuf,
-    /// How long to try to reach the sidecar. It may still be starting.
+    /// How long to try to connect to the sidecar, which may still be starting.
     pub connect_timeout: Duration,
     /// How long to wait for all other ranks to attach.
     pub start_timeout: Duration,
@@ -33,17 +33,16 @@ pub struct Options {
     pub transfer: Transfer,
     /// How messages reach the sidecar.
     pub ring: Ring,
-    /// Whether results that may stay in shared memory do.
+    /// Whether results may stay in shared memory.
     pub mapped: bool,
-    /// What is recorded from the start; by rank 0 only.
+    /// The timeline to record from the start; by rank 0 only.
     pub timeline: Option<TimelineOptions>,
 }
 
 /// How messages reach the sidecar.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ring {
-    /// Over a ring in shared memory where the sidecar takes one and tensors travel through shared memory too; else as with
-    /// `Off`.
+    /// Over a ring in shared memory, if the sidecar supports it and tensors travel through shared memory, too; else as with `Off`.
     #[default]
     Auto,
     /// On the session's gRPC stream.
@@ -56,12 +55,12 @@ pub enum Transfer {
     /// Through shared memory.
     #[default]
     Arena,
-    /// Inside messages: for small tensors where shared memory is not to be had.
+    /// Inside messages: for small tensors when shared memory is not available.
     Inline,
 }
 
 impl Options {
-    /// Options for a rank whose token file lies in the sidecar's session directory.
+    /// Options for a rank whose token file is in the sidecar's session directory.
     #[must_use]
     pub fn new(socket_dir: impl Into<PathBuf>, job: JobName, rank: Rank) -> Self {
         let socket_dir = socket_dir.into();
@@ -83,9 +82,9 @@ impl Options {
 
     /// Reads the environment, as `ronde run` sets it: RONDE_SOCKET (else `$XDG_RUNTIME_DIR/ronde`, else `/run/ronde`),
     /// RONDE_JOB, RONDE_RANK, RONDE_TOKEN_FILE (else the rank's file in the session directory), and, in seconds,
-    /// RONDE_CONNECT_TIMEOUT, RONDE_START_TIMEOUT, RONDE_OPERATION_TIMEOUT. RONDE_RING=0 switches the ring off, RONDE_MAPPED=0
-    /// results that stay in shared memory. RONDE_TIMELINE, or else HOROVOD_TIMELINE, names the file of a timeline, and is DYNAMIC
-    /// for one that is started later; RONDE_TIMELINE_MARK_CYCLES, or else HOROVOD_TIMELINE_MARK_CYCLES, is 1 to mark cycles.
+    /// RONDE_CONNECT_TIMEOUT, RONDE_START_TIMEOUT, RONDE_OPERATION_TIMEOUT. RONDE_RING=0 disables the ring, RONDE_MAPPED=0
+    /// copies all results. RONDE_TIMELINE, or else HOROVOD_TIMELINE, names the file of a timeline; DYNAMIC means that the program
+    /// starts it later. RONDE_TIMELINE_MARK_CYCLES, or else HOROVOD_TIMELINE_MARK_CYCLES, is 1 to mark cycles.
     ///
     /// # Errors
     /// [`Error::Settings`] with all problems at once. Where neither RONDE_SOCKET nor RONDE_JOB is set and another launcher has
@@ -139,7 +138,7 @@ impl Options {
     }
 }
 
-/// What is wrong, collected so that all of it is told at once.
+/// Collects problems so that one error lists all of them.
 #[derive(Default)]
 struct Problems(Vec<String>);
 
@@ -149,7 +148,7 @@ impl Problems {
     }
 }
 
-/// What to do where a launcher that is not ronde's has started this process.
+/// The problem when another launcher has started this process.
 fn other_launcher(lookup: &impl Fn(&str) -> Option<String>) -> Option<String> {
     if lookup("RONDE_SOCKET").is_some() || lookup("RONDE_JOB").is_some() {
         return None;
@@ -230,7 +229,7 @@ fn seconds(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Optio
     duration.map(Some).ok_or_else(|| format!("{name} is {text:?}; it is a positive number of seconds"))
 }
 
-/// In the place of a timeline's file: the program will start it.
+/// Instead of a timeline's file: the program starts the timeline later.
 const LATER: &str = "DYNAMIC";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Importing a framework on a loaded machine takes a while, and the slowest rank decides.
@@ -256,7 +255,7 @@ mod tests {
         let expected = ["\"-1\"", "\"soon\"", "\"maybe\"", "\"never\"", "\"perhaps\""];
         for wanted in expected.into_iter().chain(["RONDE_SOCKET is not set", "/nowhere/ronde", "RONDE_JOB is not set"])
         {
-            assert!(text.contains(wanted), "{text} does not say {wanted}");
+            assert!(text.contains(wanted), "{text} does not contain {wanted}");
         }
         assert_eq!(problems.len(), 7);
     }

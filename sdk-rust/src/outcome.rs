@@ -1,16 +1,16 @@
-//! What an operation gives: [`Output`], and the types that the methods of the clients make of it.
+//! [`Output`]: the result of an operation, and the types that clients convert it to.
 
 use ronde_wire::{Collective, Detail, SetId};
 
 use crate::error::Error;
 use crate::tensor::Tensor;
 
-/// Everything that a completed operation gives this rank.
+/// The complete result of an operation on this rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
     /// The result; `None` for operations without one, and on ranks that get none.
     pub tensor: Option<Tensor>,
-    /// What else there is to know.
+    /// Further information, such as the rank that sent a message.
     pub detail: Detail,
     collective: Collective,
 }
@@ -24,7 +24,7 @@ impl Output {
 /// A process set: some ranks of the world, ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessSet {
-    /// By what operations name it.
+    /// Its number.
     pub id: SetId,
     /// Its global ranks, ascending.
     pub ranks: Vec<u32>,
@@ -44,7 +44,7 @@ impl ProcessSet {
     }
 }
 
-/// A message, and who sent it.
+/// A message and its sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
     /// The sender's tensor.
@@ -53,7 +53,7 @@ pub struct Received {
     pub source: u32,
 }
 
-/// What an all-to-all gives.
+/// The result of an all-to-all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchanged {
     /// The rows from all ranks, in rank order of the set.
@@ -62,12 +62,12 @@ pub struct Exchanged {
     pub received_splits: Vec<u64>,
 }
 
-/// What a handle gives in the end.
+/// A type that the result of an operation can be converted to.
 pub trait Outcome: Sized + private::Sealed {
-    /// Makes it of an operation's output.
+    /// Converts an operation's output.
     ///
     /// # Errors
-    /// [`Error::Protocol`] when the sidecar's answer lacks what belongs to it.
+    /// [`Error::Protocol`] when the sidecar's answer lacks a part of it.
     fn of(output: Output) -> Result<Self, Error>;
 }
 
@@ -139,7 +139,7 @@ fn lacks(collective: &Collective, what: &str) -> Error {
 }
 
 mod private {
-    /// Outcomes are those of this crate.
+    /// Only this crate implements `Outcome`.
     pub trait Sealed {}
 
     impl Sealed for super::Output {}

@@ -105,10 +105,11 @@ impl<R, T> Pending<R, T> {
         over.map_or(Ok(table), Err)
     }
 
-    /// Checks that one more request may be pending.
+    /// Checks that one more request may be pending, before the input is copied to shared memory.
     ///
     /// # Errors
     /// Those of [`Pending::insert`].
+    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn check_room(&self) -> Result<(), Error> {
         lock(&self.table).check_room(self.pending_max)
     }

@@ -1,21 +1,21 @@
-//! Plugins that an operation asks for: whether the request can be, before it takes a name.
+//! Checks the plugin of an operation before the operation takes a name.
 
 use ronde_wire::{Codec, Collective, PluginCall, PluginValue, ReduceOp, limits};
 
 use crate::error::Error;
 use crate::operation::Operation;
 
-/// The codec of an operation's request.
+/// The codec of an operation's request, after a check of its plugin.
 ///
 /// # Errors
-/// [`Error::Argument`] for a plugin that has nothing to do there, a plugin that is missing, and one that cannot be.
+/// [`Error::Argument`] for a plugin on an operation that takes none, a missing plugin, and an invalid one.
 pub(crate) fn checked_codec(operation: &Operation<'_>) -> Result<Codec, Error> {
     let Operation { collective, codec, plugin, .. } = operation;
     let reduces = collective.reduce_op() == Some(ReduceOp::Plugin);
     let Some(plugin) = plugin else {
         return match (reduces, codec) {
-            (true, _) => refused("a reduction by a plugin names none; use ReduceOptions::reduced_by"),
-            (false, Codec::Plugin) => refused("a codec that is a plugin names none; use ReduceOptions::encoded_by"),
+            (true, _) => refused("a reduction by a plugin names no plugin; use ReduceOptions::reduced_by"),
+            (false, Codec::Plugin) => refused("a plugin codec names no plugin; use ReduceOptions::encoded_by"),
             (false, codec) => Ok(*codec),
         };
     };
@@ -28,7 +28,7 @@ pub(crate) fn checked_codec(operation: &Operation<'_>) -> Result<Codec, Error> {
     match (op, codec) {
         (ReduceOp::Plugin, Codec::None) => Ok(Codec::None),
         (ReduceOp::Plugin, codec) => {
-            refused(format!("codec {codec} with a reduction by plugin {called}: values reach a plugin as they are"))
+            refused(format!("codec {codec} with a reduction by plugin {called}: a plugin reduces uncompressed values"))
         }
         (ReduceOp::Sum | ReduceOp::Average, Codec::None | Codec::Plugin) => Ok(Codec::Plugin),
         (ReduceOp::Sum | ReduceOp::Average, codec) => {
@@ -37,14 +37,14 @@ pub(crate) fn checked_codec(operation: &Operation<'_>) -> Result<Codec, Error> {
         (op, _) => {
             let op = op.name();
             refused(format!(
-                "plugin {called} as a codec with {op}: what it decodes is summed; use Sum or Average, or \
+                "plugin {called} as a codec with {op}: decoded values are summed; use Sum or Average, or \
                  ReduceOptions::reduced_by if it reduces"
             ))
         }
     }
 }
 
-/// What no sidecar could find or take.
+/// Rejects a call that no sidecar could accept.
 fn check_call(PluginCall { name, parameters }: &PluginCall) -> Result<(), Error> {
     let (plain, version) = name.split_once('@').map_or((name.as_str(), None), |(name, version)| (name, Some(version)));
     let is_name = within(plain, limits::PLUGIN_NAME_BYTES_MAX, |c| matches!(c, 'a'..='z' | '0'..='9' | '-'));

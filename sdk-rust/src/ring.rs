@@ -1,24 +1,29 @@
-//! A session's ring as its threads share it: whoever sends writes into it, and one of those who wait reads for all.
+//! [`Ring`]: a session's message ring in shared memory. Threads of the program send; one thread at a time receives.
 //!
-//! # Who reads
+//! # Receiving: leader and followers
 //!
-//! The receiver is in a lock. A thread that waits for an answer tries to take it; who gets it *leads*: it reads what
-//! comes, hands each answer to its waiter, and sleeps on the ring's futex in between, until its own answer is there. The others
-//! *follow*: they sleep on their own promise. A leader that goes wakes one follower, which takes over. While nobody leads, the
-//! session's task does: the receiver is then armed for the bell, which wakes the task.
+//! The receiver is in a lock. A thread that waits for a result tries to take the lock. The thread that gets it *leads*: it
+//! receives messages, delivers each result to its waiter, and sleeps on the ring's futex in between, until its own result is
+//! there. The other threads *follow*: they park on their own promise. A leader that stops wakes one follower, which takes over.
+//! While no thread leads, the session's task receives: the ring's bell is armed and wakes the task.
 //!
-//! No message is overlooked when the roles change. A leader that goes arms the bell while it still holds the lock, and arming
-//! looks once more whether something has come. The task that is rung for and finds the lock taken sets `rung`, passes a fence
-//! and tries again; a leader lets the lock go, passes a fence and looks at `rung`. So either the task gets the lock, or
-//! the leader sees that it was there and sends for it. Whoever fulfils a promise from elsewhere (the end of the session) kicks the
-//! leader after that, and a leader looks at its promise between arming and sleeping.
+//! No message is lost when the roles change:
 //!
-//! A thread that submits and will wait disarms the bell before it submits ([`Ring::expect_leader`]). What comes meanwhile
-//! stays where it is until that thread leads, another call looks, or the session's task does with its next heartbeat.
+//! - A leader that stops arms the bell while it still holds the lock. Arming checks once more for a message.
+//! - A task that is woken and finds the lock taken sets `missed_wakeup`, passes a fence and tries again. A leader releases the
+//!   lock, passes a fence and loads `missed_wakeup`. So either the task gets the lock, or the leader sees the flag and wakes the
+//!   task.
+//! - Code that fulfils a promise without a message (the end of the session) kicks the leader afterwards. A leader checks its
+//!   promise between arming and sleeping.
 //!
-//! # Who waits for room
+//! A thread that will submit and wait disarms the bell before it submits ([`Ring::expect_leader`]). Messages that arrive
+//! meanwhile stay in the ring until that thread leads, another call polls the ring, or the session's task does so with its next
+//! heartbeat.
 //!
-//! A message for which the ring has no room goes to a queue with a bound, which is flushed when the sidecar has read and rings.
+//! # Sending
+//!
+//! A message for which the ring has no room goes to a bounded backlog, which is flushed when the sidecar has received and rings
+//! the bell.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -34,15 +39,15 @@ use crate::error::{Error, queue_full};
 use crate::promise::{Promise, Unpark};
 use crate::session::OUTGOING_MAX;
 
-/// What a message of the sidecar is given to.
+/// Handles a message of the sidecar.
 pub(crate) type Handler<'a> = &'a dyn Fn(v1::ServerMessage) -> Result<(), Error>;
 
-/// How soon the sidecar is to see a message.
+/// A hint how soon the sidecar must receive a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flush {
-    /// At once.
+    /// Now: wakes the sidecar.
     Now,
-    /// With the next one, or the next heartbeat: not worth a wake-up of its own.
+    /// With the next message or heartbeat: does not wake the sidecar.
     Later,
 }
 
@@ -55,16 +60,16 @@ pub(crate) struct Ring {
     kick: Kick,
     bell: Arc<Bell>,
     phase: AtomicU8,
-    /// The bell rang while somebody held the receiver.
+    /// Set when the bell rang while a thread held the receiver.
     missed_wakeup: AtomicBool,
-    /// The session's task is to look.
+    /// Wakes the session's task, which then drives the ring.
     task_wanted: Notify,
     followers: Followers,
-    /// What broke it, until the task takes it.
+    /// Why the ring broke, until the task takes it.
     broken: Mutex<Option<Error>>,
 }
 
-/// Threads that wait while another one leads.
+/// Threads that wait while another thread leads.
 #[derive(Default)]
 struct Followers(Mutex<VecDeque<Arc<dyn Unpark>>>);
 
@@ -77,18 +82,18 @@ impl fmt::Debug for Followers {
 #[derive(Debug)]
 struct Sender {
     producer: Producer,
-    /// Encoded messages that wait for room, oldest first; at most [`OUTGOING_MAX`].
+    /// Encoded messages for which there was no room, oldest first; at most [`OUTGOING_MAX`].
     backlog: VecDeque<Vec<u8>>,
-    /// Memory of the last message.
+    /// The buffer of the last message.
     message: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct Receiver {
     consumer: Consumer,
-    /// Whether the last wait of a leader was short, so that the next one may be.
+    /// Whether the last wait of a leader was short, so that the next one may spin.
     was_short: bool,
-    /// Memory of the last message.
+    /// The buffer of the last message.
     message: Vec<u8>,
 }
 
@@ -108,22 +113,22 @@ impl Ring {
         }
     }
 
-    /// What the session's task waits for besides [`Ring::attention`].
+    /// Wakes the session's task, as [`Ring::task_wanted`] does.
     pub(crate) fn bell(&self) -> &Arc<Bell> {
         &self.bell
     }
 
-    /// Resolves when the session's task is to [attend](Ring::attend).
+    /// Resolves when the session's task must [drive](Ring::drive) the ring.
     pub(crate) async fn task_wanted(&self) {
         self.task_wanted.notified().await;
     }
 
-    /// What broke the ring, once.
+    /// Why the ring broke, once.
     pub(crate) fn take_broken(&self) -> Option<Error> {
         lock(&self.broken).take()
     }
 
-    /// Sends a message, or keeps it until there is room.
+    /// Sends a message, or queues it until there is room.
     ///
     /// # Errors
     /// [`Error::Limit`] when the sidecar does not read or the message is too long; [`Error::Protocol`].
@@ -138,13 +143,13 @@ impl Ring {
         })
     }
 
-    /// The sidecar says that from now on it speaks here. To be attended next.
+    /// Opens the ring for receiving: the sidecar sends here from now on. Call [`Ring::drive`] next.
     pub(crate) fn open(&self) {
         self.phase.store(OPEN, Ordering::SeqCst);
     }
 
-    /// Waits at most `slice` for a promise; reads for everybody if nobody else does. Takes the answer. It is
-    /// looked for that long before the thread sleeps.
+    /// Waits at most `slice` for a promise and takes its value. Leads if no other thread does; then it spins for `spin` before it
+    /// sleeps.
     pub(crate) fn wait<T: Send + 'static>(
         &self,
         promise: &Promise<T>,
@@ -171,18 +176,18 @@ impl Ring {
         answer
     }
 
-    /// A thread is about to submit something and to wait for it, so that it reads what comes. Till then nothing rings the bell:
-    /// when the sidecar answers before the thread waits, waking the session's task would only keep the two from each other.
-    /// What comes when no thread waits after all is read by the next call, or with the next heartbeat.
+    /// Disarms the bell for a thread that will submit and wait, and so receives the answer. If the sidecar answers before the
+    /// thread waits, waking the session's task would only delay both. If no thread waits after all, the next call or heartbeat
+    /// receives the messages.
     pub(crate) fn expect_leader(&self) {
         let Some(receiver) = self.try_receiver().filter(|_| self.is_open()) else { return };
         receiver.consumer.disarm();
         self.release(receiver);
-        // Somebody may have found the receiver taken, and follows nobody.
+        // A thread may have found the receiver taken, and follows although no thread leads.
         self.promote();
     }
 
-    /// Reads what is there, if nobody else does.
+    /// Receives the messages that are there, if no other thread does.
     pub(crate) fn poll(&self, handler: Handler<'_>) {
         if !self.is_open() {
             return;
@@ -190,18 +195,18 @@ impl Ring {
         if let Some(mut receiver) = self.try_receiver() {
             self.read(&mut receiver, handler);
             self.arm_and_release(receiver);
-            // Somebody may have found the receiver taken, and follows nobody.
+            // A thread may have found the receiver taken, and follows although no thread leads.
             self.promote();
         }
     }
 
-    /// The bell rang, or somebody sent for the task: sends what waited for room, and reads if nobody leads.
+    /// The work of the session's task after a wake-up: flushes the backlog, and receives if no thread leads.
     pub(crate) fn drive(&self, handler: Handler<'_>) {
         if let Err(error) = lock(&self.sender).flush() {
             self.break_down(error);
         }
         self.missed_wakeup.store(true, Ordering::SeqCst);
-        // The note comes before the attempt: see the module's header.
+        // The store comes before the attempt: see the module's documentation.
         fence(Ordering::SeqCst);
         if let Some(mut receiver) = self.try_receiver().filter(|_| self.is_open()) {
             self.missed_wakeup.store(false, Ordering::SeqCst);
@@ -211,15 +216,15 @@ impl Ring {
         }
     }
 
-    /// The session's stream has ended: what the sidecar wrote before is read, and nothing after.
+    /// Ends the ring after the session's stream: receives the messages that the sidecar sent before, and none after.
     pub(crate) fn finish(&self, handler: Handler<'_>) {
         if self.phase.swap(OVER, Ordering::SeqCst) != OPEN {
             return;
         }
         self.kick.now();
-        // A leader sees the phase, and goes.
+        // A leader sees the phase and stops.
         let mut receiver = lock(&self.receiver);
-        // More messages than fit into the ring were not there when the stream ended.
+        // The ring cannot hold more messages than bytes.
         for _ in 0..ronde_wire::limits::RING_BYTES {
             match receiver.pop() {
                 Ok(Some(message)) => {
@@ -232,12 +237,12 @@ impl Ring {
         }
     }
 
-    /// A promise was fulfilled by something else than a message: whoever leads looks at its own.
+    /// Makes the leader check its promise, after a promise was fulfilled without a message.
     pub(crate) fn kick(&self) {
         self.kick.now();
     }
 
-    /// Whether nothing goes over the ring any more.
+    /// Whether the ring has ended or is broken.
     pub(crate) fn is_over(&self) -> bool {
         self.phase.load(Ordering::SeqCst) == OVER
     }
@@ -246,7 +251,7 @@ impl Ring {
         self.phase.load(Ordering::SeqCst) == OPEN
     }
 
-    /// Reads, and sleeps in between, until `ready`, the deadline or the end.
+    /// Receives, and sleeps in between, until `ready`, the deadline or the end of the ring.
     fn lead(
         &self,
         mut receiver: MutexGuard<'_, Receiver>,
@@ -259,12 +264,12 @@ impl Ring {
         receiver.consumer.disarm();
         while self.read(&mut receiver, handler) && !ready() {
             let Some(left) = rest_until(deadline) else { break };
-            // Once for each wait: what does not come soon may take long.
+            // Once for each wait: an answer that does not come soon may take long.
             if std::mem::take(&mut may_spin) && receiver.spin(spin.min(left)) {
                 continue;
             }
             match receiver.consumer.arm(Wait::Futex) {
-                // What was fulfilled before the arming has kicked nobody.
+                // A promise fulfilled before the arming did not wake this thread.
                 Ok(true) if ready() || !self.is_open() => break,
                 Ok(true) => receiver.consumer.sleep(left),
                 Ok(false) => {}
@@ -278,7 +283,7 @@ impl Ring {
         self.arm_and_release(receiver);
     }
 
-    /// Reads what is there, up to a bound. False when the ring is over.
+    /// Receives the messages that are there, up to a bound. False when the ring is over.
     fn read(&self, receiver: &mut Receiver, handler: Handler<'_>) -> bool {
         for _ in 0..MESSAGES_PER_TURN {
             if !self.is_open() {
@@ -297,7 +302,7 @@ impl Ring {
         true
     }
 
-    /// Lets the receiver go, such that the next message wakes the session's task.
+    /// Releases the receiver; the next message wakes the session's task.
     fn arm_and_release(&self, mut receiver: MutexGuard<'_, Receiver>) {
         let armed = receiver.consumer.arm(Wait::Bell);
         self.release(receiver);
@@ -308,22 +313,21 @@ impl Ring {
         }
     }
 
-    /// Lets the receiver go, and sends for the session's task if that has been there in between.
+    /// Releases the receiver, and wakes the session's task if it missed a wake-up meanwhile.
     fn release(&self, receiver: MutexGuard<'_, Receiver>) {
         drop(receiver);
-        // The receiver is free before the look at the note: see the module's header.
+        // The receiver is free before the load of the flag: see the module's documentation.
         fence(Ordering::SeqCst);
         if self.missed_wakeup.swap(false, Ordering::SeqCst) {
             self.task_wanted.notify_one();
         }
     }
 
-    /// Waits until the promise is kept, the leader goes or the time is over; gives the receiver if it has become free before
-    /// that.
+    /// Parks until the promise is fulfilled, the leader stops or the time is over. Returns the receiver if it is free already.
     fn follow<T: Send + 'static>(&self, promise: &Promise<T>, slice: Duration) -> Option<MutexGuard<'_, Receiver>> {
         let me = promise.unparker();
         lock(&self.followers.0).push_back(Arc::clone(&me));
-        // A leader that went before it could see this follower has left the receiver free.
+        // A leader that stopped before it could see this follower has released the receiver.
         let receiver = self.try_receiver();
         if receiver.is_none() {
             promise.park_timeout(slice);
@@ -332,7 +336,7 @@ impl Ring {
         receiver
     }
 
-    /// Wakes one follower, which leads if nobody does.
+    /// Wakes one follower, which leads if no other thread does.
     fn promote(&self) {
         let next = lock(&self.followers.0).pop_front();
         if let Some(next) = next {
@@ -340,7 +344,7 @@ impl Ring {
         }
     }
 
-    /// `None` while another thread has it.
+    /// The receiver; `None` while another thread has it.
     fn try_receiver(&self) -> Option<MutexGuard<'_, Receiver>> {
         match self.receiver.try_lock() {
             Ok(receiver) => Some(receiver),
@@ -349,7 +353,7 @@ impl Ring {
         }
     }
 
-    /// Nothing goes over the ring from now on; the session's task ends the session. The first reason stays.
+    /// Marks the ring as broken; the session's task ends the session. The first reason stays.
     fn break_down(&self, error: Error) {
         self.phase.store(OVER, Ordering::SeqCst);
         lock(&self.broken).get_or_insert(error);
@@ -378,7 +382,7 @@ impl Sender {
         self.flush()
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends the backlog, as far as there is room.
     fn flush(&mut self) -> Result<(), Error> {
         let Self { producer, backlog, .. } = self;
         if backlog.is_empty() {
@@ -404,17 +408,17 @@ impl Receiver {
         let message = ring::decode(&self.message);
         message
             .map(Some)
-            .map_err(|error| Error::Protocol { reason: format!("what came over the ring is no message: {error}") })
+            .map_err(|error| Error::Protocol { reason: format!("a message on the ring cannot be decoded: {error}") })
     }
 
-    /// Looks for a moment whether something comes. Says whether it did.
+    /// Spins until a message is there, at most for `longest`. Returns whether there is one.
     ///
-    /// A thread that sleeps is awake again after 2 us, or after 400 where its core has gone to sleep as well. Between two looks
-    /// the core is offered to whoever else wants it, so that a look takes time in which it would have been idle.
+    /// A thread that sleeps wakes up after 2 us, or after 400 us when its core sleeps, too. Between two polls the thread yields its
+    /// core, so that spinning takes only time in which the core would be idle.
     fn spin(&mut self, longest: Duration) -> bool {
         let until = Instant::now() + longest;
         loop {
-            // What is broken is told by the attempt to read it.
+            // A broken ring counts as ready; receiving from it returns the error.
             if self.consumer.is_ready().unwrap_or(true) {
                 return true;
             }
@@ -426,7 +430,7 @@ impl Receiver {
     }
 }
 
-/// How long the answer to a submission is looked for.
+/// How long a wait for the result of a submission spins.
 pub(crate) fn spin_time(input: &Place) -> Duration {
     match input {
         Place::Arena { bytes, .. } if *bytes > SMALL_BYTES_MAX => SPIN_AFTER_LARGE,
@@ -442,28 +446,28 @@ fn protocol(error: RingError) -> Error {
     }
 }
 
-/// What is left until a deadline; `None` when it has passed. Without a deadline, a long time.
+/// The time until a deadline; `None` when it has passed. Without a deadline, a long time.
 fn rest_until(deadline: Option<Instant>) -> Option<Duration> {
     let Some(deadline) = deadline else { return Some(Duration::MAX) };
     deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
 }
 
-/// A panic elsewhere leaves what these locks guard whole: each change is a single call.
+/// Ignores poisoning: a panic elsewhere leaves the guarded values whole, because each change is a single call.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The sidecar has not said yet that it speaks here.
+/// The sidecar does not send on the ring yet.
 const NOT_TAKEN: u8 = 0;
 const OPEN: u8 = 1;
 const OVER: u8 = 2;
-/// Messages read before the reader looks after other things.
+/// Messages received before the receiver checks for other work.
 const MESSAGES_PER_TURN: usize = 256;
-/// How long a leader looks before it sleeps, where it may: more than an answer takes that has to come over one hop.
+/// How long a leader spins before it sleeps: longer than an answer over one hop takes.
 const SPIN: Duration = Duration::from_micros(300);
-/// The same for operations on more than [`SMALL_BYTES_MAX`] here. Their answers take longer, but fewer cores have gone to sleep.
+/// The same after a submission of more than [`SMALL_BYTES_MAX`]. Its answer takes longer, but fewer cores are asleep.
 const SPIN_AFTER_LARGE: Duration = Duration::from_micros(100);
 const SMALL_BYTES_MAX: u64 = 256 << 10;
-/// A wait after which the next one is expected to be over soon. One that has slept may last longer than a look, and the next one
+/// After a wait shorter than this the next one spins. A wait that slept may last longer than the spin although the next one does
 /// not.
 const SHORT_WAIT: Duration = Duration::from_millis(1);

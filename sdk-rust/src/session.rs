@@ -100,7 +100,7 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if let Some(request) = self.request.take() {
-            self.session.abstain(request, "its call was given up");
+            self.session.abstain(request, "its call was cancelled");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The background task of a session. It owns the incoming stream, sends heartbeats and attends to the ring while nobody
-//! waits; when the stream or the epoch ends it tells every waiter why, with the failure kept for those who come later.
+//! [`SessionTask`]: the background task of a session. It owns the incoming stream, sends heartbeats, and reads the ring while
+//! no thread waits. When the stream ends, it ends the session: every waiter gets the reason, and so does every later call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,17 +21,17 @@ use crate::session::Session;
 pub(crate) struct SessionTask {
     session: Arc<Session>,
     incoming: Streaming<v1::ServerMessage>,
-    /// Told when the sidecar speaks over the ring.
+    /// Notified when the sidecar uses the ring.
     taken: Option<oneshot::Sender<()>>,
     /// `None` without a ring, and once the sidecar has closed it.
     bell: Option<ForkSafe<pipe::Receiver>>,
 }
 
 impl SessionTask {
-    /// A task for a session. To be called in the runtime in which it will run.
+    /// A task for a session. Call it in the runtime in which the task will run.
     ///
     /// # Errors
-    /// [`Error::Thread`] when the runtime cannot wait for the ring's bell.
+    /// [`Error::Thread`] when the runtime cannot register the ring's bell.
     pub(crate) fn new(
         session: Arc<Session>,
         incoming: Streaming<v1::ServerMessage>,
@@ -41,7 +41,7 @@ impl SessionTask {
         Ok(Self { session, incoming, taken: Some(taken), bell })
     }
 
-    /// Runs until the stream ends, or for a while after the session was closed.
+    /// Runs until the stream ends, or until a timeout after the session was closed.
     pub(crate) async fn run(mut self) {
         let why = self.listen().await;
         let session = &self.session;
@@ -53,16 +53,20 @@ impl SessionTask {
         self.finish_timeline().await;
     }
 
-    /// The sidecar has ended the recording with the session: what is left of it is written.
+    /// Writes the rest of the recording, which the sidecar has ended with the session.
     async fn finish_timeline(&self) {
         match tokio::time::timeout(TIMELINE_TIMEOUT, self.session.recorder.finish()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(target: "ronde", "{error}"),
-            Err(_) => tracing::warn!(target: "ronde", "the end of the timeline has not come in time"),
+            Err(_) => {
+                let reason =
+                    "the sidecar did not send the end of the timeline in time; the file is valid but incomplete";
+                tracing::warn!(target: "ronde", "{reason}");
+            }
         }
     }
 
-    /// Listens; says why no longer.
+    /// Receives until the session ends. Returns the reason.
     async fn listen(&mut self) -> Error {
         let session = Arc::clone(&self.session);
         let mut heartbeat = tokio::time::interval(Duration::from_millis(session.claimed.heartbeat_ms.into()));
@@ -85,7 +89,7 @@ impl SessionTask {
                         let timeout = liveness.timeout.as_secs_f64();
                         return self.sidecar_gone(&format!("it has been silent for {timeout:.1} s, the peer timeout"));
                     }
-                    // A full queue means that the sidecar does not read; it will not miss this one.
+                    // A full queue means that the sidecar does not read. It will not miss this heartbeat.
                     let _ = session.send_on_stream(client_message::Message::Heartbeat(v1::Heartbeat {}));
                     if let Err(error) = self.drive_ring() { return error }
                 }
@@ -102,23 +106,23 @@ impl SessionTask {
         }
     }
 
-    /// Hears a message of the stream.
+    /// Handles a message of the stream.
     fn receive(&mut self, message: v1::ServerMessage) -> Result<(), Error> {
         let taken = matches!(message.message, Some(server_message::Message::RingTaken(_)));
         self.session.receive(message)?;
         let Some(ring) = self.session.ring().filter(|_| taken) else { return Ok(()) };
         ring.open();
         if let Some(taken) = self.taken.take() {
-            // Nobody listens when `connect` was given up.
+            // The receiver is gone when `connect` was cancelled.
             let _ = taken.send(());
         }
         self.drive_ring()
     }
 
-    /// Looks at the ring.
+    /// Reads the ring, if no thread does.
     ///
     /// # Errors
-    /// What broke it.
+    /// Why the ring broke.
     fn drive_ring(&self) -> Result<(), Error> {
         let Some(ring) = self.session.ring() else { return Ok(()) };
         ring.drive(&|message| self.session.receive(message));
@@ -130,13 +134,13 @@ impl SessionTask {
     }
 }
 
-/// Also when the task panics or its runtime is dropped, every waiter gets an answer.
+/// Answers every waiter, also when the task panics or its runtime is dropped.
 impl Drop for SessionTask {
     fn drop(&mut self) {
-        // In a forked child the lock may be held by a thread that does not exist there.
+        // In a forked child, a thread that does not exist there may hold the lock.
         if !self.session.fork_guard.is_child() {
             if let Some(ring) = self.session.ring() {
-                // Nobody hears what is left in it.
+                // The messages that are left in it are discarded.
                 ring.finish(&|_| Err(Error::Closed));
             }
             self.session.release_results(&Error::Closed);
@@ -145,8 +149,8 @@ impl Drop for SessionTask {
     }
 }
 
-/// For how long the sidecar has said nothing. Looked at with every heartbeat: when this process itself stood still, the
-/// time between two looks tells, and the sidecar gets a fresh grace.
+/// Detects a silent sidecar. It is checked with every heartbeat: a long time between two checks means that this process itself
+/// was stopped, and then the sidecar gets the full timeout again.
 struct Liveness {
     timeout: Duration,
     last_message: Instant,
@@ -173,14 +177,14 @@ impl Liveness {
     }
 }
 
-/// The ring's bell, for this runtime.
+/// Registers the ring's bell with this runtime.
 fn listen(ring: &Ring) -> Result<ForkSafe<pipe::Receiver>, Error> {
-    // As a pipe, so that it is waited for to be read alone; see `Bell::listen`.
+    // As a pipe, so that the runtime waits for readability only; see `Bell::listen`.
     let receiver = pipe::Receiver::from_owned_fd_unchecked(ring.bell().listen()?.into());
     Ok(ForkSafe::with_fd(receiver.map_err(|error| Error::Thread { reason: error.to_string() })?)?)
 }
 
-/// Waits for the ring's bell, for ever without one. Says whether the sidecar has closed it. May be cancelled.
+/// Waits for the ring's bell, forever without one. Returns whether the sidecar has closed it. Cancel-safe.
 async fn rung(bell: Option<&mut ForkSafe<pipe::Receiver>>) -> bool {
     let Some(Ok(bell)) = bell.map(ForkSafe::get_mut) else { return std::future::pending().await };
     !matches!(bell.read(&mut [0; RUNG_MAX]).await, Ok(1..))
@@ -200,11 +204,11 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// Two heartbeats that are further apart than this mean that this process stood still.
+/// Two heartbeats that are further apart than this mean that this process was stopped.
 const PROCESS_PAUSE: Duration = Duration::from_secs(1);
-/// How long to listen after the farewell.
+/// How long the task receives after the Goodbye.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long the end of a timeline may take; within what a blocking client waits for the end of its session.
+/// How long the end of a timeline may take; less than a blocking client waits for the end of its session.
 const TIMELINE_TIMEOUT: Duration = Duration::from_millis(800);
-/// Wake-ups taken at once; more are taken in the next turn.
+/// Wake-ups read at once; the next turn reads more.
 const RUNG_MAX: usize = 1_024;

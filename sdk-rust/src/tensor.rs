@@ -1,10 +1,10 @@
-//! Tensors as the client takes and gives them: a type, a shape and bytes in row-major order.
+//! [`Tensor`] and [`TensorRef`]: a type, a shape and bytes in row-major order.
 
 use ronde_wire::{DType, Shape};
 
 use crate::error::Error;
 
-/// A tensor that lies somewhere else.
+/// A borrowed tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorRef<'a> {
     /// The type of the elements.
@@ -26,13 +26,13 @@ impl<'a> TensorRef<'a> {
         Ok(tensor)
     }
 
-    /// The shape, once it is known to fit the bytes.
+    /// The shape, after a check that it fits the bytes.
     pub(crate) fn checked_shape(&self) -> Result<Shape, Error> {
         checked_shape(self.dtype, self.shape, self.bytes.len())
     }
 }
 
-/// A tensor of its own bytes.
+/// An owned tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
     /// The type of the elements.
@@ -69,9 +69,9 @@ impl<'a> From<&'a Tensor> for TensorRef<'a> {
     }
 }
 
-/// A Rust type that is the element of a tensor.
+/// A Rust type that can be the element of a tensor.
 pub trait Element: bytemuck::Pod {
-    /// The tensor's name for it.
+    /// Its type in a tensor.
     const DTYPE: DType;
 }
 
@@ -85,7 +85,7 @@ macro_rules! element {
 
 element!(u8 => U8, i8 => I8, u16 => U16, i16 => I16, i32 => I32, i64 => I64, f32 => F32, f64 => F64);
 
-/// Whether elements are of a Rust type.
+/// Checks that elements are of a Rust type.
 pub(crate) fn check_type<T: Element>(dtype: DType) -> Result<(), Error> {
     if T::DTYPE == dtype {
         return Ok(());
@@ -93,7 +93,7 @@ pub(crate) fn check_type<T: Element>(dtype: DType) -> Result<(), Error> {
     Err(Error::argument(format!("the tensor is of type {dtype}, not {}", T::DTYPE)))
 }
 
-/// The shape of a tensor, once it is known to fit the bytes.
+/// The shape of a tensor, after a check that it fits the bytes.
 pub(crate) fn checked_shape(dtype: DType, shape: &[u64], bytes: usize) -> Result<Shape, Error> {
     let shape = Shape::new(shape.to_vec()).map_err(|error| Error::argument(error.to_string()))?;
     let wanted = shape.elements() * dtype.size_bytes() as u64;

@@ -1,4 +1,4 @@
-//! The client against a fake sidecar over real sockets: what it says, what it hears, and that every waiter gets an answer.
+//! Tests the client against a fake sidecar over real sockets: its messages, its results, and that every waiter gets an answer.
 
 mod buffers;
 mod fake;
@@ -14,16 +14,16 @@ use ronde::{
     Blame, Cause, Client, Error, Operation, Options, ReduceOp, ReduceOptions, Ring, Tensor, TensorRef, Transfer,
 };
 
-/// How tensors and messages travel.
+/// How tensors and messages reach the sidecar.
 type DataPath = (Transfer, Ring);
 
 /// Tensors in shared memory, messages over a ring.
 const OVER_RING: DataPath = (Transfer::Arena, Ring::Auto);
 /// Tensors in shared memory, messages on the stream.
 const OVER_STREAM: DataPath = (Transfer::Arena, Ring::Off);
-/// All ways pass the same tests.
+/// All paths, which pass the same tests.
 const DATA_PATHS: [DataPath; 3] = [OVER_RING, OVER_STREAM, (Transfer::Inline, Ring::Auto)];
-/// The ways with shared memory.
+/// The paths with shared memory.
 const SHARED_MEMORY_PATHS: [DataPath; 2] = [OVER_RING, OVER_STREAM];
 
 fn options(fake: &Fake, path: DataPath) -> Options {
@@ -282,9 +282,9 @@ fn a_join_has_no_deadline_and_is_not_withdrawn() {
             assert_eq!(join.wait_timeout(Duration::from_millis(20)).expect("alive"), Progress::NotReady);
         }
         drop(join);
-        // Nobody waits for it: the deadline of this rank is its own as well.
-        let _next = client.barrier_async("behind it").expect("the session goes on");
-        fake.wait_for("submit barrier.behind it");
+        // The join is not withdrawn, and operations after it are submitted.
+        let _next = client.barrier_async("after it").expect("the session goes on");
+        fake.wait_for("submit barrier.after it");
         assert!(!fake.received().contains(&"withdraw".to_owned()));
     }
 }
@@ -336,7 +336,7 @@ fn an_operation_rejected_by_a_limit_is_reported_to_the_other_ranks_and_takes_a_n
         drop(held);
         drop(client);
 
-        // Of a group all that is left out is told, and what was submitted is withdrawn.
+        // The rest of a rejected group is reported, and its submitted operations are withdrawn.
         let client = connect(&fake, path);
         let small = TensorRef::from(&small);
         client.grouped_allgather("never", &[small, small, small]).expect_err("three are too many");
@@ -365,9 +365,9 @@ fn wrong_arguments_never_reach_the_sidecar() {
             ),
             (client.alltoall(None, &tensor, Some(&[2])).expect_err("splits"), "do not add up to the 1 rows"),
             (client.broadcast(None, &tensor, 1).expect_err("root"), "invalid root rank 1"),
-            (client.scatter(None, None, 0).expect_err("no tensor"), "hands over the tensor of SCATTER"),
+            (client.scatter(None, None, 0).expect_err("no tensor"), "SCATTER needs a tensor on this rank"),
             (client.send(&tensor, 0, 0).expect_err("itself"), "no messages for itself"),
-            (client.recv(4, 0).expect_err("nobody"), "rank 4, which is not in"),
+            (client.recv(4, 0).expect_err("no such rank"), "rank 4, which is not in"),
             (client.grouped_allgather(None, &[]).expect_err("empty"), "at least one tensor"),
         ] {
             assert!(matches!(error, Error::Argument { .. }) && error.to_string().contains(words), "{error}");

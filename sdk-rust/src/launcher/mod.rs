@@ -1,14 +1,13 @@
-//! [`LaunchedBy`]: which launcher started this process, and as which of how many, as its environment tells.
+//! [`LaunchedBy`]: detects from environment variables which launcher started this process, its rank and the number of processes.
 //!
-//! One table for all launchers. Nothing here reads the process's environment: the variables are an argument, so that
-//! recorded environments can be tested.
+//! One table describes all launchers. The variables are an argument, so that tests can use recorded environments.
 
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
-/// A program that starts the processes of a parallel job, and tells each its rank by variables.
+/// A program that starts the processes of a parallel job and sets variables with the rank of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Launcher {
@@ -26,9 +25,9 @@ pub enum Launcher {
     Hydra,
     /// Slurm's `srun`.
     Srun,
-    /// Another launcher that speaks PMI-1 or PMI-2.
+    /// Another launcher that uses PMI-1 or PMI-2.
     Pmi,
-    /// Another launcher that speaks PMIx, such as `prterun`.
+    /// Another launcher that uses PMIx, such as `prterun`.
     Pmix,
     /// A launcher, or a file of Kubernetes, that sets the variables of `torch.distributed`'s `env://`.
     TorchEnvironment,
@@ -78,35 +77,35 @@ impl Launcher {
 pub struct LaunchedBy {
     /// The launcher.
     pub launcher: Launcher,
-    /// The number of this process among all; `None` where no variable has it.
+    /// The number of this process among all; `None` when no variable has it.
     pub rank: Option<u32>,
-    /// How many processes there are; `None` where no variable has it.
+    /// The number of processes; `None` when no variable has it.
     pub size: Option<u32>,
-    /// The number of this process among those of its host; `None` where no variable has it.
+    /// The number of this process on its host; `None` when no variable has it.
     pub local_rank: Option<u32>,
-    /// How many processes its host has; `None` where no variable has it.
+    /// The number of processes on its host; `None` when no variable has it.
     pub local_size: Option<u32>,
-    /// The variables that say so, with their values.
+    /// The variables with this information, and their values.
     pub variables: Vec<(&'static str, String)>,
 }
 
 impl LaunchedBy {
-    /// What the variables that `lookup` gives say; `None` when no known launcher has set them. An empty variable counts as
-    /// not set.
+    /// Detects the launcher from the variables that `lookup` returns; `None` when no known launcher has set them. An empty
+    /// variable counts as not set.
     #[must_use]
     pub fn detect(lookup: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let lookup = |name: &str| lookup(name).filter(|value| !value.is_empty());
         TABLE.iter().find_map(|row| row.read(&lookup))
     }
 
-    /// Whether there may be other processes. A launcher that tells no size counts as one of several: a process must not
-    /// train alone because a variable is missing.
+    /// Whether there may be other processes. Without a size this is true: a process must not train alone because a variable is
+    /// missing.
     #[must_use]
     pub fn is_one_of_several(&self) -> bool {
         self.size.is_none_or(|size| size > 1)
     }
 
-    /// Why a session cannot begin without a job of ronde: what was found, why nothing was started, and what to do.
+    /// The error text when there is no job of ronde: what was found, why no session started, and what to do.
     #[must_use]
     pub fn refusal(&self) -> String {
         let np = self.size.map_or_else(|| "N".to_owned(), |size| size.to_string());
@@ -135,7 +134,7 @@ impl fmt::Display for LaunchedBy {
     }
 }
 
-/// The variables of one launcher. Of the names for a number the first one that is set counts.
+/// The variables of one launcher. For each number, the first variable that is set counts.
 struct Row {
     launcher: Launcher,
     /// The launcher has started the process when one of these is set,
@@ -146,7 +145,7 @@ struct Row {
     size: &'static [&'static str],
     local_rank: &'static [&'static str],
     local_size: &'static [&'static str],
-    /// What else is worth showing to a user.
+    /// Further variables to show to the user.
     shown: &'static [&'static str],
 }
 
@@ -166,14 +165,15 @@ impl Row {
     }
 }
 
-/// A whole number; of a range (`1:4`, the nodes of an elastic job) its upper end.
+/// Parses a whole number, or the upper end of a range (`1:4`, the nodes of an elastic job).
 fn number(text: &str) -> Option<u32> {
     text.rsplit(':').next().and_then(|text| text.trim().parse().ok())
 }
 
-/// Launchers run below others: a row stands before those whose variables a process of its launcher may inherit. So torchrun
-/// stands before mpirun and srun, which start one torchrun on each host; mpirun, mpiexec, `ronde run` and horovodrun stand before
-/// srun, which starts them or their daemons. Variables that programs or files set by hand stand last.
+/// The rows in order of precedence. One launcher may start another, so a process may have the variables of both: the row of the
+/// inner launcher comes first. So torchrun comes before mpirun and srun, which start one torchrun on each host; mpirun, mpiexec,
+/// `ronde run` and horovodrun come before srun, which starts them or their daemons. Variables that programs or files set by hand
+/// come last.
 const TABLE: [Row; 11] = [
     Row {
         launcher: Launcher::Torchrun,
@@ -235,7 +235,7 @@ const TABLE: [Row; 11] = [
         local_size: &["HOROVOD_LOCAL_SIZE"],
         shown: &["HOROVOD_GLOO_RENDEZVOUS_ADDR"],
     },
-    // The shell of a batch job and that of `salloc` have SLURM_NTASKS too, and are one process: only a step's variables count.
+    // The shells of a batch job and of `salloc` have SLURM_NTASKS, too, but are one process. So only a step's variables count.
     Row {
         launcher: Launcher::Srun,
         any_of: &["SLURM_STEP_ID", "SLURM_STEPID"],
@@ -276,7 +276,8 @@ const TABLE: [Row; 11] = [
         local_size: &["LOCAL_WORLD_SIZE"],
         shown: &["MASTER_ADDR"],
     },
-    // Of a node's processes PET_NPROC_PER_NODE tells how many torchrun would start; what runs without it is one of PET_NNODES.
+    // PET_NPROC_PER_NODE is the number of processes that torchrun would start on a node. Without torchrun, the process is one of
+    // PET_NNODES.
     Row {
         launcher: Launcher::TorchrunOptions,
         any_of: &["PET_NNODES"],

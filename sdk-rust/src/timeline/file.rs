@@ -1,4 +1,4 @@
-//! The file of a timeline: a JSON array that is complete whenever something was written to it.
+//! [`TraceFile`]: the file of a timeline, a JSON array that is valid after every write.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
@@ -9,21 +9,21 @@ use ronde_rpc::v1;
 
 use super::trace::Trace;
 
-/// The file, and what has to be known of what is in it.
+/// The file, the state of its trace, and its length.
 pub(super) struct TraceFile {
     file: File,
     trace: Trace,
-    /// Where the array's end stands, which the next events overwrite.
+    /// The offset of the closing bracket, which the next events overwrite.
     end: u64,
 }
 
 impl TraceFile {
-    /// Makes the file anew.
+    /// Creates or truncates the file.
     pub(super) fn create(path: &Path) -> std::io::Result<Self> {
         Ok(Self { file: File::create(path)?, trace: Trace::default(), end: 0 })
     }
 
-    /// Writes what comes first: the moment that is the recording's zero.
+    /// Writes the first event: the time at which the recording starts.
     pub(super) fn begin(mut self) -> std::io::Result<Self> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map(|since| since.as_micros()).unwrap_or_default();
         self.trace.begin(u64::try_from(since).unwrap_or(u64::MAX));
@@ -31,21 +31,21 @@ impl TraceFile {
         Ok(self)
     }
 
-    /// Writes what a batch tells.
+    /// Writes the events of a batch.
     pub(super) fn add(mut self, batch: v1::TimelineBatch) -> std::io::Result<Self> {
         self.trace.add(batch);
         self.write()?;
         Ok(self)
     }
 
-    /// Ends what is still open.
+    /// Ends all open spans.
     pub(super) fn finish(mut self) -> std::io::Result<()> {
         self.trace.finish();
         self.write()
     }
 
-    /// Events and the array's end, in the place of its former end and at once: who reads the file finds it whole, also when
-    /// this process is killed.
+    /// Writes events and the closing bracket over the previous bracket in one call, so that the file is valid JSON even if this
+    /// process is killed.
     fn write(&mut self) -> std::io::Result<()> {
         let lines = self.trace.take_lines();
         if lines.is_empty() {
@@ -60,17 +60,19 @@ impl TraceFile {
         text.push_str(TAIL);
         self.file.seek(SeekFrom::Start(self.end))?;
         if let Err(error) = self.file.write_all(text.as_bytes()) {
-            // No room, in all likelihood: what was there before stays whole, unless that fails, too.
-            return Err(match self.mend() {
+            // Probably the disk is full. The earlier contents are restored, unless that fails, too.
+            return Err(match self.restore() {
                 Ok(()) => error,
-                Err(other) => std::io::Error::new(error.kind(), format!("{error}; nor can it be mended: {other}")),
+                Err(other) => {
+                    std::io::Error::new(error.kind(), format!("{error}; restoring the file failed, too: {other}"))
+                }
             });
         }
         self.end = end;
         Ok(())
     }
 
-    fn mend(&mut self) -> std::io::Result<()> {
+    fn restore(&mut self) -> std::io::Result<()> {
         self.file.set_len(self.end)?;
         self.file.seek(SeekFrom::Start(self.end))?;
         self.file.write_all(if self.end == 0 { b"" } else { TAIL.as_bytes() })

@@ -1,7 +1,8 @@
-//! Recording what happens to each tensor, in a file that Perfetto and chrome://tracing open; docs/TIMELINE.md describes it.
+//! [`Recorder`]: records what happens to each tensor in a file that Perfetto and chrome://tracing open; docs/TIMELINE.md
+//! describes it.
 //!
-//! Rank 0 records for all. Its sidecar streams what happens; a task writes it. Starts and stops come one after the other, and a
-//! session that ends stops its recording.
+//! Rank 0 records for all ranks. Its sidecar streams events, and a task writes them. Starts and stops are serialized, and the end
+//! of a session stops its recording.
 
 mod file;
 mod trace;
@@ -23,21 +24,21 @@ use tonic::transport::Channel;
 use crate::error::{Error, describe};
 use file::TraceFile;
 
-/// What is recorded, and where.
+/// The file and the contents of a timeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimelineOptions {
-    /// The file; made anew.
+    /// The file, which is overwritten.
     pub path: PathBuf,
-    /// Whether the moments are marked at which the coordinator issues orders.
+    /// Whether to mark the times at which the coordinator issues orders.
     pub mark_cycles: bool,
 }
 
-/// What a session records.
+/// The timeline recorder of a session.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    /// The way to the sidecar; `None` once the session is over.
+    /// The gRPC client; `None` once the session is over.
     client: Mutex<Option<RondeClient<Channel>>>,
-    /// The recording, while it is not stopped.
+    /// The recording, until it is stopped.
     running: tokio::sync::Mutex<Option<Running>>,
     /// Ends the recording when it is dropped.
     stop: Mutex<Option<oneshot::Sender<()>>>,
@@ -47,17 +48,17 @@ pub(crate) struct Recorder {
 struct Running {
     path: PathBuf,
     task: JoinHandle<Result<(), Error>>,
-    /// What the task gave.
+    /// The outcome of the task.
     outcome: Option<Result<(), Error>>,
 }
 
 impl Recorder {
-    /// A recorder without a recording; without a client there will be none.
+    /// A recorder without a recording. Without a client none can start.
     pub(crate) fn new(client: Option<RondeClient<Channel>>) -> Self {
         Self { client: Mutex::new(client), running: tokio::sync::Mutex::default(), stop: Mutex::default() }
     }
 
-    /// Records from now on, in the place of what was recorded before. To be called in the session's runtime.
+    /// Starts a recording, after it ends the previous one. Call it in the session's runtime.
     ///
     /// # Errors
     /// [`Error::Timeline`], or [`Error::Closed`].
@@ -74,24 +75,24 @@ impl Recorder {
         Ok(())
     }
 
-    /// Ends the recording, if there is one; the file is complete then.
+    /// Ends the recording, if there is one, and completes the file.
     ///
     /// # Errors
-    /// [`Error::Timeline`]; what is in the file is valid all the same.
+    /// [`Error::Timeline`]; the file is valid nevertheless.
     pub(crate) async fn stop(&self) -> Result<(), Error> {
         self.end(&mut *self.running.lock().await).await
     }
 
-    /// The session is about to end.
+    /// Stops the recording because the session is about to end.
     pub(crate) fn close(&self) {
         drop(self.stop.lock().unwrap_or_else(PoisonError::into_inner).take());
         drop(self.client.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// The session is over: what is left of the recording is written.
+    /// Writes the rest of the recording after the session has ended.
     ///
     /// # Errors
-    /// [`Error::Timeline`], also told to whoever stops it.
+    /// [`Error::Timeline`], which a later stop returns, too.
     pub(crate) async fn finish(&self) -> Result<(), Error> {
         self.close();
         match &mut *self.running.lock().await {
@@ -108,7 +109,7 @@ impl Recorder {
 }
 
 impl Running {
-    /// Waits for the end of the task, once.
+    /// Waits for the end of the task; later calls return the same outcome.
     async fn finish(&mut self) -> &Result<(), Error> {
         let outcome = match self.outcome.take() {
             Some(outcome) => outcome,
@@ -117,7 +118,7 @@ impl Running {
                 Ok(Err(error)) => Err(Error::Thread { reason: error.to_string() }),
                 Err(_) => {
                     self.task.abort();
-                    Err(refused(&self.path, "the sidecar has not sent the rest in time"))
+                    Err(refused(&self.path, "the sidecar did not send the rest in time"))
                 }
             },
         };
@@ -129,7 +130,7 @@ impl Running {
 struct Recording {
     path: PathBuf,
     trace_file: TraceFile,
-    /// Its end tells the sidecar to stop.
+    /// Dropping it tells the sidecar to stop.
     requests: Option<mpsc::Sender<v1::TimelineRequest>>,
     incoming: Streaming<v1::TimelineBatch>,
 }
@@ -140,14 +141,14 @@ impl Recording {
         token: [u8; 16],
         TimelineOptions { path, mark_cycles }: TimelineOptions,
     ) -> Result<Self, Error> {
-        let trace_file = written(&path, {
+        let trace_file = on_blocking_thread(&path, {
             let path = path.clone();
             move || TraceFile::create(&path)
         })
         .await?;
         let (requests, receiver) = mpsc::channel(1);
         let request = v1::TimelineRequest { session_token: Bytes::copy_from_slice(&token), mark_cycles };
-        // The queue is new and has room for one.
+        // Cannot fail: the queue is new and has room for one message.
         drop(requests.try_send(request));
         let answered = async {
             let mut incoming = client.timeline(ReceiverStream::new(receiver)).await?.into_inner();
@@ -155,33 +156,33 @@ impl Recording {
         };
         let (first, incoming) = answered.await.map_err(|status| refused(&path, &describe(&status)))?;
         if first.is_none() {
-            return Err(refused(&path, "the sidecar ended it at once; see its log"));
+            return Err(refused(&path, "the sidecar ended the recording at once; see its log for the reason"));
         }
-        let trace_file = written(&path, move || trace_file.begin()).await?;
+        let trace_file = on_blocking_thread(&path, move || trace_file.begin()).await?;
         Ok(Self { path, trace_file, requests: Some(requests), incoming })
     }
 
-    /// Writes what comes until the sidecar ends it.
+    /// Writes batches until the sidecar ends the recording.
     async fn run(mut self, mut stopped: oneshot::Receiver<()>) -> Result<(), Error> {
         let Self { path, mut trace_file, .. } = self;
         let outcome = loop {
             tokio::select! {
                 batch = self.incoming.message() => match batch {
-                    Ok(Some(batch)) => trace_file = written(&path, move || trace_file.add(batch)).await?,
+                    Ok(Some(batch)) => trace_file = on_blocking_thread(&path, move || trace_file.add(batch)).await?,
                     Ok(None) => break Ok(()),
                     Err(status) => break Err(refused(&path, &describe(&status))),
                 },
-                // By its end, not by a message.
+                // Signalled by the drop of the sender.
                 _ = &mut stopped, if self.requests.is_some() => drop(self.requests.take()),
             }
         };
-        written(&path, move || trace_file.finish()).await?;
+        on_blocking_thread(&path, move || trace_file.finish()).await?;
         outcome
     }
 }
 
-/// Does something with the file beside the runtime.
-async fn written<T: Send + 'static>(
+/// Works with the file on a blocking thread.
+async fn on_blocking_thread<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
 ) -> Result<T, Error> {
@@ -197,5 +198,5 @@ fn refused(path: &Path, reason: &str) -> Error {
 
 /// How long the sidecar may take to begin a recording.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the rest of a recording may take to come.
+/// How long the sidecar may take to send the rest of a recording.
 const REST_TIMEOUT: Duration = Duration::from_secs(10);

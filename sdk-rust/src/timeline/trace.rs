@@ -1,7 +1,7 @@
-//! What the sidecar tells, as events of the trace format of Chrome. Pure: it makes lines.
+//! [`Trace`]: converts the sidecar's events to Chrome's trace format. Pure: its output is lines of text.
 //!
-//! Each tensor is a "process" of the trace. Its first row shows how the ranks agree about it, the second one the operation, and
-//! further ones the work of the threads. What began before the recording has no begin here, and its end is left out.
+//! Each tensor is a "process" of the trace. Its first row shows the negotiation, the second one the operation, and further rows
+//! show the work of the threads. The end of a span that began before the recording is left out.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,7 +10,7 @@ use ronde_rpc::v1;
 use ronde_rpc::v1::timeline_event::{Event, Ordered, Performed, Phase, Ready, Settled, Span};
 use serde_json::{Value, json};
 
-/// The state of a recording, and lines that nobody has taken yet.
+/// The state of a recording, and lines that have not been taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     tensors: HashMap<Key, Tensor>,
@@ -27,11 +27,11 @@ type Key = (u32, String);
 #[derive(Debug, Default)]
 struct Tensor {
     pid: u64,
-    /// The ranks that are ready, while others are waited for.
+    /// The ranks that are ready, during the negotiation.
     negotiating: Option<BTreeSet<u32>>,
-    /// Whether an operation is under way.
+    /// Whether an operation is in progress.
     performing: bool,
-    /// Rows that have their name.
+    /// Rows that have been named.
     rows: BTreeSet<u32>,
 }
 
@@ -39,19 +39,19 @@ struct Tensor {
 struct Operation {
     tensors: Vec<Key>,
     ordered_us: u64,
-    /// When the first thread began with it, and the last one was done.
+    /// When the first thread began and the last thread ended.
     performed_us: Option<(u64, u64)>,
 }
 
 impl Trace {
-    /// What comes first; the recording's zero is so many microseconds after the first of January 1970.
+    /// Begins the trace. The recording starts this many microseconds after the Unix epoch.
     pub(super) fn begin(&mut self, since_epoch_us: u64) {
         let args = json!({"name": "ronde", "start_time_since_epoch_in_micros": since_epoch_us});
         self.line(&json!({"name": "process_name", "ph": "M", "pid": 0, "args": args}));
         self.sort(0);
     }
 
-    /// What a batch tells.
+    /// Adds the events of a batch.
     pub(super) fn add(&mut self, batch: v1::TimelineBatch) {
         for v1::TimelineEvent { at_us, event } in batch.events {
             self.last_us = self.last_us.max(at_us);
@@ -63,7 +63,7 @@ impl Trace {
                 Some(Event::Over(over)) => self.over(at_us, over.seq, over.dropped),
                 Some(Event::CycleStarted(_)) => self.mark(at_us, "CYCLE_START", &json!({})),
                 Some(Event::EpochOver(_)) => self.finish(),
-                // Of a later version.
+                // An event of a later version.
                 None => {}
             }
         }
@@ -73,7 +73,7 @@ impl Trace {
         }
     }
 
-    /// Ends all that is open.
+    /// Ends all open spans.
     pub(super) fn finish(&mut self) {
         let at = self.last_us;
         for seq in self.operations.keys().copied().collect::<Vec<_>>() {
@@ -85,7 +85,7 @@ impl Trace {
         }
     }
 
-    /// The lines that were made since the last time.
+    /// Takes the lines since the last call.
     pub(super) fn take_lines(&mut self) -> Vec<String> {
         std::mem::take(&mut self.lines)
     }
@@ -95,7 +95,7 @@ impl Trace {
         let pid = self.tensor(&key);
         let Some(tensor) = self.tensors.get_mut(&key) else { return };
         let is_first = tensor.negotiating.is_none();
-        // One that asks again, behind a schedule, was ready before.
+        // A rank that requests the tensor again after a schedule was ready before.
         if !tensor.negotiating.get_or_insert_default().insert(rank) {
             return;
         }
@@ -120,7 +120,7 @@ impl Trace {
 
     fn ordered(&mut self, at: u64, ordered: Ordered) {
         let Ordered { seq, process_set, collective, tensors, ahead, .. } = ordered;
-        // A release that knows more types tells of one that has no name here.
+        // A sidecar of a later release may have types that are unknown here.
         let dtype = dtype_from(ordered.dtype).map_or("unknown", |dtype| dtype.name());
         let fused = tensors.len();
         let mut keys = Vec::with_capacity(fused);
@@ -151,7 +151,7 @@ impl Trace {
             let (begin, end) = operation.performed_us.unwrap_or((u64::MAX, 0));
             operation.performed_us = Some((begin.min(span.begin_us), end.max(span.end_us)));
         }
-        // The work is the bucket's; it stands with its first tensor.
+        // The work belongs to the bucket; it is shown at the bucket's first tensor.
         let Some(key) = operation.tensors.first().cloned() else { return };
         let pid = self.tensor(&key);
         for span in spans {
@@ -178,7 +178,7 @@ impl Trace {
                 continue;
             };
             if let Some((begin, end)) = performed_us {
-                // A chunk of another sidecar may have come before the order.
+                // A chunk of another sidecar may arrive before the order.
                 let begin = begin.clamp(ordered_us, at.max(ordered_us));
                 let end = end.clamp(begin, at.max(begin));
                 for (name, ts, dur) in [("QUEUE", ordered_us, begin - ordered_us), ("PERFORM", begin, end - begin)] {
@@ -206,13 +206,13 @@ impl Trace {
         }
     }
 
-    /// The number of a tensor, which gets its rows when it is first met.
+    /// The number of a tensor. A new tensor gets its rows.
     fn tensor(&mut self, key: &Key) -> u64 {
         if let Some(tensor) = self.tensors.get(key) {
             return tensor.pid;
         }
         if self.tensors.len() >= TENSORS_MAX {
-            // Those that rest are new when they come again.
+            // Idle tensors are dropped; they get new numbers when they are used again.
             self.tensors.retain(|_, tensor| tensor.performing || tensor.negotiating.is_some());
         }
         self.pids += 1;
@@ -247,7 +247,7 @@ impl Trace {
     }
 }
 
-/// What a phase is called; `None` for one of a later version.
+/// The name of a phase; `None` for one of a later version.
 const fn phase(phase: Phase) -> Option<&'static str> {
     Some(match phase {
         Phase::Unspecified => return None,
@@ -260,7 +260,7 @@ const fn phase(phase: Phase) -> Option<&'static str> {
     })
 }
 
-/// Each thread's work of each kind has a row: pieces of different kinds overlap.
+/// The row of a thread's work of one kind. Kinds have separate rows because they overlap.
 fn row(lane: Option<u32>, phase: Phase) -> u32 {
     let thread = lane.map_or(0, |lane| lane.saturating_add(1));
     OPERATION.saturating_add(thread.saturating_mul(KINDS)).saturating_add(phase as u32)
@@ -270,9 +270,9 @@ const NEGOTIATION: u32 = 0;
 const OPERATION: u32 = 1;
 /// Kinds of work.
 const KINDS: u32 = 6;
-/// Names whose numbers are kept.
+/// Tensors whose numbers are kept.
 const TENSORS_MAX: usize = 65_536;
-/// Operations that are under way at once; an engine has fewer, but the end of one may have been dropped.
+/// Operations in progress at once. An engine has fewer, but the event of an end may have been dropped.
 const OPERATIONS_MAX: usize = 16_384;
 
 #[cfg(test)]

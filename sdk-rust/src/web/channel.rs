@@ -1,4 +1,4 @@
-//! What a call goes over, and the token that each call carries.
+//! [`Caller`]: makes gRPC-Web calls with the rank's token.
 
 use ronde_rpc::v1::ronde_web_client::RondeWebClient;
 use ronde_rpc::{RankToken, web};
@@ -10,7 +10,7 @@ use crate::error::Error;
 /// The platform's `fetch`.
 #[cfg(target_arch = "wasm32")]
 pub(super) type Channel = tonic_web_wasm_client::Client;
-/// A service in the place of a sidecar, for tests.
+/// A service instead of a sidecar, for tests.
 #[cfg(not(target_arch = "wasm32"))]
 pub(super) type Channel = tower::util::BoxCloneService<
     tonic::codegen::http::Request<tonic::body::Body>,
@@ -18,7 +18,7 @@ pub(super) type Channel = tower::util::BoxCloneService<
     std::convert::Infallible,
 >;
 
-/// Makes calls in the name of a rank.
+/// Makes calls for a rank.
 #[derive(Clone)]
 pub(super) struct Caller {
     client: RondeWebClient<Channel>,
@@ -30,14 +30,14 @@ impl Caller {
         let client = RondeWebClient::new(channel)
             .max_decoding_message_size(limits::WEB_BODY_BYTES_MAX + STATUS_BYTES_MAX)
             .max_encoding_message_size(limits::WEB_BODY_BYTES_MAX);
-        // Digits are what a header may have.
+        // Cannot fail: the token is written in digits.
         let mut authorization: MetadataValue<Ascii> =
-            web::bearer(token).parse().map_err(|_| Error::argument("the token makes no header"))?;
+            web::bearer(token).parse().map_err(|_| Error::argument("the token cannot be sent in an HTTP header"))?;
         authorization.set_sensitive(true);
         Ok(Self { client, authorization })
     }
 
-    /// A call with its token, and what makes it.
+    /// A client, and a request with the token.
     pub(super) fn call<T>(&self, message: T) -> (RondeWebClient<Channel>, tonic::Request<T>) {
         let mut request = tonic::Request::new(message);
         request.metadata_mut().insert("authorization", self.authorization.clone());
@@ -45,5 +45,5 @@ impl Caller {
     }
 }
 
-/// A status page names every operation that waits, and every rank of a large job.
+/// A status page lists every operation that waits, and every rank of a large job.
 const STATUS_BYTES_MAX: usize = 16 << 20;

@@ -117,7 +117,7 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         if !self.is_answered && !self.promise.is_ready() {
-            self.session.withdraw(self.request, "its waiter gave it up");
+            self.session.withdraw(self.request, "its handle was dropped");
         }
     }
 }

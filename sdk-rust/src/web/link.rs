@@ -1,4 +1,4 @@
-//! The calls behind a session: the one that opens it and brings what the sidecar says, those that say something, and
+//! The gRPC-Web calls of a session: one call opens it and streams the sidecar's messages; further calls send messages and
 //! heartbeats.
 
 use std::rc::Rc;
@@ -16,8 +16,8 @@ use super::platform::{sleep, spawn, within};
 use super::session::Session;
 use crate::error::{Error, describe};
 
-/// Opens a session, trying again until the connect timeout while the sidecar is not there yet, and for a moment while an
-/// earlier session of the rank is still ending.
+/// Opens a session. Retries until the connect timeout while the sidecar is not there yet, and for 2 s while an earlier session
+/// of the rank is still ending.
 pub(super) async fn open(caller: &Caller, options: &Options) -> Result<(Claimed, Streaming<v1::ServerMessage>), Error> {
     let (mut waited, mut pause) = (Duration::ZERO, PAUSE_MIN);
     loop {
@@ -43,7 +43,7 @@ pub(super) async fn open(caller: &Caller, options: &Options) -> Result<(Claimed,
     }
 }
 
-/// Why an attempt failed, and so whether to try again.
+/// Why an attempt failed, which decides whether to retry.
 enum Refused {
     Unreachable(Error),
     Held(Error),
@@ -64,7 +64,7 @@ async fn attempt(caller: &Caller, options: &Options) -> Result<(Claimed, Streami
     let mut incoming = client.open(request).await.map_err(|status| refuse(&status))?.into_inner();
     let first = incoming.message().await.map_err(|status| refuse(&status))?;
     let Some(server_message::Message::Claimed(claimed)) = first.and_then(|message| message.message) else {
-        let reason = "the answer to a claim is not a Claimed".to_owned();
+        let reason = "its first message is not the answer to the claim".to_owned();
         return Err(Refused::Final(Error::Protocol { reason }));
     };
     let claimed = Claimed::parse(&claimed).map_err(|error| Refused::Final(Error::protocol(&error)))?;
@@ -81,7 +81,7 @@ fn refusal(options: &Options, status: &Status) -> Refused {
     }
 }
 
-/// Starts a session's tasks. They end with it.
+/// Spawns a session's tasks, which end with it.
 pub(super) fn start(
     session: &Rc<Session>,
     caller: Caller,
@@ -95,12 +95,12 @@ pub(super) fn start(
     spawn(async move {
         let why = listen(&session, incoming).await;
         session.end(&why);
-        // Nobody waits for the end of a client that was only dropped.
+        // The receiver is gone when the client was dropped without `close`.
         let _ = ended.send(());
     });
 }
 
-/// Listens; says why no longer.
+/// Receives until the session ends. Returns the reason.
 async fn listen(session: &Session, mut incoming: Streaming<v1::ServerMessage>) -> Error {
     loop {
         let received = tokio::select! {
@@ -120,7 +120,7 @@ async fn listen(session: &Session, mut incoming: Streaming<v1::ServerMessage>) -
     }
 }
 
-/// Signs of life, for as long as anything can be said.
+/// Sends heartbeats until the session is closed.
 async fn send_heartbeats(session: Rc<Session>) {
     loop {
         sleep(Duration::from_millis(session.claimed.heartbeat_ms.into())).await;
@@ -131,7 +131,7 @@ async fn send_heartbeats(session: Rc<Session>) {
     }
 }
 
-/// Says what is queued, call after call, as much as goes into one; also what was said before the session's end.
+/// Sends queued messages in one call after the other, as many as fit into each; also those queued before the session ended.
 async fn send_queued(session: Rc<Session>, caller: Caller, mut queue: mpsc::Receiver<v1::ClientMessage>) {
     let (mut number, mut carried) = (0, None);
     loop {
@@ -154,7 +154,7 @@ async fn send_queued(session: Rc<Session>, caller: Caller, mut queue: mpsc::Rece
     }
 }
 
-/// Makes a call, again if its connection broke: what was heard already is not heard twice.
+/// Makes a call and retries it when its connection breaks. The sidecar discards a call number that it has received already.
 async fn call(caller: &Caller, message: v1::SayRequest) -> Result<(), String> {
     let mut attempt = 0;
     loop {
@@ -173,7 +173,7 @@ async fn call(caller: &Caller, message: v1::SayRequest) -> Result<(), String> {
     }
 }
 
-/// A message with those behind it that fit into the same call, and the first that does not.
+/// Batches a message with the queued ones that fit into the same call. Also returns the first one that does not fit.
 fn batch(
     first: v1::ClientMessage,
     mut next: impl FnMut() -> Option<v1::ClientMessage>,
@@ -197,10 +197,10 @@ const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 /// How long an earlier session of the same rank may take to end.
 const CLAIM_RETRY: Duration = Duration::from_secs(2);
-/// How long the sidecar may take to hear something.
+/// How long the sidecar may take to answer a call.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 const SEND_ATTEMPTS: u32 = 3;
-/// Of a call besides its messages: the head of the frame, the session's token, the number.
+/// The bytes of a call besides its messages: the head of the frame, the session's token, the number.
 const CALL_BYTES: usize = 64;
 
 #[cfg(test)]

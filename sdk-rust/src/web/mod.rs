@@ -1,5 +1,5 @@
-//! The client of workers that have neither Unix sockets nor shared memory: WebAssembly in a browser or in Node, which talks
-//! gRPC-Web to a sidecar that listens for it (`--web-listen`). Tensors travel inside messages, each of at most 1 MiB.
+//! The client of workers that have neither Unix sockets nor shared memory: WebAssembly in a browser or in Node. It uses
+//! gRPC-Web to a sidecar with a listener (`--web-listen`). Tensors travel inside messages, each of at most 1 MiB.
 //!
 //! ```no_run
 //! # async fn run(token: &[u8]) -> Result<(), ronde::Error> {
@@ -13,8 +13,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Rules and methods are those of the [crate's other clients](crate). A client belongs to one thread; its tasks run in that
-//! thread's event loop, so a program that blocks it for longer than the job's peer timeout is given up.
+//! Rules and methods are those of the [crate's other clients](crate). A client belongs to one thread, and its tasks run in that
+//! thread's event loop. If a program blocks the event loop for longer than the job's peer timeout, the sidecar ends its session.
 
 mod channel;
 mod client;

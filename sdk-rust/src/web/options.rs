@@ -1,4 +1,4 @@
-//! [`Options`]: where the sidecar listens, who this worker is, how long to wait.
+//! [`Options`]: the URL of the sidecar, the rank of this worker, timeouts.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub struct Options {
     pub job: JobName,
     /// The rank to claim.
     pub rank: Rank,
-    /// How long to try to reach the sidecar. It may still be starting.
+    /// How long to try to connect to the sidecar, which may still be starting.
     pub connect_timeout: Duration,
     /// How long to wait for all other ranks to attach.
     pub start_timeout: Duration,
@@ -33,7 +33,7 @@ impl Options {
     /// Options for a rank with the 32 bytes of its token file.
     ///
     /// # Errors
-    /// [`Error::Settings`] with all that is wrong.
+    /// [`Error::Settings`] with every problem.
     pub fn new(url: impl Into<String>, job: &str, rank: u32, token: &[u8]) -> Result<Self, Error> {
         let url = url.into().trim_end_matches('/').to_owned();
         let mut problems = Vec::new();

@@ -1,22 +1,22 @@
-//! Tasks and time: of the page's or Node's event loop in WebAssembly, of tokio's local tasks elsewhere, which is for tests.
-//! There is no clock in WebAssembly, so that waits are counted and not measured.
+//! Tasks and timers: of the event loop of the page or Node in WebAssembly, of Tokio's local tasks in tests. WebAssembly has no
+//! clock, so waits are counted and not measured.
 
 use std::time::Duration;
 
-/// Runs a task on this thread.
+/// Spawns a task on this thread.
 #[cfg(target_arch = "wasm32")]
 pub(super) fn spawn(task: impl Future<Output = ()> + 'static) {
     wasm_bindgen_futures::spawn_local(task);
 }
 
-/// Runs a task on this thread, which is in a `LocalSet`.
+/// Spawns a task on this thread, which runs a `LocalSet`.
 #[cfg(not(target_arch = "wasm32"))]
 pub(super) fn spawn(task: impl Future<Output = ()> + 'static) {
-    // Ends by itself, with its session.
+    // The task ends with its session.
     drop(tokio::task::spawn_local(task));
 }
 
-/// Lets time pass.
+/// Waits for some time.
 #[cfg(target_arch = "wasm32")]
 pub(super) async fn sleep(time: Duration) {
     // The longest that setTimeout takes is 24 days.
@@ -24,17 +24,17 @@ pub(super) async fn sleep(time: Duration) {
     gloo_timers::future::TimeoutFuture::new(milliseconds).await;
 }
 
-/// Lets time pass.
+/// Waits for some time.
 #[cfg(not(target_arch = "wasm32"))]
 pub(super) async fn sleep(time: Duration) {
     tokio::time::sleep(time).await;
 }
 
-/// What something gives, unless it takes longer.
-pub(super) async fn within<T>(time: Duration, something: impl Future<Output = T>) -> Option<T> {
+/// The output of a future; `None` when it takes longer than `time`.
+pub(super) async fn within<T>(time: Duration, future: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;
-        given = something => Some(given),
+        output = future => Some(output),
         () = sleep(time) => None,
     }
 }

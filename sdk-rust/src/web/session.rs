@@ -75,7 +75,7 @@ impl Session {
             match self.send_submission(request, operation) {
                 Ok(handle) => handles.push(handle),
                 Err(error) => {
-                    rest.for_each(|(request, _)| self.send_or_end(abstention(request, "its call was given up")));
+                    rest.for_each(|(request, _)| self.send_or_end(abstention(request, "its call was cancelled")));
                     return Err(error);
                 }
             }

@@ -1,4 +1,4 @@
-//! The client with a sidecar that the test speaks for, in the same thread.
+//! Tests the client against a fake sidecar in the same thread, whose messages the test sends.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +22,7 @@ use crate::tensor::TensorRef;
 const TOKEN: [u8; 32] = [3; 32];
 const SESSION: &[u8] = &[5; 16];
 
-/// What the test does in the sidecar's place.
+/// The test's side of the fake sidecar.
 struct Sidecar {
     send: mpsc::Sender<Result<v1::ServerMessage, Status>>,
     received: mpsc::Receiver<v1::ClientMessage>,
@@ -33,7 +33,7 @@ type Outgoing = mpsc::Receiver<Result<v1::ServerMessage, Status>>;
 
 #[derive(Clone)]
 struct Fake {
-    /// Until somebody has claimed the rank.
+    /// `None` once the rank is claimed.
     outgoing: Arc<Mutex<Option<Outgoing>>>,
     to_test: mpsc::Sender<v1::ClientMessage>,
     last: Arc<AtomicU32>,
@@ -43,7 +43,7 @@ struct Fake {
 #[tonic::async_trait]
 impl RondeWeb for Fake {
     async fn describe(&self, _: Request<v1::DescribeRequest>) -> Result<Response<v1::Description>, Status> {
-        Err(Status::unimplemented("not asked for"))
+        Err(Status::unimplemented("not tested"))
     }
 
     async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusAnswer>, Status> {
@@ -55,7 +55,7 @@ impl RondeWeb for Fake {
 
     async fn open(&self, request: Request<v1::Claim>) -> Result<Response<Self::OpenStream>, Status> {
         check_token(&request)?;
-        let outgoing = self.outgoing.lock().expect("nobody panics").take();
+        let outgoing = self.outgoing.lock().expect("no panic").take();
         let outgoing = outgoing.ok_or_else(|| Status::already_exists("rank 1 is claimed by a live session"))?;
         Ok(Response::new(Box::pin(ReceiverStream::new(outgoing))))
     }
@@ -86,7 +86,7 @@ impl RondeWeb for Fake {
 fn check_token<T>(request: &Request<T>) -> Result<(), Status> {
     let given = request.metadata().get("authorization").and_then(|value| web::token_in(value.as_bytes()));
     let known = given.is_some_and(|token| token.as_bytes() == TOKEN);
-    if known { Ok(()) } else { Err(Status::unauthenticated("no token of mine")) }
+    if known { Ok(()) } else { Err(Status::unauthenticated("unknown token")) }
 }
 
 fn pair() -> (Channel, Sidecar) {
@@ -128,10 +128,10 @@ impl Sidecar {
         self.send(server_message::Message::EpochBegan(began)).await;
     }
 
-    /// The next thing that is said besides signs of life.
+    /// The next message except heartbeats.
     async fn next(&mut self) -> client_message::Message {
         loop {
-            let received = self.received.recv().await.and_then(|message| message.message).expect("the client speaks");
+            let received = self.received.recv().await.and_then(|message| message.message).expect("the client sends");
             if !matches!(received, client_message::Message::Heartbeat(_)) {
                 return received;
             }
@@ -223,9 +223,9 @@ async fn a_call_whose_answer_is_lost_is_retried_and_takes_effect_once() {
         };
         let (first, second, ()) = tokio::join!(first, second, answer);
         first.and(second).expect("both pass");
-        // One answer too many is lost: the session is given up, by name.
+        // One answer too many is lost: the session ends, and the error names the sidecar.
         sidecar.broken_calls.store(3, Ordering::Relaxed);
-        let error = client.barrier("c").await.expect_err("nothing is heard");
+        let error = client.barrier("c").await.expect_err("no message arrives");
         assert!(error.to_string().contains("http://127.0.0.1:7600 is gone: the connection broke"), "{error}");
     })
     .await;
@@ -235,7 +235,7 @@ async fn a_call_whose_answer_is_lost_is_retried_and_takes_effect_once() {
 async fn a_silent_sidecar_ends_the_session() {
     in_thread(async {
         let (client, _sidecar) = connected().await;
-        let error = client.barrier(None).await.expect_err("nobody answers");
+        let error = client.barrier(None).await.expect_err("no answer");
         assert!(error.to_string().contains("silent for 5.0 s, the peer timeout"), "{error}");
         assert!(client.over().is_some());
     })
@@ -277,7 +277,7 @@ async fn an_operation_rejected_by_a_limit_is_reported_to_the_other_ranks() {
             other => panic!("{other:?}"),
         }
         let handles = client.submit_group("g", &[Operation::barrier(None), Operation::barrier(None)]).await;
-        drop(handles.expect("two are let in"));
+        drop(handles.expect("two are admitted"));
         let submitted = [sidecar.next_submit().await.request, sidecar.next_submit().await.request];
         for request in submitted {
             match sidecar.next().await {
@@ -296,10 +296,10 @@ async fn a_rejected_claim_and_a_late_rank_are_named_in_the_error() {
         let unauthenticated = Options::new("http://127.0.0.1:7600", "night", 1, &[4; 32]).expect("good ones");
         let error = Client::connect_over(channel.clone(), unauthenticated).await.expect_err("another token");
         assert!(
-            matches!(&error, Error::WebClaim { rank: 1, reason, .. } if reason.contains("no token of mine")),
+            matches!(&error, Error::WebClaim { rank: 1, reason, .. } if reason.contains("unknown token")),
             "{error}"
         );
-        // Nothing comes: neither an answer to the claim nor, for the next one, a free rank.
+        // The first claim gets no answer; the second one finds the rank claimed.
         let error = Client::connect_over(channel.clone(), options()).await.expect_err("no answer");
         assert!(error.to_string().contains("no answer within 10 s"), "{error}");
         let error = Client::connect_over(channel, options()).await.expect_err("held");

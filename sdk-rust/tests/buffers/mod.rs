@@ -1,4 +1,4 @@
-//! Tensors that stay in shared memory: results, and buffers to be submitted.
+//! Tests tensors that stay in shared memory: results, and buffers for submissions.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! A sidecar of one rank, in memory: it serves the contract over real sockets in a temporary directory, and echoes.
+//! A fake sidecar of one rank: it serves the contract over real sockets in a temporary directory, and echoes tensors.
 //!
-//! What it does with a request hangs on the request's name, so that tests can ask for any behaviour: see [`Server::submit`].
+//! Its behaviour depends on the name of a request, so that tests can choose it: see [`Server::submit`].
 
 use std::collections::HashMap;
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream};
@@ -31,7 +31,7 @@ pub(crate) struct Fake {
     server: Option<tokio::runtime::Runtime>,
 }
 
-/// What can be set.
+/// The settings of a fake sidecar.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) arena_bytes_max: u64,
@@ -43,9 +43,9 @@ pub(crate) struct Settings {
     /// Whether heartbeats are answered.
     pub(crate) answers: bool,
     pub(crate) peer_timeout_ms: u32,
-    /// Whether it takes rings.
+    /// Whether it supports rings.
     pub(crate) rings: bool,
-    /// What a name contains that is never answered.
+    /// Requests with this word in their name are never answered.
     pub(crate) never: &'static str,
 }
 
@@ -93,23 +93,23 @@ impl Fake {
         options
     }
 
-    /// The sidecar dies.
+    /// Stops the sidecar abruptly.
     pub(crate) fn die(&mut self) {
         if let Some(server) = self.server.take() {
             server.shutdown_background();
         }
     }
 
-    /// What the sidecar has heard, one word or two for each message.
+    /// The messages that the sidecar has received, one or two words for each.
     pub(crate) fn received(&self) -> Vec<String> {
         self.log.lock().expect("the log").clone()
     }
 
-    /// Waits until it has heard something; fails after a time that only what never comes can take.
+    /// Waits until it has received a message; fails after 60 s.
     pub(crate) fn wait_for(&self, word: &str) {
         let start = Instant::now();
         while !self.received().iter().any(|received| received == word) {
-            assert!(start.elapsed() < PATIENCE, "{word} has not been heard, but {:?}", self.received());
+            assert!(start.elapsed() < PATIENCE, "{word} has not been received, but {:?}", self.received());
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -125,7 +125,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) const RANK: Rank = Rank(0);
 const SESSION_TOKEN: [u8; 16] = [5; 16];
-/// Where results go: one segment, written from the start again and again.
+/// The segment of all results, which is used as a ring.
 const RESULT_SEGMENT: u32 = 9;
 const RESULT_BYTES: usize = 32 << 20;
 const RING_BYTES: u64 = 64 << 10;
@@ -302,7 +302,7 @@ struct OpenRing {
     listening: tokio::net::UnixStream,
 }
 
-/// The plugin of a request with what was given to it, and what it is there for.
+/// Describes the plugin of a request: its parameters, the reduction and the codec.
 fn plugin_text(plugin: &PluginCall, what: &ronde_wire::Request) -> String {
     let given: Vec<String> = plugin.parameters.iter().map(|(name, value)| format!(" {name}={value}")).collect();
     let op = what.collective.reduce_op().map_or("nothing", |op| op.name());
@@ -489,7 +489,7 @@ impl Server {
             .await;
     }
 
-    /// Over the ring, if there is one; waits for room then.
+    /// Sends over the ring, if there is one, and waits for room.
     async fn send(&mut self, message: server_message::Message) {
         let Some(ring) = &mut self.ring else { return self.send_on_stream(message).await };
         let mut bytes = Vec::new();

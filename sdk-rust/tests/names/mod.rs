@@ -1,4 +1,4 @@
-//! Names of operations and sets, as the sidecar hears them.
+//! Tests the names of operations and process sets in the messages to the sidecar.
 
 use ronde::{Collective, Operation, ReduceOp, Tensor, TensorRef};
 
@@ -29,7 +29,7 @@ fn every_operation_has_its_name_and_its_kind_of_result() {
         assert!(!client.remove_process_set(ronde::SetId::WORLD).expect("it stays"));
         client.barrier(None).expect("a barrier");
         assert_eq!(client.join().expect("joined"), 0);
-        client.barrier(None).expect("numbers begin anew");
+        client.barrier(None).expect("numbers restart");
         let names: Vec<String> =
             fake.received().iter().filter_map(|received| received.strip_prefix("submit ").map(str::to_owned)).collect();
         let wanted = [

@@ -1,4 +1,4 @@
-//! Plugins, as the sidecar hears of them, and requests with one that never get there.
+//! Tests plugins in the messages to the sidecar, and requests that fail before they are sent.
 
 use ronde::{Client, Codec, Collective, Error, Operation, PluginCall, ReduceOp, ReduceOptions, Tensor, TensorRef};
 
@@ -70,8 +70,11 @@ fn an_invalid_plugin_request_fails_only_at_the_caller() {
         (encoded(ReduceOp::Adasum), "use Sum or Average"),
         (float16(encoded(ReduceOp::Sum)), "codec float16 and plugin topk"),
         (float16(ReduceOptions::reduced_by(call())), "codec float16 with a reduction by plugin topk"),
-        (ReduceOp::Plugin.into(), "names none; use ReduceOptions::reduced_by"),
-        (ReduceOptions { codec: Codec::Plugin, ..Default::default() }, "names none; use ReduceOptions::encoded_by"),
+        (ReduceOp::Plugin.into(), "names no plugin; use ReduceOptions::reduced_by"),
+        (
+            ReduceOptions { codec: Codec::Plugin, ..Default::default() },
+            "names no plugin; use ReduceOptions::encoded_by",
+        ),
         (with(PluginCall::new("")), "\"\" is no name of a plugin"),
         (with(PluginCall::new("Top K")), "\"Top K\" is no name of a plugin"),
         (with(PluginCall::new("topk@")), "\"topk@\" is no name of a plugin"),

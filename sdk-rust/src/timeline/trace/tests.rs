@@ -35,7 +35,7 @@ fn over(seq: u64, dropped: bool) -> Event {
     Event::Over(Over { seq, dropped })
 }
 
-/// What happens in a row of a tensor, as (phase, name or nothing, time, duration).
+/// The events in a row of a tensor, as (phase, name or nothing, time, duration).
 fn row(lines: &[Value], pid: u64, tid: u32) -> Vec<(String, String, u64, u64)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let here = |line: &&Value| line["pid"] == pid && line["tid"] == tid && line["ph"] != "M";
@@ -149,7 +149,7 @@ fn every_begin_has_one_end_whichever_events_are_missing() {
 #[test]
 fn dropped_events_are_counted() {
     let dropped = |line: &&Value| line["name"] == "EVENTS_DROPPED";
-    assert_eq!(lines(vec![(1, ready("t", 0))], 12).iter().find(dropped).expect("it is told")["args"]["so_far"], 12);
+    assert_eq!(lines(vec![(1, ready("t", 0))], 12).iter().find(dropped).expect("it is reported")["args"]["so_far"], 12);
     assert_eq!(lines(vec![(1, ready("t", 0))], 0).iter().find(dropped), None);
 }
 
@@ -172,7 +172,7 @@ fn names_are_escaped_for_json() {
     assert!(lines.iter().any(|line| line["args"]["name"] == "all\"reduce\\.\u{7}ä"));
 }
 
-/// Batches as they come, several in one input: each line is JSON, and what is remembered is bounded.
+/// Decodes arbitrary batches, several in one input: each line is JSON, and the kept state is bounded.
 #[test]
 fn fuzz_timeline() {
     use ronde_fuzz::Outcome;
@@ -200,7 +200,7 @@ fn fuzz_timeline() {
         trace.begin(7);
         trace.add(batch);
         trace.finish();
-        assert!(trace.operations.is_empty(), "something is under way behind the end");
+        assert!(trace.operations.is_empty(), "an operation is in progress after the end");
         let lines = trace.take_lines();
         let names =
             lines.iter().map(|line| serde_json::from_str::<Value>(line).expect("each line is JSON")["ph"].clone());
