@@ -1,4 +1,4 @@
-//! `ronde check`: whether this host, and others, are fit for jobs. One line a finding, with the fix.
+//! `ronde check`: checks whether this host and others are fit for jobs. It prints one line per finding, with the fix.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::PathBuf;
@@ -21,19 +21,19 @@ mod reach;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct CheckArgs {
-    /// Also look at these hosts, and compare versions and clocks with theirs, and send datagrams and connect there.
+    /// Also check these hosts: compare versions and clocks, send datagrams and connect there.
     #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
     hosts: Vec<String>,
-    /// The command that reaches other hosts; host and command line are added to it.
+    /// The command that reaches other hosts; ronde appends host and command line.
     #[arg(long, value_name = "CMD", default_value = SSH)]
     remote_shell: String,
-    /// Where the ronde binary is on other hosts. [default: where it is on this one]
+    /// The path of the ronde binary on other hosts. [default: its path on this one]
     #[arg(long, value_name = "PATH")]
     remote_ronde: Option<PathBuf>,
-    /// The range that jobs will be given with --ports: look whether it is free, and try the ways to it.
+    /// The range that jobs will use with --ports: check that its ports are free and reachable.
     #[arg(long, value_name = "LOW-HIGH")]
     ports: Option<PortRange>,
-    /// Print the facts as JSON instead, for the host that asks.
+    /// Print the facts as JSON instead, for the requesting host.
     #[arg(long, hide = true)]
     facts: bool,
 }
@@ -53,14 +53,14 @@ pub fn main(args: &CheckArgs) -> ExitCode {
     match worst {
         Mark::Fail => ronde_bootstrap::exit::fail(
             Code::HostUnfit,
-            "jobs will not run here as it is; see the lines marked fail",
+            "jobs cannot run on these hosts; fix what the lines marked fail name",
             EXIT_FAILURE,
         ),
         Mark::Ok | Mark::Warn => ExitCode::SUCCESS,
     }
 }
 
-/// The asked host's part: prints its facts, echoes datagrams and lets connections come for as long as the asking one listens.
+/// Serves a check from another host: prints the facts, echoes datagrams and accepts connections until its input ends.
 fn answer(mut own: Facts, ports: Option<PortRange>) -> ExitCode {
     let socket = match ports {
         Some(range) => range.ports().find_map(|port| bind(port).ok()),
@@ -72,19 +72,19 @@ fn answer(mut own: Facts, ports: Option<PortRange>) -> ExitCode {
         Err(error) => {
             return ronde_bootstrap::exit::fail(
                 Code::HostUnfit,
-                &format!("the facts are no JSON: {error}"),
+                &format!("cannot encode the facts as JSON: {error}"),
                 EXIT_FAILURE,
             );
         }
     }
-    // The system takes connections to a listener by itself.
+    // The kernel accepts connections to a listener.
     if let Some((socket, _listener)) = socket {
         reach::echo(&socket);
     }
     ExitCode::SUCCESS
 }
 
-/// UDP and TCP with one number at all addresses, of both families where there are two.
+/// Binds UDP and TCP to one port at all addresses, of both families where available.
 fn bind(port: u16) -> std::io::Result<(UdpSocket, TcpListener)> {
     let any = |port| [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), (Ipv4Addr::UNSPECIFIED, port).into()];
     let mut tries = if port == 0 { BIND_TRIES } else { 1 };
@@ -93,7 +93,7 @@ fn bind(port: u16) -> std::io::Result<(UdpSocket, TcpListener)> {
         let socket = UdpSocket::bind(&any(port)[..])?;
         match TcpListener::bind(&any(socket.local_addr()?.port())[..]) {
             Ok(listener) => return Ok((socket, listener)),
-            // The number that UDP had free is another's over TCP.
+            // The port is free for UDP but not for TCP.
             Err(_) if tries > 0 => {}
             Err(error) => return Err(error),
         }
@@ -104,7 +104,11 @@ fn of_range(range: PortRange) -> Finding {
     let (all, free) = (range.ports().count(), range.ports().filter(|port| bind(*port).is_ok()).count());
     let text = format!("{free} of the {all} ports {range} are free for UDP and TCP");
     match free {
-        0 => fail("ports", text, "end who has them (`ss -tulpn`), or give jobs another range with --ports"),
+        0 => fail(
+            "ports",
+            text,
+            "end the processes that use them (`ss -tulpn`), or give jobs another range with --ports",
+        ),
         _ => ok("ports", text),
     }
 }
@@ -121,7 +125,7 @@ fn of_host(args: &CheckArgs, host: &str, own: &Facts) -> Vec<Finding> {
     let asked_unix_ms = unix_ms();
     let judged = |facts: &Facts, round_trip_ms: u64| {
         let mut findings = compare(own, facts, asked_unix_ms + round_trip_ms / 2, round_trip_ms);
-        // Said by the comparison already.
+        // The comparison already reports the version.
         findings.extend(judge(facts).into_iter().filter(|finding| finding.topic != "version"));
         findings
     };

@@ -1,7 +1,7 @@
-//! `ronde run`: starts a job and watches over it.
+//! `ronde run`: starts and supervises a job.
 //!
-//! The launcher starts one agent per host (`agents`), has it start the sidecars, signs their certificates and starts the
-//! workers (`job`). The job's certificate authority lives in this process's memory only; nothing secret is in arguments,
+//! The launcher starts one agent per host (`agents`), lets it start the sidecars, signs their certificates and starts the
+//! workers (`job`). The job's certificate authority exists only in this process's memory; no secret is in arguments,
 //! environment or shared storage.
 
 use std::path::{Path, PathBuf};
@@ -59,23 +59,23 @@ pub struct RunArgs {
     /// How many sidecars to start on a single host; the workers are split among them in contiguous blocks.
     #[arg(long, value_name = "K")]
     sidecars: Option<u32>,
-    /// The command that reaches other hosts; host and command line are added to it.
+    /// The command that reaches other hosts; ronde appends host and command line.
     #[arg(long, value_name = "CMD", default_value = SSH)]
     remote_shell: String,
-    /// The port of ssh on other hosts. [default: what ssh's configuration says]
+    /// The port of ssh on other hosts. [default: that of ssh's configuration]
     #[arg(short = 'p', long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     ssh_port: Option<u16>,
-    /// The private key for ssh. [default: what ssh's configuration says]
+    /// The private key for ssh. [default: that of ssh's configuration]
     #[arg(short = 'i', long, value_name = "FILE")]
     ssh_identity_file: Option<PathBuf>,
-    /// The addresses that sidecars use: those of the first interface or network in this list that a host has, a star for
-    /// the end of a name. [default: all but the loopback; which leads to a peer is found out]
+    /// The addresses that sidecars use: those of the first interface or network in this list that a host has; a trailing
+    /// star matches any name that begins so. [default: all but the loopback; ronde finds out which reaches a peer]
     #[arg(long, alias = "network-interface", value_name = "NAME|CIDR,...", value_delimiter = ',')]
     network_interfaces: Vec<Selector>,
     /// The ports that sidecars take, of UDP and TCP: one for control messages and one for each lane. [default: any free ones]
     #[arg(long, value_name = "LOW-HIGH")]
     ports: Option<PortRange>,
-    /// Where the ronde binary is on other hosts. [default: where it is on this one]
+    /// The path of the ronde binary on other hosts. [default: its path on this one]
     #[arg(long, value_name = "PATH")]
     remote_ronde: Option<PathBuf>,
     /// How long hosts, sidecars and workers may take to start, and from the first rank that joins to the last. [default:
@@ -91,7 +91,7 @@ pub struct RunArgs {
     /// Mark in the timeline when the coordinator issues orders.
     #[arg(long, env = "HOROVOD_TIMELINE_MARK_CYCLES", overrides_with = "no_timeline_mark_cycles")]
     timeline_mark_cycles: bool,
-    /// Mark no such moments, whatever else is set.
+    /// Do not mark them, whatever else is set.
     #[arg(long, overrides_with = "timeline_mark_cycles")]
     no_timeline_mark_cycles: bool,
     /// The job's name: 1 to 63 characters of a-z, 0-9, '-', '_' and '.'. [default: drawn at random]
@@ -103,28 +103,28 @@ pub struct RunArgs {
     /// Begin each line of output with the time (also `-prefix-timestamp`).
     #[arg(long)]
     prefix_output_with_timestamp: bool,
-    /// Run COMMAND once, on this host; it starts the workers, as Open MPI's mpirun does, each as `ronde worker COMMAND`. Output
-    /// and processes are its affair then.
+    /// Run COMMAND once, on this host; it starts the workers, as Open MPI's mpirun does, each as `ronde worker COMMAND`. The
+    /// command then owns output and processes.
     #[arg(long, conflicts_with_all = ["output_filename", "prefix_output_with_timestamp"])]
     starter: bool,
     /// Write a summary of the job to FILE, as JSON.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Say what is done.
+    /// Log each step.
     #[arg(long)]
     pub verbose: bool,
     #[command(flatten)]
     logs: LogArgs,
-    /// Set a variable for the workers, or pass one on that is withheld otherwise; may be repeated.
+    /// Set a variable for the workers, or pass on one that is withheld by default; may be repeated.
     #[arg(short = 'x', long, value_name = "NAME[=VALUE]")]
     export: Vec<Export>,
-    /// A configuration file (TOML) with a table for each subcommand; the environment and the command line count more.
+    /// A configuration file (TOML) with a table for each subcommand; the environment and the command line override it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A program that takes the place of `ronde sidecar --bootstrap`, for tests.
+    /// A program that replaces `ronde sidecar --bootstrap`, for tests.
     #[arg(long, hide = true, value_name = "PROGRAM")]
     sidecar_command: Option<String>,
-    /// The worker's command; everything behind its first word belongs to it.
+    /// The worker's command; everything after its first word belongs to it.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
@@ -144,12 +144,12 @@ pub fn main(args: RunArgs) -> ExitCode {
         }
     };
     let code = runtime.block_on(job::run(&settings));
-    // A look-up of a name cannot be interrupted; the process does not wait for it.
+    // Name resolution cannot be interrupted; the process does not wait for it.
     runtime.shutdown_background();
     ExitCode::from(code)
 }
 
-/// A checked command line and what the launcher takes from its surroundings.
+/// The validated command line and environment.
 struct Settings {
     job: JobName,
     placement: Placement,
@@ -202,7 +202,7 @@ impl Settings {
             sidecar_command: args.sidecar_command.map(|program| vec![program]),
             start_timeout: Duration::from_secs(args.start_timeout.unwrap_or(START_TIMEOUT_SECONDS)),
             join_timeout: Duration::from_secs(args.start_timeout.unwrap_or(JOIN_TIMEOUT_SECONDS)),
-            // The authority of the job ends when it has begun: no client of gRPC-Web could have a certificate.
+            // The job's authority is dropped after the start, so no client of gRPC-Web could get a certificate.
             tuning: args.tuning.resolve(false)?,
             output_dir: args.output_filename,
             has_starter: args.starter,
@@ -228,8 +228,8 @@ fn hosts_of(args: &RunArgs) -> anyhow::Result<Vec<Host>> {
     })
 }
 
-/// A worker that waits for others gives up by itself after two minutes; behind the launcher, which knows who is missing.
-/// The variables of the timeline go to all workers; rank 0's heeds them.
+/// Adds the timeline's variables, which rank 0 uses, and the start timeout. A worker gives up waiting for others later than
+/// the launcher, which knows the missing ranks.
 fn exports(mut given: Vec<Export>, start_timeout: Option<u64>, timeline: Option<(String, bool)>) -> Vec<Export> {
     if let Some((file, marks)) = timeline {
         let marks = Export::value(TIMELINE_MARK_CYCLES, u8::from(marks).to_string());
@@ -242,14 +242,14 @@ fn exports(mut given: Vec<Export>, start_timeout: Option<u64>, timeline: Option<
     given
 }
 
-/// The variables that are text; others cannot travel and are left out.
+/// The caller's variables that are valid Unicode; messages cannot carry others.
 fn callers_environment() -> Environment {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect()
 }
 
-/// Jobs of one host must not share a name; the number is no secret.
+/// Returns a random name, as jobs of one host must not share one. The number is not secret.
 fn random_job_name() -> anyhow::Result<JobName> {
     use std::hash::{BuildHasher, RandomState};
     let number = RandomState::new().hash_one(std::process::id());
@@ -259,11 +259,11 @@ fn random_job_name() -> anyhow::Result<JobName> {
 const START_TIMEOUT_SECONDS: u64 = 30;
 const JOIN_TIMEOUT_SECONDS: u64 = 100;
 const JOIN_SLACK_SECONDS: u64 = 20;
-/// What the SDKs read it from.
+/// The variable from which the SDKs read the timeout.
 const WORKER_START_TIMEOUT: &str = "RONDE_START_TIMEOUT";
 const TIMELINE: &str = "RONDE_TIMELINE";
 const TIMELINE_MARK_CYCLES: &str = "RONDE_TIMELINE_MARK_CYCLES";
-/// The system refuses something (`EX_OSERR`).
+/// A system error (`EX_OSERR`).
 const EXIT_SYSTEM: u8 = 71;
 
 const EXAMPLES: &str = "Examples:
