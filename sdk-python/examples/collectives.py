@@ -15,7 +15,7 @@ import ronde
 def examples(client: ronde.Client) -> list[tuple[str, Any, Callable[[Any], Any]]]:
     """The call as one writes it, this worker's tensor, and the call on it."""
     me, size = client.rank, client.size
-    ahead, behind = (me + 1) % size, (me - 1) % size
+    next_rank, previous_rank = (me + 1) % size, (me - 1) % size
     mine = np.array([me + 1, 10 * me])
     rows = np.arange(size + 1) + 10 * me
     uneven = np.full(me, me)
@@ -23,8 +23,8 @@ def examples(client: ronde.Client) -> list[tuple[str, Any, Callable[[Any], Any]]
 
     def exchange(tensor: Any) -> Any:
         """Around a ring; the message is under way while this worker waits for the other one."""
-        sent = client.send_async(tensor, ahead)
-        received = client.recv(behind)
+        sent = client.send_async(tensor, next_rank)
+        received = client.recv(previous_rank)
         sent.wait()
         return received
 

@@ -22,10 +22,10 @@ from ronde.bench.cases import Case, World
 from ronde.bench.control import Channel, Listener, ask
 from ronde.bench.data import Draw
 from ronde.bench.errors import BenchError, UsageError, WrongResultError
+from ronde.bench.executor import Executor
 from ronde.bench.measure import measure_case
 from ronde.bench.named import Extras, Named
 from ronde.bench.progress import Progress
-from ronde.bench.station import Station
 from ronde.bench.summary import Summary, slowest
 from ronde.bench.table import render, time_text
 
@@ -103,7 +103,7 @@ def test_a_loop_on_its_own_result_stays_finite_and_is_checked() -> None:
         assert data.find_wrong(draw, 0, result, repeats - 1) is not None
 
 
-def test_sizes_are_read_and_shown() -> None:
+def test_sizes_are_parsed_and_formatted() -> None:
     assert [cases.parse_size(text) for text in ("4", "64KB", "1 mb", "4k")] == [4, 65536, 1 << 20, 4096]
     assert [cases.size_text(nbytes) for nbytes in (4, 1536, 256 << 20)] == ["4 B", "1.5 KB", "256 MB"]
     for text in ("", "3", "-4", "1GB", "x", "1.5MB"):
@@ -146,7 +146,7 @@ def test_elements_are_shared_evenly() -> None:
         (["report", "/no/such/file"], "cannot be read"),
     ],
 )
-def test_a_wrong_command_line_is_refused(
+def test_a_wrong_command_line_is_rejected(
     words: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ronde.bench.run.why_no_hosts", lambda: None)
@@ -156,7 +156,7 @@ def test_a_wrong_command_line_is_refused(
     assert text in capsys.readouterr().err
 
 
-def test_hosts_that_nobody_asked_for_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_are_optional_unless_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RONDE_NO_NETNS", "1")
     assert parse(["--quick"]).hosts is None
     monkeypatch.setattr("ronde.bench.machine._versions", lambda: {"ronde_build": "release"})
@@ -233,7 +233,7 @@ def test_the_table_as_markdown_has_as_many_cells_in_each_row() -> None:
     assert "| allreduce 1 MB, in place | 1 ms [900 us, 1.1 ms] | 2 ms [1.8 ms, 2.2 ms] | 0.50 | 1.25 | 1.25 |" in lines
 
 
-def test_a_report_is_read_again_and_others_are_refused(
+def test_a_report_is_read_and_other_files_are_rejected(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, markdown = tmp_path / "a.json", tmp_path / "a.md"
@@ -281,19 +281,21 @@ class Alone:
 
 def test_a_rank_checks_each_iteration_and_the_end_of_a_loop() -> None:
     backend: Any = Alone(breaks=3)
-    station = Station(backend)
-    assert station.handle({"do": "open", "collective": "allreduce", "count": 12, "seed": 1})["variants"] == ["in place"]
-    answer = station.handle({"do": "measure", "variant": "in place", "first": 10, "iterations": 4})
+    executor = Executor(backend)
+    assert executor.handle({"do": "open", "collective": "allreduce", "count": 12, "seed": 1})["variants"] == [
+        "in place"
+    ]
+    answer = executor.handle({"do": "measure", "variant": "in place", "first": 10, "iterations": 4})
     assert (answer["wrong"]["iteration"], answer["wrong"]["element"]) == (12, 9)
     assert answer["wrong"]["got"] == answer["wrong"]["expected"] + 1
     assert backend.barriers == 3
     for breaks, found in ((99, set()), (10, {"wrong"})):
         backend.breaks, backend.calls = breaks, 0
-        station.handle({"do": "prepare", "iteration": 20})
-        assert station.handle({"do": "loop", "variant": "in place", "iterations": 10})["nanoseconds"] > 0
-        assert set(station.handle({"do": "check"})) == found
+        executor.handle({"do": "prepare", "iteration": 20})
+        assert executor.handle({"do": "loop", "variant": "in place", "iterations": 10})["nanoseconds"] > 0
+        assert set(executor.handle({"do": "check"})) == found
     assert backend.barriers == 3
-    assert station.handle({"do": "close"}) == {}
+    assert executor.handle({"do": "close"}) == {}
 
 
 class Pretender:
@@ -364,7 +366,7 @@ def test_plugins_are_named_with_their_parameters() -> None:
     assert (extras.variants("allreduce"), extras.variants("broadcast")) == (2, 0)
 
 
-def test_a_failed_rank_is_heard_though_others_say_nothing(tmp_path: pathlib.Path) -> None:
+def test_a_failed_rank_is_reported_while_others_are_silent(tmp_path: pathlib.Path) -> None:
     listener = Listener(tmp_path / "control")
     workers = [Channel.connect(str(tmp_path / "control")) for _ in range(2)]
     for rank, worker in enumerate(workers):
@@ -380,7 +382,7 @@ def test_a_failed_rank_is_heard_though_others_say_nothing(tmp_path: pathlib.Path
         ask(channels[:1], {"do": "something"})
 
 
-def test_messages_in_pieces_are_put_together() -> None:
+def test_fragmented_messages_are_reassembled() -> None:
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
     thread = threading.Thread(target=lambda: [theirs.sendall(part) for part in (b'{"a"', b": 1}", b"\n")])

@@ -129,7 +129,7 @@ def test_only_the_root_gets_a_result() -> None:
         numpy.testing.assert_array_equal(client.gather(mine, root), result)
 
 
-def test_splits_are_given_back_when_splits_were_given() -> None:
+def test_splits_are_returned_when_splits_were_given() -> None:
     session = Session()
     client = client_of(session)
     mine = numpy.arange(4)
@@ -140,7 +140,7 @@ def test_splits_are_given_back_when_splits_were_given() -> None:
     assert [options for *_, options in session.submitted] == [{}, {"splits": [0, 1, 3, 0]}]
 
 
-def test_groups_are_submitted_together_and_given_back_in_order() -> None:
+def test_groups_are_submitted_together_and_returned_in_order() -> None:
     session = Session()
     client = client_of(session)
     tensors = [numpy.zeros(2), numpy.ones((3, 1), numpy.int8)]
@@ -210,7 +210,7 @@ def test_wrong_arguments_are_not_submitted() -> None:
     assert session.submitted == []
 
 
-def test_a_handle_gives_its_result_as_often_as_it_is_asked() -> None:
+def test_every_wait_for_a_handle_returns_its_result() -> None:
     handle = client_of(Session(waits=3)).allgather_async(numpy.ones(2))
     assert not handle.poll()
     with pytest.raises(TimeoutError, match=r"allreduce\.x is still in flight"):
@@ -220,7 +220,7 @@ def test_a_handle_gives_its_result_as_often_as_it_is_asked() -> None:
     assert handle.wait() is result
 
 
-def test_a_failure_is_raised_as_often_as_it_is_asked() -> None:
+def test_every_wait_for_a_failed_handle_raises() -> None:
     failure = errors.from_parts("mismatch", "rank 2 has shape [3]", 2, None, "allreduce.x", "caller")
     handle = client_of(Session(error=failure)).allgather_async(numpy.ones(2))
     for _ in range(2):
@@ -229,7 +229,7 @@ def test_a_failure_is_raised_as_often_as_it_is_asked() -> None:
         assert (caught.value.rank, caught.value.sidecar, caught.value.tensor) == (2, None, "allreduce.x")
 
 
-def test_a_client_that_is_dropped_is_closed_but_not_while_something_is_in_flight() -> None:
+def test_a_dropped_client_is_closed_unless_an_operation_is_in_flight() -> None:
     session = Session()
     handle = client_of(session).allgather_async(numpy.ones(2))
     gc.collect()
@@ -260,7 +260,7 @@ def test_notices_are_logged_while_waiting(caplog: pytest.LogCaptureFixture) -> N
         ("used_after_fork", ronde.RondeError),
     ],
 )
-def test_causes_choose_the_exception(cause: str, kind: type[Exception]) -> None:
+def test_the_cause_selects_the_exception_class(cause: str, kind: type[Exception]) -> None:
     error = errors.from_parts(cause, "text", 1, 2, "name", "peer")
     assert type(error) is kind
     assert isinstance(error, RuntimeError)
@@ -268,7 +268,7 @@ def test_causes_choose_the_exception(cause: str, kind: type[Exception]) -> None:
     assert (str(copied), vars(copied)) == (str(error), vars(error))
 
 
-def test_all_problems_of_the_environment_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_errors_in_the_environment_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RONDE_SOCKET", "RONDE_JOB", "RONDE_RANK", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ronde.RondeError) as caught:
@@ -278,7 +278,7 @@ def test_all_problems_of_the_environment_are_told(monkeypatch: pytest.MonkeyPatc
         assert word in str(caught.value)
 
 
-def test_a_sidecar_that_is_not_there_is_named(tmp_path: Any) -> None:
+def test_the_error_names_a_missing_sidecar(tmp_path: Any) -> None:
     (tmp_path / "rank-0.token").write_bytes(bytes(32))
     with pytest.raises(ronde.RondeError, match="no sidecar answers") as caught:
         ronde.connect(tmp_path, "job", 0, connect_timeout=0.05)

@@ -78,7 +78,7 @@ def test_without_the_mixin_nothing_reads_ahead() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 3])
-def test_an_error_is_raised_behind_the_batches_before_it(size: int) -> None:
+def test_an_error_is_raised_after_the_batches_before_it(size: int) -> None:
     loader = AsyncSquares(async_loader_queue_size=size, count=5, fails_at=2)
     seen = []
     with pytest.raises(OSError, match="the disk is gone"):
@@ -89,7 +89,7 @@ def test_an_error_is_raised_behind_the_batches_before_it(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 100])
-def test_a_pass_that_is_left_ends_its_reader(size: int) -> None:
+def test_leaving_a_pass_early_ends_its_reader(size: int) -> None:
     loader = AsyncSquares(size, count=50)
     pass_ = iter(loader)
     assert next(pass_) == 0
@@ -99,7 +99,7 @@ def test_a_pass_that_is_left_ends_its_reader(size: int) -> None:
     assert list(loader) == [number * number for number in range(50)]
 
 
-def test_it_reads_ahead_by_its_size_and_no_more() -> None:
+def test_it_reads_ahead_at_most_its_queue_size() -> None:
     started, wanted = threading.Semaphore(0), threading.Event()
 
     class Slow(Squares):
@@ -151,7 +151,7 @@ def test_closing_ends_an_iteration_that_waits() -> None:
     assert seen == [0]
 
 
-def test_options(caplog: pytest.LogCaptureFixture) -> None:
+def test_options_of_the_mixin(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match="at least 0"):
         AsyncSquares(-1, count=1)
     with caplog.at_level(logging.INFO, "ronde.data"):
@@ -159,7 +159,7 @@ def test_options(caplog: pytest.LogCaptureFixture) -> None:
     assert "waited" in caplog.text
 
 
-def test_a_loader_of_ones_own_needs_no_base() -> None:
+def test_a_custom_loader_needs_no_base_class() -> None:
     class Mine(AsyncDataLoaderMixin):
         def _iterate(self) -> Iterator[str]:
             yield "a"

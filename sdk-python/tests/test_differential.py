@@ -25,7 +25,7 @@ SIZES = [(2, 1), (3, 2)]
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), SIZES)
-def test_programs_of_torch_distributed_are_those_of_gloo(ranks: int, sidecars: int) -> None:
+def test_torch_distributed_programs_match_gloo(ranks: int, sidecars: int) -> None:
     ronde_binary()
     with Duel(ranks, sidecars) as duel:
         check(duel, c10d_programs.programs(ranks), 100)
@@ -34,7 +34,7 @@ def test_programs_of_torch_distributed_are_those_of_gloo(ranks: int, sidecars: i
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), SIZES)
-def test_ronde_torch_gives_what_one_process_computes(ranks: int, sidecars: int) -> None:
+def test_ronde_torch_matches_one_process(ranks: int, sidecars: int) -> None:
     ronde_binary()
     with TorchDuel(ranks, sidecars) as duel:
         check(duel, torch_programs.collectives(ranks), 100)
@@ -44,7 +44,7 @@ def test_ronde_torch_gives_what_one_process_computes(ranks: int, sidecars: int) 
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), SIZES)
-def test_training_is_that_of_one_process(ranks: int, sidecars: int) -> None:
+def test_training_matches_one_process(ranks: int, sidecars: int) -> None:
     ronde_binary()
     with TorchDuel(ranks, sidecars) as duel:
         for optimizer in torch_programs.OPTIMIZERS:

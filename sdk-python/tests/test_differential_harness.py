@@ -29,7 +29,7 @@ def planted(kind: str, **more: Any) -> dict[str, Any]:
     return {**PROGRAM, "sabotage": {"kind": kind, "rank": 1, "backend": "ronde", **more}}
 
 
-def test_what_is_planted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_errors_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     ronde_binary()
     with Duel(2) as duel:
         assert not duel.compare(PROGRAM)

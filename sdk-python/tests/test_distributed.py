@@ -13,9 +13,7 @@ pytest.importorskip("torch")
 @pytest.mark.parametrize(
     ("ranks", "sidecars", "way"), [(1, 1, ""), (2, 1, "rendezvous"), (3, 2, ""), (4, 2, "rendezvous")]
 )
-def test_collectives_are_those_of_torch_distributed(
-    world: Callable[..., str], ranks: int, sidecars: int, way: str
-) -> None:
+def test_collectives_of_torch_distributed(world: Callable[..., str], ranks: int, sidecars: int, way: str) -> None:
     assert world("c10d.py", ranks, sidecars, *way.split()).count("all collectives are right") == ranks
 
 
@@ -29,7 +27,7 @@ def test_results_are_written_in_order_and_in_time(world: Callable[..., str], ran
     assert world("c10d_works.py", ranks, sidecars, "ronde").count("results come in order") == ranks
 
 
-def test_the_order_of_results_is_that_of_gloo(world: Callable[..., str], tmp_path: pathlib.Path) -> None:
+def test_the_order_of_results_matches_gloo(world: Callable[..., str], tmp_path: pathlib.Path) -> None:
     assert world("c10d_works.py", 2, 1, "gloo", str(tmp_path / "store")).count("results come in order") == 2
 
 

@@ -39,7 +39,7 @@ def run(function: Callable[[Tracked], Any], state: Tracked, reset: Callable[[], 
     return run_fn(function, reset or (lambda: state.log.append("begin anew")))(state)
 
 
-def test_an_object_state_saves_and_goes_back() -> None:
+def test_an_object_state_saves_and_restores() -> None:
     state = Tracked(epoch=0, best=None)
     state.epoch, state.best = 3, 0.5
     state.commit()
@@ -49,7 +49,7 @@ def test_an_object_state_saves_and_goes_back() -> None:
     assert (state.epoch, state.best, state.other) == (3, 0.5, "not part of it")
 
 
-def test_what_is_made_the_same_is_the_present_state_of_rank_0() -> None:
+def test_sync_broadcasts_the_current_state_of_rank_0() -> None:
     """Also what was set since the state was made, such as by a checkpoint."""
     sent: list[Any] = []
 
@@ -68,7 +68,7 @@ def test_what_is_made_the_same_is_the_present_state_of_rank_0() -> None:
     ObjectState(pytest.fail, lambda: 0).sync()
 
 
-def test_a_failed_collective_goes_back_to_the_last_commit() -> None:
+def test_a_failed_collective_restores_the_last_commit() -> None:
     state = Tracked(batch=0)
     state.register_reset_callbacks([lambda: state.log.append("first")])
     state.register_reset_callbacks([lambda: state.log.append("second")])
@@ -114,7 +114,7 @@ def test_changed_hosts_keep_the_state(changes: list[int], syncs_again: bool) -> 
     assert state.log == ["sync", "begin anew", "reset", *["sync"] * syncs_again]
 
 
-def test_news_that_are_old_are_none() -> None:
+def test_old_host_updates_are_ignored() -> None:
     state = Tracked()
     state.on_hosts_updated(2.0, HostUpdateResult.added)
     with pytest.raises(HostsUpdatedInterrupt) as caught:
@@ -131,7 +131,7 @@ def test_news_that_are_old_are_none() -> None:
     state.check_host_updates()
 
 
-def test_all_ranks_are_interrupted_by_what_rank_0_was_told() -> None:
+def test_a_host_update_on_rank_0_interrupts_all_ranks() -> None:
     state = State(lambda _: (0.0, 5.0, HostUpdateResult.removed), lambda: 1)
     with pytest.raises(HostsUpdatedInterrupt) as caught:
         state.check_host_updates()
@@ -141,7 +141,7 @@ def test_all_ranks_are_interrupted_by_what_rank_0_was_told() -> None:
             unfinished()
 
 
-def test_a_lost_rank_does_not_come_back() -> None:
+def test_a_lost_rank_is_not_retried() -> None:
     state = Tracked()
 
     def train(_: Any) -> None:
@@ -152,7 +152,7 @@ def test_a_lost_rank_does_not_come_back() -> None:
     assert state.log == ["sync"]
 
 
-def test_when_the_session_cannot_be_begun_anew_the_first_failure_counts() -> None:
+def test_the_first_failure_is_raised_when_the_session_cannot_restart() -> None:
     def train(_: Any) -> None:
         raise MismatchError("shapes differ")
 
@@ -170,7 +170,7 @@ def test_when_the_session_cannot_be_begun_anew_the_first_failure_counts() -> Non
         run(interrupted, Tracked(), reset)
 
 
-def test_what_fails_again_and_again_without_a_commit_is_told() -> None:
+def test_repeated_failures_without_a_commit_are_raised() -> None:
     calls, commits_until = [], RESETS_MAX + 5
 
     def train(state: Any) -> None:
@@ -183,7 +183,7 @@ def test_what_fails_again_and_again_without_a_commit_is_told() -> None:
         run(train, Tracked())
 
 
-def test_errors_of_the_function_are_its_own() -> None:
+def test_other_exceptions_of_the_function_propagate() -> None:
     def train(_: Any) -> None:
         raise KeyError("loss")
 

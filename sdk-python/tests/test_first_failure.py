@@ -36,9 +36,9 @@ def run(
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
 
 
-def told(done: subprocess.CompletedProcess[str], ranks: int = 3) -> dict[str, Any]:
+def reported(done: subprocess.CompletedProcess[str], ranks: int = 3) -> dict[str, Any]:
     """What the ranks that are left were told; the same for all of them."""
-    prefix = ">:told "
+    prefix = ">:reported "
     lines = [line.partition(prefix)[2] for line in done.stdout.splitlines() if prefix in line]
     assert len(lines) == ranks - 1, f"{done.stdout}\n{done.stderr}"
     assert len(set(lines)) == 1, lines
@@ -60,10 +60,10 @@ def check_last_call(record: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), [(3, 2), (2, 1)])
-def test_an_exception_is_told_with_its_traceback(ranks: int, sidecars: int) -> None:
+def test_an_exception_is_reported_with_its_traceback(ranks: int, sidecars: int) -> None:
     done = run("exception", ranks=ranks, sidecars=sidecars)
     assert done.returncode == 1, done.stderr
-    error = told(done, ranks)
+    error = reported(done, ranks)
     record = error["record"]
     assert error["kind"] == "PeerLostError"
     assert (record["rank"], record["host"], record["exit_code"], record["signal"]) == (ranks - 1, "localhost", 1, None)
@@ -82,28 +82,28 @@ def test_an_exception_is_told_with_its_traceback(ranks: int, sidecars: int) -> N
     assert done.stderr.count("its last call was allreduce 'last' at ") == 1
 
 
-def test_a_kill_is_told_with_its_signal() -> None:
+def test_a_kill_is_reported_with_its_signal() -> None:
     done = run("kill")
     assert done.returncode == 137, done.stderr
-    record = told(done)["record"]
+    record = reported(done)["record"]
     assert (record["exit_code"], record["signal"], record["out_of_memory"]) == (None, 9, False)
     assert record["ended"] == "was ended by signal 9 (SIGKILL)"
-    assert "unless somebody sent it, memory ran out: see `dmesg`" in told(done)["text"].splitlines()[0]
+    assert "unless somebody sent it, memory ran out: see `dmesg`" in reported(done)["text"].splitlines()[0]
     assert record["stderr"][-1] == "about to fail"
     check_last_call(record)
 
 
-def test_an_exit_code_is_told_although_the_session_ended_in_order() -> None:
+def test_an_exit_code_is_reported_although_the_session_was_closed() -> None:
     done = run("exit")
     assert done.returncode == 3, done.stderr
-    error = told(done)
+    error = reported(done)
     assert (error["kind"], error["record"]["exit_code"]) == ("PeerLostError", 3)
 
 
-def test_a_good_end_is_no_failure() -> None:
+def test_exit_code_0_is_not_a_failure() -> None:
     done = run("close")
     assert done.returncode == 0, done.stderr
-    error = told(done)
+    error = reported(done)
     assert (error["kind"], error["record"]) == ("ShutDownError", None)
 
 
@@ -136,11 +136,11 @@ def group() -> Iterator[pathlib.Path]:
     pytest.skip("control groups with a limit of memory can be made by root only, where they can be written")
 
 
-def test_memory_that_runs_out_is_told(group: pathlib.Path) -> None:
+def test_running_out_of_memory_is_reported(group: pathlib.Path) -> None:
     enter = ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$0" "$@"')
     done = run("memory", before=enter)
     assert done.returncode == 137, done.stderr
-    error = told(done)
+    error = reported(done)
     record = error["record"]
     assert (record["out_of_memory"], record["exit_code"], record["signal"]) == (True, None, None)
     assert error["text"].startswith("rank 2 on host localhost was killed by the out-of-memory killer; give its control")
@@ -162,13 +162,13 @@ def test_a_stall_is_reported_with_the_last_call_of_the_missing_rank(tmp_path: pa
     assert " seconds ago, and none of its calls is without an answer; its process was heard 0." in report
 
 
-def test_a_place_is_the_users_line() -> None:
+def test_a_call_site_is_the_users_line() -> None:
     here = call_site()
     assert here is not None
-    assert here.endswith(f"test_first_failure.py:{test_a_place_is_the_users_line.__code__.co_firstlineno + 1}")
+    assert here.endswith(f"test_first_failure.py:{test_a_call_site_is_the_users_line.__code__.co_firstlineno + 1}")
 
 
-def test_a_record_travels_with_its_exception() -> None:
+def test_a_pickled_exception_keeps_its_record() -> None:
     parts = (2, "beta", 7, "exited with code 1", 1, None, False, ("allreduce", "allreduce.x", "a.py:1", 0.5), ["last"])
     error = from_parts("rank_lost", "gone", 2, 1, None, "peer", parts)
     again = pickle.loads(pickle.dumps(error))

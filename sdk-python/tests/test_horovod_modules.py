@@ -90,7 +90,7 @@ def test_every_name_of_the_release_is_there() -> None:
     assert set(names) - {"is_homogeneous"} <= set(hvd.__all__)
 
 
-def test_they_are_the_same_objects() -> None:
+def test_names_of_horovod_are_the_objects_of_ronde() -> None:
     # The module `elastic` has a place of its own below `horovod.torch`.
     for name in set(ronde.torch.__all__) - {"elastic"}:
         assert getattr(hvd, name) is getattr(ronde.torch, name)
@@ -121,12 +121,12 @@ def test_exceptions() -> None:
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "ray"])
-def test_what_is_not_there_yet_says_what_to_do(name: str) -> None:
+def test_the_error_for_an_unsupported_module_gives_an_alternative(name: str) -> None:
     with pytest.raises(ImportError, match=r"is not there yet: .* Use that, or run this program with Horovod itself"):
         importlib.import_module(f"horovod.{name}")
 
 
-def test_the_object_with_the_functions() -> None:
+def test_horovod_basics_has_the_functions() -> None:
     found = basics.HorovodBasics("/some/where", "mpi_lib")
     assert found.size is hvd.size
     assert found.Adasum == hvd.Adasum
@@ -138,7 +138,7 @@ def test_the_object_with_the_functions() -> None:
         found.rank()
 
 
-def test_small_things() -> None:
+def test_utility_functions() -> None:
     assert [number for number in range(-1, 10) if util.num_rank_is_power_2(number)] == [1, 2, 4, 8]
     assert util.split_list(list(range(7)), 3) == [[0, 1, 2], [3, 4], [5, 6]]
     assert util.split_list([1], 2) == [[1], []]
@@ -151,7 +151,7 @@ def test_small_things() -> None:
         util.check_extension("horovod.tensorflow")
 
 
-def test_variables_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_set_temporarily(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RONDE_TEST_OLD", "old")
     with util.env(RONDE_TEST_OLD=None, RONDE_TEST_NEW="new"):
         assert ("RONDE_TEST_OLD" in os.environ, os.environ["RONDE_TEST_NEW"]) == (False, "new")

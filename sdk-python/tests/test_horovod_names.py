@@ -108,12 +108,12 @@ def test_a_function_has_horovods_parameters(function: str) -> None:
     assert " ".join(parameters) == SIGNATURES[function]
 
 
-def test_what_would_unpickle_from_the_network_is_left_out() -> None:
+def test_modules_that_unpickle_network_input_are_absent() -> None:
     with pytest.raises(ImportError, match="its services unpickle what they receive over the network"):
         importlib.import_module("horovod.runner.common.util.network")
 
 
-def test_names_that_stand_for_others() -> None:
+def test_aliases() -> None:
     assert hvd.AdaSum == hvd.Adasum
     assert elastic.HorovodInternalError is exceptions.HorovodInternalError is hvd.HorovodInternalError
     assert hvd.elastic is importlib.import_module("horovod.torch.elastic")
@@ -121,7 +121,7 @@ def test_names_that_stand_for_others() -> None:
     assert hvd.elastic.run_fn is elastic.run_fn
 
 
-def test_what_is_built() -> None:
+def test_build_flags() -> None:
     found = [ask() for ask in (util.mpi_built, util.gloo_built, util.nccl_built, util.ddl_built, util.ccl_built)]
     assert found == [False, True, False, False, False]
     assert util.get_ext_suffix().endswith(".so")
@@ -159,12 +159,12 @@ def test_versions_are_compared(ver: str, target: str, is_newer: bool) -> None:
 
 
 @pytest.mark.parametrize(("ver", "target"), [("2.1.0", "2.1"), (2, "2.1.0"), ("two", "2.1.0")])
-def test_what_is_no_version_is_refused(ver: Any, target: str) -> None:
+def test_an_invalid_version_is_rejected(ver: Any, target: str) -> None:
     with pytest.raises(ValueError, match="version"):
         util.is_version_greater_equal_than(ver, target)
 
 
-def test_the_deprecated_average() -> None:
+def test_average_is_deprecated() -> None:
     op_of = mpi_ops.handle_average_backwards_compatibility
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -177,13 +177,13 @@ def test_the_deprecated_average() -> None:
         op_of(hvd.Sum, True)
 
 
-def test_the_object_behind_mpi_ops() -> None:
+def test_mpi_ops_has_horovods_basics_object() -> None:
     assert mpi_ops._basics.is_initialized is hvd.is_initialized
     with pytest.raises(ValueError, match="has not been initialized"):
         mpi_ops._basics.rank()
 
 
-def test_a_notice_of_changed_hosts_reaches_the_state_that_trains() -> None:
+def test_a_host_update_reaches_the_running_state() -> None:
     state = ObjectState(lambda value: value, lambda: 0, epoch=0)
     begun: list[str] = []
 
@@ -236,5 +236,5 @@ def test_classes_of_optimizers() -> None:
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (3, 2)])
 def test_names_that_need_a_job(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     options = ["-x", f"PYTHONPATH={PACKAGE}{os.pathsep}{COMPAT}"]
-    said = world("horovod_names.py", ranks, sidecars, options=options)
-    assert said.count("the names of Horovod hold") == ranks
+    output = world("horovod_names.py", ranks, sidecars, options=options)
+    assert output.count("the names of Horovod hold") == ranks

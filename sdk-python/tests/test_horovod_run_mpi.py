@@ -53,17 +53,17 @@ def fail_on_last() -> None:
 
 
 def test_mpirun_starts_functions(capfd: pytest.CaptureFixture[str]) -> None:
-    assert horovod.run(place, (2,), num_proc=3, use_mpi=True, mpi_args="-x SAID=this --oversubscribe") == [
+    assert horovod.run(place, (2,), num_proc=3, use_mpi=True, mpi_args="-x PASSED=this --oversubscribe") == [
         (rank, 6.0, True) for rank in range(3)
     ]
-    assert horovod.run(lambda: os.getenv("SAID"), use_mpi=True, mpi_args="-x SAID=this") == ["this"]
+    assert horovod.run(lambda: os.getenv("PASSED"), use_mpi=True, mpi_args="-x PASSED=this") == ["this"]
     assert horovod.run(lambda: 1, use_mpi=True, disable_cache=True) == [1]
     assert "horovod.run: --disable-cache means nothing here" in capfd.readouterr().err
     arguments = launch._HorovodArgs(num_proc=2, use_mpi=True, run_func=lambda: place(1)[:2])
     assert launch._run(arguments) == [(0, 2.0), (1, 2.0)]
 
 
-def test_the_traceback_of_the_rank_that_failed_is_told() -> None:
+def test_the_traceback_of_the_failed_rank_is_reported() -> None:
     with pytest.raises(RuntimeError, match=r"mpirun failed with exit code \d+: rank 1 failed\n\nTraceback") as caught:
         horovod.run(fail_on_last, num_proc=2, use_mpi=True)
     assert str(caught.value).rstrip().endswith("LookupError: nothing at rank 1")
@@ -81,7 +81,7 @@ print("results", horovod.run(tests.place, (2,), num_proc=2, hosts=hosts, use_mpi
 try:
     horovod.run(tests.fail_on_last, num_proc=2, hosts=hosts, use_mpi=True)
 except RuntimeError as error:
-    print("told", error)
+    print("raised", error)
 """
 
 
@@ -105,8 +105,8 @@ def test_functions_on_several_hosts(folders: str) -> None:
             hosts.give_second_its_own(folder)
         done = program(hosts, folder)
         assert "results [(0, 4.0, True), (1, 4.0, True)]" in done.stdout, done.stdout + done.stderr
-        told = done.stdout.partition("told mpirun failed with exit code ")[2]
-        assert "Traceback (most recent call last):" in told, done.stdout + done.stderr
-        assert "LookupError: nothing at rank 1" in told
+        text = done.stdout.partition("raised mpirun failed with exit code ")[2]
+        assert "Traceback (most recent call last):" in text, done.stdout + done.stderr
+        assert "LookupError: nothing at rank 1" in text
         assert os.listdir(folder) == []
         assert hosts.reached() == {hosts.addresses[1]}

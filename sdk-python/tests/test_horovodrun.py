@@ -72,7 +72,7 @@ def translated(*arguments: str) -> tuple[list[str], list[str]]:
         ("--tcp", ""),
     ],
 )
-def test_flags_that_act_become_options_without_a_word(arguments: str, options: str) -> None:
+def test_supported_flags_become_options_without_a_note(arguments: str, options: str) -> None:
     assert translated(*arguments.split()) == (options.split(), [])
 
 
@@ -98,7 +98,7 @@ def test_flags_that_act_become_options_without_a_word(arguments: str, options: s
         ("--network-interface a,b", "--network-interfaces=a,b", "several names in --network-interface are deprecated"),
     ],
 )
-def test_flags_that_do_nothing_say_so_once(arguments: str, option: str | None, note: str) -> None:
+def test_ignored_flags_print_one_note_each(arguments: str, option: str | None, note: str) -> None:
     options, notes = translated(*arguments.split())
     assert options == ([option] if option else [])
     assert len(notes) == 1
@@ -119,12 +119,12 @@ def test_flags_that_do_nothing_say_so_once(arguments: str, option: str | None, n
         "--host-discovery-script x",
     ],
 )
-def test_what_is_not_there_yet_is_refused(arguments: str) -> None:
+def test_unsupported_flags_are_rejected(arguments: str) -> None:
     with pytest.raises(NotImplementedError, match="not there yet"):
         translated(*arguments.split())
 
 
-def test_every_flag_is_one_of_these() -> None:
+def test_every_flag_is_classified() -> None:
     """No flag is taken without acting, saying that it does not, or being refused."""
     known = {*translation._VALUES, *translation._SWITCHES, *translation.WITHOUT_MEANING, *translation._ELASTIC}
     known |= {*translation._SEARCH, *launch.STARTERS, "tcp_flag", "autotune", "log_level", "log_hide_timestamp"}
@@ -150,7 +150,7 @@ def test_wrong_hosts_are_value_errors(given: dict[str, Any], text: str) -> None:
         translation.translate(given)
 
 
-def test_jsrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jsrun_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LSB_JOBID", raising=False)
     with pytest.raises(ValueError, match="did not detect an LSF job"):
         translated("--jsrun")
@@ -217,7 +217,7 @@ def config(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def test_a_configuration_file_is_like_its_flags(config: pathlib.Path) -> None:
+def test_a_configuration_file_is_equivalent_to_its_flags(config: pathlib.Path) -> None:
     given, notes = launch.parse(["--config-file", str(config)])
     assert given == {
         "command": [],
@@ -251,10 +251,10 @@ def test_a_configuration_file_is_like_its_flags(config: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("is_behind", [False, True])
-def test_flags_of_the_command_line_win_wherever_they_stand(config: pathlib.Path, is_behind: bool) -> None:
+def test_command_line_flags_override_the_file_in_either_order(config: pathlib.Path, is_file_first: bool) -> None:
     arguments = ["--fusion-threshold-mb", "64", "--no-hierarchical-allreduce", "--log-with-timestamp", "--mpi"]
     file = ["--config-file", str(config)]
-    given, _ = launch.parse([*file, *arguments] if is_behind else [*arguments, *file])
+    given, _ = launch.parse([*file, *arguments] if is_file_first else [*arguments, *file])
     assert (given["fusion_threshold_mb"], given["hierarchical_allreduce"]) == (64, False)
     assert (given["log_with_timestamp"], given["use_mpi"], given["cache_capacity"]) == (True, True, 2048)
     assert "use_gloo" not in given
@@ -276,7 +276,7 @@ def test_flags_of_the_command_line_win_wherever_they_stand(config: pathlib.Path,
         ("  controller: gloo", "line 1"),
     ],
 )
-def test_a_wrong_configuration_file_is_told_with_its_name(tmp_path: pathlib.Path, text: str, message: str) -> None:
+def test_the_error_names_an_invalid_configuration_file(tmp_path: pathlib.Path, text: str, message: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message) as caught:
@@ -284,7 +284,7 @@ def test_a_wrong_configuration_file_is_told_with_its_name(tmp_path: pathlib.Path
     assert str(path) in str(caught.value)
 
 
-def test_values_of_files() -> None:
+def test_values_in_configuration_files() -> None:
     text = '---\ntimeline:\n  filename: "x: #y" # z\n  mark_cycles: ~\nstall_check:\n  enabled: Off\n'
     assert config_file.parse(text, "f") == {
         ("timeline", "filename"): "x: #y",
@@ -337,7 +337,7 @@ def test_a_wrong_command_line_ends_with_code_2_and_a_message(arguments: str, mes
     assert message in done.stderr
 
 
-def test_what_it_becomes(tmp_path: pathlib.Path) -> None:
+def test_the_command_of_ronde_run(tmp_path: pathlib.Path) -> None:
     """The worker's command is left as it is, also where it looks like flags."""
     ronde = tmp_path / "ronde"
     ronde.write_text('#!/bin/sh\nfor word; do echo "<$word>"; done\n')
@@ -378,7 +378,7 @@ def options_of_ronde_run() -> set[str]:
 
 
 @pytest.mark.parametrize("option", [*OPTIONS, "--network-interfaces", "--log-level"])
-def test_what_flags_become_is_an_option_of_ronde_run(option: str) -> None:
+def test_translated_flags_are_options_of_ronde_run(option: str) -> None:
     assert option in options_of_ronde_run()
 
 
@@ -399,7 +399,7 @@ def test_a_timeline_is_written(tmp_path: pathlib.Path) -> None:
     assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "CYCLE_START"} <= names
 
 
-def test_what_waits_is_reported_or_not(tmp_path: pathlib.Path) -> None:
+def test_stall_reports_can_be_turned_off(tmp_path: pathlib.Path) -> None:
     """The effect of flags about stalls, log level and times, on one job."""
     seen = tmp_path / "seen"
     script = WORKERS / "stall.py"
@@ -433,7 +433,7 @@ def test_a_job_with_horovods_variables_output_and_prefixes(tmp_path: pathlib.Pat
         assert not line.startswith("[")
 
 
-def test_the_exit_code_is_that_of_the_rank_that_failed() -> None:
+def test_the_exit_code_is_that_of_the_failed_rank() -> None:
     done = horovodrun("-np", "2", "sh", "-c", "exit 3")
     assert done.returncode == 3
     assert "exited with code 3" in done.stderr
@@ -461,7 +461,7 @@ class TestFunctions:
         assert horovod.run(number, (5,), num_proc=2, verbose=2, start_timeout=60) == [5, 6]
         assert horovod.run(number, kwargs={"base": 1}, num_proc=1, hosts="localhost:2") == [1]
 
-    def test_former_names_warn(self) -> None:
+    def test_deprecated_names_warn(self) -> None:
         with pytest.warns(DeprecationWarning, match="np is deprecated, use num_proc instead"):
             assert run(number, (0,), np=2) == [0, 1]
         for old, new in (("min_np", "min_num_proc"), ("max_np", "max_num_proc")):
@@ -482,12 +482,12 @@ class TestFunctions:
         with pytest.raises(NotImplementedError, match="elastic jobs are not there yet"):
             run(number, host_discovery_script="hosts.sh")
 
-    def test_a_failure_is_told_in_horovods_words(self) -> None:
+    def test_a_failure_has_horovods_message(self) -> None:
         with pytest.raises(RuntimeError, match="Horovod detected that one or more processes exited with non-zero") as e:
             run(fail, num_proc=2)
         assert "LookupError: nothing here" in str(e.value)
 
-    def test_the_bag_of_arguments(self) -> None:
+    def test_horovod_args_run_a_command_or_a_function(self) -> None:
         arguments = launch._HorovodArgs(num_proc=2, command=["sh", "-c", "exit 4"])
         assert arguments.hosts is None
         with pytest.raises(RuntimeError, match="ended with 4"):

@@ -26,7 +26,7 @@ def by_mpi(arguments: str, major: int = 5, **environment: str) -> translation.Tr
     return mpi.translate(given, major, environment)
 
 
-def test_what_mpirun_is_told() -> None:
+def test_the_arguments_of_mpirun() -> None:
     found = by_mpi("-np 2 --mpi --fusion-threshold-mb 1", PATH="/bin")
     words = ["--allow-run-as-root", "--output", "tag", "-np", "2", "-H", "localhost:2"]
     words += ["--bind-to", "none", "--map-by", "slot", "-x", "HOROVOD_FUSION_THRESHOLD=1048576"]
@@ -82,7 +82,7 @@ def test_sidecars_come_first_on_several_hosts(tmp_path: pathlib.Path, monkeypatc
         assert notes == ["--network-interface"]
 
 
-def test_mpirun_with_sidecars_of_the_users() -> None:
+def test_mpirun_with_sidecars_that_the_user_started() -> None:
     spread = by_mpi(
         "-np 2 -H localhost:1,beta:1 -p 2222 -i my/key", PATH="/bin", RONDE_SOCKET="/run/ronde", OLDPWD="/", _="x"
     ).options
@@ -95,7 +95,7 @@ def test_mpirun_with_sidecars_of_the_users() -> None:
     assert (mpi.is_here("127.0.0.1"), mpi.is_here("[::1]"), mpi.is_here("beta")) == (True, True, False)
 
 
-def test_which_mpi_it_is(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_open_mpi_is_accepted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert mpi.release("mpirun (Open MPI) 4.1.4\n\nReport bugs") == 4
     assert mpi.release("mpirun (OpenRTE) 3.1.0") == 3
     for text in ("HYDRA build details:\n    Version: 4.0.2", "Intel(R) MPI Library", ""):
@@ -110,9 +110,9 @@ REDUCED = """
 import os, numpy, torch, horovod.torch as hvd
 hvd.init()
 total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
-said = ["sum", total, hvd.rank(), hvd.local_size(), os.environ["HOROVOD_LOG_LEVEL"], os.environ["SAID"]]
-# At once: unbuffered as processes are told to be, `print` writes word by word, and mpirun passes on what it has.
-os.write(1, f"{' '.join(map(str, said))}{os.linesep}".encode())
+fields = ["sum", total, hvd.rank(), hvd.local_size(), os.environ["HOROVOD_LOG_LEVEL"], os.environ["PASSED"]]
+# In one write: `print` writes word by word when unbuffered, and mpirun forwards each part.
+os.write(1, f"{' '.join(map(str, fields))}{os.linesep}".encode())
 """
 
 
@@ -122,7 +122,7 @@ def test_mpirun_starts_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     if not pathlib.Path(sys.executable).with_name("mpirun").is_file():
         pytest.skip("no mpirun beside this Python; `make setup` installs it")
     beside = [str(pathlib.Path(sys.executable).parent), str(pathlib.Path(ronde_binary()).parent)]
-    arguments = ["-np", "2", "--mpi", "--mpi-args=-x SAID=this", "--log-level", "WARNING"]
+    arguments = ["-np", "2", "--mpi", "--mpi-args=-x PASSED=this", "--log-level", "WARNING"]
     done = horovodrun(*arguments, sys.executable, "-c", REDUCED, path=os.pathsep.join(beside))
     assert done.returncode == 0, done.stderr
     lines = [line.partition("sum ")[2] for line in done.stdout.splitlines() if "sum " in line]
@@ -139,10 +139,10 @@ token = pathlib.Path(os.environ["RONDE_TOKEN_FILE"])
 mode = oct(stat.S_IMODE(token.stat().st_mode))
 places = [hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
 secret = token.read_bytes()
-told = any(secret in value.encode() or secret.hex() in value for value in os.environ.values())
+is_secret_exposed = any(secret in value.encode() or secret.hex() in value for value in os.environ.values())
 names = [socket.gethostname(), os.environ["HOROVOD_HOSTNAME"]]
-said = ["sum", total, *places, *names, mode, told, os.environ["SAID"]]
-os.write(1, f"{' '.join(map(str, said))}{os.linesep}".encode())  # see above
+fields = ["sum", total, *places, *names, mode, is_secret_exposed, os.environ["PASSED"]]
+os.write(1, f"{' '.join(map(str, fields))}{os.linesep}".encode())  # see above
 hvd.barrier()
 hvd.shutdown()
 """
@@ -165,7 +165,7 @@ def on_hosts(hosts: TwoHosts, *arguments: str, slots: int = 2) -> subprocess.Com
     environment = {
         **os.environ,
         "RONDE_BIN": "",
-        "SAID": "this; and, 'that'",
+        "PASSED": "this; and, 'that'",
         "PATH": os.pathsep.join([*map(str, folders), os.environ["PATH"]]),
         "PYTHONPATH": f"{PACKAGE}{os.pathsep}{COMPAT}",
         "TMPDIR": str(hosts.folder),
@@ -214,7 +214,7 @@ def test_a_process_that_fails_ends_the_job_of_several_hosts(spread: TwoHosts) ->
     assert not list(spread.folder.glob("ronde-*"))
 
 
-def test_processes_on_other_hosts_than_awaited_are_told(spread: TwoHosts) -> None:
+def test_processes_on_unexpected_hosts_are_reported(spread: TwoHosts) -> None:
     done = on_hosts(spread, "--binding-args=--map-by ppr:1:node", "-np", "2", "true")
     assert done.returncode == 64, done.stderr
     text = r"rank \d runs on rondepy\S+, as one of 1 there, but the job's sidecar awaits it on host 10\.76\.0\.[12]"

@@ -30,7 +30,7 @@ FLAGS_AND_VARIABLES = [
 
 
 @pytest.mark.parametrize(("arguments", "variables"), FLAGS_AND_VARIABLES)
-def test_variables_say_what_the_flags_do(arguments: str, variables: dict[str, str]) -> None:
+def test_variables_match_the_flags(arguments: str, variables: dict[str, str]) -> None:
     """Those of Horovod; nothing for a flag that was not given."""
     args = launch.parse_args(["-np", "2", *arguments.split()])
     env: dict[str, str] = {}
@@ -64,7 +64,7 @@ def test_numbers_out_of_range_are_value_errors(arguments: str) -> None:
         launch.parse_args(["-np", "2", *arguments.split()])
 
 
-def test_where_ranks_go() -> None:
+def test_ranks_are_assigned_to_hosts() -> None:
     assigned = hosts.get_host_assignments(hosts.parse_hosts("a:3,b:1"), 2)
     assert [(each.hostname, each.rank, each.local_rank, each.cross_rank) for each in assigned] == [
         ("a", 0, 0, 0),

@@ -15,7 +15,7 @@ from two_hosts import two_hosts
 
 import ronde
 from horovod.runner.common.util import env
-from ronde import alone
+from ronde import without_launcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,51 +64,51 @@ def started(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A process without a job: what it would start is written down and not started."""
     for name in [name for name in os.environ if re.match(r"RONDE_(?!BIN)|HOROVOD_|SLURM_|PMI|OMPI_|WORLD_SIZE", name)]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(alone, "_is_served", lambda: False)
-    monkeypatch.setattr(alone, "_own_sidecar", lambda ranks: f"a sidecar for {ranks}")
+    monkeypatch.setattr(without_launcher, "_is_served", lambda: False)
+    monkeypatch.setattr(without_launcher, "_own_sidecar", lambda ranks: f"a sidecar for {ranks}")
     return monkeypatch
 
 
 @pytest.mark.parametrize("launcher", SEVERAL)
-def test_one_of_several_is_refused(started: pytest.MonkeyPatch, launcher: str) -> None:
+def test_one_of_several_processes_is_rejected(started: pytest.MonkeyPatch, launcher: str) -> None:
     for name, value in SEVERAL[launcher].items():
         started.setenv(name, value)
-    for begin in (lambda: alone.settings_without_launcher({}), ronde.connect):
+    for begin in (lambda: without_launcher.settings_without_launcher({}), ronde.connect):
         with pytest.raises(ronde.RondeError, match="but there is no job of ronde") as raised:
             begin()
         assert (raised.value.cause, raised.value.blame) == ("settings", "caller")
         text = str(raised.value)
-        told = {name: value for name, value in SEVERAL[launcher].items() if re.search("SIZE|NNODES|STEP_NUM", name)}
-        for name, value in (told or SEVERAL[launcher]).items():
+        named = {name: value for name, value in SEVERAL[launcher].items() if re.search("SIZE|NNODES|STEP_NUM", name)}
+        for name, value in (named or SEVERAL[launcher]).items():
             assert f"{name}={value}" in text, text
         assert "ronde run -np " in text
         assert "Nothing was started, because each of these processes would be a job of one rank" in text
 
 
 @pytest.mark.parametrize("launcher", ONE)
-def test_one_process_is_a_job_of_its_own(started: pytest.MonkeyPatch, launcher: str) -> None:
+def test_one_process_is_a_job_of_one_rank(started: pytest.MonkeyPatch, launcher: str) -> None:
     for name, value in ONE[launcher].items():
         started.setenv(name, value)
-    assert alone.settings_without_launcher({}) == {"socket": "a sidecar for 1", "job": "local", "rank": 0}
+    assert without_launcher.settings_without_launcher({}) == {"socket": "a sidecar for 1", "job": "local", "rank": 0}
     with pytest.raises(ronde.RondeError, match="RONDE_SOCKET is not set") as raised:
         ronde.connect()
     assert "no job of ronde" not in str(raised.value)
 
 
 @pytest.mark.parametrize("launcher", FOUND)
-def test_several_hosts_of_mpi_are_refused(started: pytest.MonkeyPatch, launcher: str) -> None:
+def test_several_hosts_of_mpi_are_rejected(started: pytest.MonkeyPatch, launcher: str) -> None:
     for name, value in FOUND[launcher].items():
         started.setenv(name, value)
     with pytest.raises(ronde.RondeError, match="mpirun has started 4 processes, 2 of them on this host"):
-        alone.settings_without_launcher({})
+        without_launcher.settings_without_launcher({})
 
 
 @pytest.mark.parametrize("given", [{"RONDE_SOCKET": "/nowhere"}, {"RONDE_JOB": "night"}])
-def test_a_job_of_ronde_counts_more(started: pytest.MonkeyPatch, given: dict[str, str]) -> None:
+def test_a_job_of_ronde_takes_precedence(started: pytest.MonkeyPatch, given: dict[str, str]) -> None:
     for name, value in {**SEVERAL["torchrun"], **given}.items():
         started.setenv(name, value)
-    assert alone.settings_without_launcher({}) == {}
-    assert alone.settings_without_launcher({"socket": "/given"}) == {}
+    assert without_launcher.settings_without_launcher({}) == {}
+    assert without_launcher.settings_without_launcher({"socket": "/given"}) == {}
 
 
 def test_rank_and_size_of_any_launcher(started: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ BEGIN = """
 import os, sys
 import torch.distributed
 import horovod.torch, ronde, ronde.torch, ronde.torch.distributed
-ways = {
+beginnings = {
     "connect": ronde.connect,
     "init": ronde.torch.init,
     "horovod": horovod.torch.init,
@@ -134,16 +134,16 @@ ways = {
     "url": lambda: torch.distributed.init_process_group("ronde", init_method="ronde://"),
 }
 if "MASTER_ADDR" in os.environ:
-    ways["variables"] = lambda: torch.distributed.init_process_group("ronde")
-for name, begin in ways.items():
+    beginnings["variables"] = lambda: torch.distributed.init_process_group("ronde")
+for name, begin in beginnings.items():
     try:
         begin()
-        said = f"{name}: {ronde.torch.size()} rank"
+        line = f"{name}: {ronde.torch.size()} rank"
         ronde.torch.shutdown()
     except ronde.RondeError as error:
-        said = f"{name}: {error}"
+        line = f"{name}: {error}"
     # At once: lines of processes that share a pipe must not mix.
-    os.write(1, f"{os.linesep}{said.replace(os.linesep, ' ')}{os.linesep}".encode())
+    os.write(1, f"{os.linesep}{line.replace(os.linesep, ' ')}{os.linesep}".encode())
     if "group" in name and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 """
@@ -205,7 +205,7 @@ def test_the_launcher_of_mpich() -> None:
     assert ways(done.stdout, text) == ALL, f"{done.stdout}\n{done.stderr}"
 
 
-def test_prterun_which_tells_no_size() -> None:
+def test_prterun_which_sets_no_size() -> None:
     done = run(
         [
             beside_python("prterun"),

@@ -18,7 +18,7 @@ def test_results_stay_in_shared_memory(
     assert world("mapped.py", ranks, sidecars, options=("--arena-mb", "16")).count("stay where they are") == ranks
 
 
-def test_results_are_copied_where_that_is_wanted(world: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_copied_when_requested(world: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RONDE_MAPPED", "0")
     assert world("mapped.py", 2, 1, options=("--arena-mb", "16")).count("stay where they are") == 2
 
@@ -31,20 +31,20 @@ def test_gradients_have_the_bits_of_copied_ones(world: Callable[..., str], ranks
 
 @pytest.mark.parametrize("ring", ["0", "1"])
 @pytest.mark.parametrize(("ranks", "sidecars"), WORLDS)
-def test_what_lies_in_shared_memory_is_not_copied(
+def test_inputs_in_shared_memory_are_not_copied(
     world: Callable[..., str], monkeypatch: pytest.MonkeyPatch, ranks: int, sidecars: int, ring: str
 ) -> None:
     monkeypatch.setenv("RONDE_RING", ring)
-    assert world("lent.py", ranks, sidecars, options=("--arena-mb", "16")).count("nothing is copied") == ranks
+    assert world("zero_copy.py", ranks, sidecars, options=("--arena-mb", "16")).count("nothing is copied") == ranks
 
 
-def test_what_lies_in_shared_memory_is_not_copied_where_results_are(
+def test_inputs_in_shared_memory_are_not_copied_when_results_are(
     world: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RONDE_MAPPED", "0")
-    assert world("lent.py", 2, 1, options=("--arena-mb", "16")).count("nothing is copied") == 2
+    assert world("zero_copy.py", 2, 1, options=("--arena-mb", "16")).count("nothing is copied") == 2
 
 
 def test_tensors_of_pytorch_in_shared_memory(world: Callable[..., str]) -> None:
     pytest.importorskip("torch")
-    assert world("lent_torch.py", 2, 2).count("nothing is copied") == 2
+    assert world("zero_copy_torch.py", 2, 2).count("nothing is copied") == 2

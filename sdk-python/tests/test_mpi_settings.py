@@ -49,17 +49,17 @@ def found(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """What the sidecar of rank 0 has been told, as its work shows."""
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = [line.partition("found ")[2] for line in done.stdout.splitlines() if "found " in line]
-    told: dict[str, Any] = json.loads(line)
-    return told
+    report: dict[str, Any] = json.loads(line)
+    return report
 
 
-def test_without_any_operations_are_fused_on_all_cores() -> None:
-    told = found(started(PLAIN))
-    assert told["ronde_fused_tensors_total"] >= 1200
-    assert told["cores"] == sorted(os.sched_getaffinity(0))
+def test_by_default_operations_are_fused_on_all_cores() -> None:
+    report = found(started(PLAIN))
+    assert report["ronde_fused_tensors_total"] >= 1200
+    assert report["cores"] == sorted(os.sched_getaffinity(0))
 
 
-def test_variables_act_under_mpirun(folder: pathlib.Path) -> None:
+def test_variables_take_effect_under_mpirun(folder: pathlib.Path) -> None:
     core = min(os.sched_getaffinity(0))
     variables = {"FUSION_THRESHOLD": "0", "THREAD_AFFINITY": str(core), "LOG_LEVEL": "DEBUG"}
     variables["TIMELINE"] = str(folder / "timeline.json")
@@ -69,7 +69,7 @@ def test_variables_act_under_mpirun(folder: pathlib.Path) -> None:
     assert "allreduce.step" in (folder / "timeline.json").read_text()
 
 
-def test_flags_act_with_mpi(folder: pathlib.Path) -> None:
+def test_flags_take_effect_with_mpi(folder: pathlib.Path) -> None:
     core = min(os.sched_getaffinity(0))
     flags = ["--fusion-threshold-mb", "0", "--thread-affinity", str(core)]
     flags += ["--log-level", "DEBUG", "--timeline-filename", str(folder / "timeline.json")]
@@ -80,7 +80,7 @@ def test_flags_act_with_mpi(folder: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["a variable", "a flag"])
-def test_the_end_of_what_waits_acts(way: str) -> None:
+def test_the_stall_shutdown_time_takes_effect(way: str) -> None:
     names = ["HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]
     flags = [f"--stall-check-{name}-time-seconds=1" for name in ("warning", "shutdown")]
     done = started([*BY_HOROVODRUN, *flags]) if way == "a flag" else started(PLAIN, **dict.fromkeys(names, "1"))
@@ -89,7 +89,7 @@ def test_the_end_of_what_waits_acts(way: str) -> None:
     assert "alone" in done.stdout
 
 
-def test_a_number_that_is_none_is_told() -> None:
+def test_an_invalid_number_is_reported() -> None:
     for name, text in (("FUSION_THRESHOLD", "a number of bytes"), ("START_TIMEOUT", "a number of seconds")):
         done = started(PLAIN, **{f"HOROVOD_{name}": "many"})
         assert done.returncode != 0
@@ -97,13 +97,13 @@ def test_a_number_that_is_none_is_told() -> None:
         assert text in done.stderr
 
 
-def test_they_act_on_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_take_effect_on_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """There also what comes again in every step is performed ahead, for which it has to be remembered."""
     counted = ["ronde_fused_tensors_total", "ronde_operations_scheduled_total"]
 
     def counts(*flags: str) -> list[bool]:
-        told = found(on_hosts(hosts, *flags, sys.executable, SCRIPT, slots=1))
-        return [told[name] > 0 for name in counted]
+        report = found(on_hosts(hosts, *flags, sys.executable, SCRIPT, slots=1))
+        return [report[name] > 0 for name in counted]
 
     with two_hosts() as hosts:
         assert counts() == [True, True]

@@ -20,10 +20,10 @@ class Session:
     rank, size, is_open = 0, 2, True
 
     def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
 
     def submit(self, *_: Any, **options: Any) -> None:
-        self.heard.append({name: options[name] for name in ("op", "plugin", "codec") if name in options})
+        self.received.append({name: options[name] for name in ("op", "plugin", "codec") if name in options})
 
     def submit_group(self, _: str, tensors: Any, **options: Any) -> list[None]:
         self.submit(**options)
@@ -38,7 +38,7 @@ TOPK = ronde.Plugin("topk", ratio=0.25)
 MEDIAN = ronde.PluginOp("median")
 
 
-def test_a_plugin_is_its_name_and_what_was_given() -> None:
+def test_a_plugin_has_its_name_and_parameters() -> None:
     plugin = ronde.Plugin("a@1.0.0", ratio=numpy.float32(0.25), seed=numpy.int16(-3), exact=numpy.bool_(True), mode="x")
     name, parameters = call_of(plugin)
     assert name == plugin.name == "a@1.0.0"
@@ -69,13 +69,13 @@ def test_equal_plugins_are_equal() -> None:
         (1j, "a complex; parameters are"),
     ],
 )
-def test_values_that_no_parameter_has(value: Any, words: str) -> None:
+def test_invalid_parameter_values_are_rejected(value: Any, words: str) -> None:
     for kind in (ronde.Plugin, ronde.PluginOp):
         with pytest.raises(ValueError, match=words):
             kind("topk", ratio=value)
 
 
-def test_a_name_is_a_text() -> None:
+def test_a_plugins_name_is_a_str() -> None:
     with pytest.raises(ValueError, match="named by a str"):
         ronde.Plugin(3)  # type: ignore[arg-type]
 
@@ -90,7 +90,7 @@ def test_plugins_reach_the_session() -> None:
     client.allreduce_async(X)
     topk: Any = ("topk", [("ratio", 0.25)])
     median: Any = ("median", [])
-    assert session.heard == [
+    assert session.received == [
         {"op": 1, "plugin": topk},
         {"op": 8, "plugin": median},
         {"op": 0, "plugin": topk},
@@ -99,7 +99,7 @@ def test_plugins_reach_the_session() -> None:
     ]
 
 
-def test_a_codec_is_no_reduction_and_a_reduction_no_codec() -> None:
+def test_codecs_and_reductions_are_not_interchangeable() -> None:
     session = Session()
     client = Client(session)  # type: ignore[arg-type]
     wrong: list[tuple[str, Callable[[], Any]]] = [
@@ -111,7 +111,7 @@ def test_a_codec_is_no_reduction_and_a_reduction_no_codec() -> None:
     for words, call in wrong:
         with pytest.raises(ValueError, match=words):
             call()
-    assert session.heard == []
+    assert session.received == []
 
 
 def test_a_compression_by_plugin_leaves_tensors_alone() -> None:
@@ -170,7 +170,7 @@ def test_plugins_encode_and_reduce(world: Callable[..., str], ranks: int, sideca
 
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (3, 2)])
-def test_wrong_plugins_are_told_in_words(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+def test_wrong_plugins_raise_with_the_reason(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("plugin_errors.py", ranks, sidecars).count("told in words") == ranks
 
 

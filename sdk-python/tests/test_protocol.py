@@ -125,7 +125,7 @@ def examples() -> list[Any]:
             found[-1][1] = line.strip()
         else:
             found[-1][2] += bytes.fromhex(line)
-    return [pytest.param(says, data, id=name) for name, says, data in found]
+    return [pytest.param(meaning, data, id=name) for name, meaning, data in found]
 
 
 def test_there_are_examples_of_every_kind_of_frame() -> None:
@@ -133,25 +133,25 @@ def test_there_are_examples_of_every_kind_of_frame() -> None:
 
 
 @pytest.mark.parametrize(("says", "data"), examples())
-def test_examples_are_read_by_the_document_alone(says: str, data: bytes) -> None:
+def test_examples_are_read_by_the_document_alone(meaning: str, data: bytes) -> None:
     magic, version, kind, flags, length, _epoch, seq = HEADER.unpack_from(data)
     payload = data[HEADER.size :]
     assert (magic, version, length) == (b"RNDE", 4, len(payload))
     if kind in KINDS:
         reader = Reader(Types(section("types")), payload)
-        assert reader.read(KINDS[kind]) == says
+        assert reader.read(KINDS[kind]) == meaning
         assert reader.at == len(payload)
     elif kind == 4:
         lane, strand, round_, start, count = CHUNK.unpack_from(payload)
         values = struct.unpack(f"<{count}f", payload[CHUNK.size :])
         if round_ == 0xFFFF_FFFF:
-            assert says == f"lane {lane}, strand {strand}, taken"
+            assert meaning == f"lane {lane}, strand {strand}, taken"
         else:
             early = ", sent early" if flags & 1 else ""
             shown = " and ".join(str(value) for value in values)
             span = f"elements {start} to {start + count - 1}"
-            assert says == f"lane {lane}, strand {strand}, round {round_}, {span}{early}: {shown} as float32"
+            assert meaning == f"lane {lane}, strand {strand}, round {round_}, {span}{early}: {shown} as float32"
     elif kind == 5:
-        assert (says, payload) == (f"up to {seq}", b"")
+        assert (meaning, payload) == (f"up to {seq}", b"")
     else:
-        assert (says, kind, payload) == ("another certificate", 6, b"")
+        assert (meaning, kind, payload) == ("another certificate", 6, b"")

@@ -51,7 +51,7 @@ def test_signatures_and_documentation_become_markdown() -> None:
     )
 
 
-def test_everything_that_is_exported_says_what_it_is() -> None:
+def test_every_exported_name_has_a_docstring() -> None:
     page = REFERENCE["FILE"].read_text()
     for heading, following in zip(page.split("\n#")[1:], page.split("\n#")[2:]):
         assert len(heading.splitlines()) > 1 or following.startswith("#"), heading

@@ -43,12 +43,12 @@ def test_results_come_in_the_order_of_ranks() -> None:
     assert results == [(rank, 3, 66) for rank in range(3)]
 
 
-def test_a_closure_a_lambda_and_one_rank() -> None:
+def test_closures_and_lambdas_can_be_run() -> None:
     secret = {"seen": [1, 2]}
     assert ronde.run(lambda: (secret, os.environ["RONDE_RANK"])) == [(secret, "0")]
 
 
-def test_sessions_left_open_by_the_function_end_with_it() -> None:
+def test_sessions_that_the_function_leaves_open_are_closed() -> None:
     pytest.importorskip("torch")
 
     def train() -> int:
@@ -73,7 +73,7 @@ def fail_on_rank_1() -> None:
 
 
 @pytest.mark.parametrize("hosts", [None, "localhost:3"])
-def test_an_exception_of_one_rank_is_told_with_its_traceback(hosts: str | None) -> None:
+def test_an_exception_of_one_rank_is_reported_with_its_traceback(hosts: str | None) -> None:
     with pytest.raises(RuntimeError, match="one or more processes exited with non-zero status") as caught:
         ronde.run(fail_on_rank_1, np=3, hosts=hosts)
     text = str(caught.value)
@@ -92,12 +92,12 @@ def test_an_exception_of_one_rank_is_told_with_its_traceback(hosts: str | None) 
         (threading.Lock, "cannot pickle"),
     ],
 )
-def test_what_gives_no_result_is_told(function: Any, text: str) -> None:
+def test_a_rank_without_a_result_is_reported(function: Any, text: str) -> None:
     with pytest.raises(RuntimeError, match=text):
         ronde.run(function)
 
 
-def test_what_cannot_be_pickled_or_started_is_the_callers() -> None:
+def test_errors_before_the_job_are_raised_to_the_caller() -> None:
     with pytest.raises(TypeError, match="pickle"):
         ronde.run(print, args=(threading.Lock(),))
     with pytest.raises(ValueError, match="hosts and hostfile are both given"):
@@ -106,7 +106,7 @@ def test_what_cannot_be_pickled_or_started_is_the_callers() -> None:
         ronde.run(print, np=2, hosts="localhost:1")
 
 
-def test_without_cloudpickle_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_cloudpickle_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(ImportError, match="pip install cloudpickle"):
         ronde.run(print)
@@ -119,17 +119,17 @@ def test_output_and_folders_are_private(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr("tempfile.tempdir", None)
         folder = pathlib.Path(place)
 
-        def look() -> tuple[int, int]:
+        def read_modes() -> tuple[int, int]:
             print("hello from the function")
             (call,) = pathlib.Path(os.environ["TMPDIR"]).glob("ronde-call-*")
             return stat.S_IMODE(call.stat().st_mode), stat.S_IMODE((call / "call").stat().st_mode)
 
-        assert ronde.run(look, np=2, output_filename=folder / "out") == [(0o700, 0o600)] * 2
+        assert ronde.run(read_modes, np=2, output_filename=folder / "out") == [(0o700, 0o600)] * 2
         assert (folder / "out" / "rank.1" / "stdout").read_text() == "hello from the function\n"
         assert not list(folder.glob("ronde-call-*"))
 
 
-def test_only_a_folder_of_ones_own_is_believed(tmp_path: pathlib.Path) -> None:
+def test_only_a_private_folder_of_this_user_is_trusted(tmp_path: pathlib.Path) -> None:
     tmp_path.chmod(0o700)
     assert run_worker.is_private(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path)
@@ -159,7 +159,7 @@ def other_host(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield ["--remote-shell", str(shell), "--network-interfaces", "lo"]
 
 
-def test_ranks_on_other_hosts_get_the_call_and_give_their_results(other_host: list[str]) -> None:
+def test_ranks_on_other_hosts_receive_the_call_and_return_results(other_host: list[str]) -> None:
     def where() -> tuple[bool, bytes]:
         folders = list(pathlib.Path(os.environ["TMPDIR"]).glob("ronde-call-*"))
         return bool(folders), bytes(int(os.environ["RONDE_RANK"]))
@@ -169,7 +169,7 @@ def test_ranks_on_other_hosts_get_the_call_and_give_their_results(other_host: li
         assert results == [(saw, bytes(rank)) for rank, saw in enumerate(sees)]
 
 
-def test_a_job_elsewhere_is_refused_in_words(other_host: list[str]) -> None:
+def test_a_job_that_sees_no_folder_is_rejected_with_the_reason(other_host: list[str]) -> None:
     with pytest.raises(RuntimeError, match="no rank sees the folder"):
         ronde.run(print, np=2, hosts="a.invalid:1,b.invalid:1", options=other_host)
 
@@ -193,7 +193,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("way", ["a file", "standard input"])
-def test_a_program_of_ones_own(way: str, tmp_path: pathlib.Path) -> None:
+def test_functions_of_a_script_can_be_run(way: str, tmp_path: pathlib.Path) -> None:
     """What is in `__main__` travels by value: there is no file of a notebook to import."""
     script = tmp_path / "program.py"
     script.write_text(SCRIPT)

@@ -61,19 +61,19 @@ def test_a_command_and_its_streams() -> None:
     )
     _, out, _ = execute("echo a", index=0, prefix_output_with_timestamp=True)
     assert re.fullmatch(r"\w{3} \w{3} .*\d{4}\[0\]<stdout>:a\n", out)
-    assert execute("echo $SAID $HOME", env={"SAID": "this"})[1] == "this\n"
+    assert execute("echo $PASSED $HOME", env={"PASSED": "this"})[1] == "this\n"
     assert execute("kill -9 $$")[0] == 128 + signal.SIGKILL
     assert execute("head -c 300000 /dev/zero | tr '\\0' x")[1] == "x" * 300_000
 
 
 def test_a_command_writes_to_this_process_without_streams(capfd: pytest.CaptureFixture[str]) -> None:
     assert safe_shell_exec.execute("echo out; echo errors >&2", index=1) == 0
-    said = capfd.readouterr()
-    assert (said.out, said.err) == ("[1]<stdout>:out\n", "[1]<stderr>:errors\n")
+    output = capfd.readouterr()
+    assert (output.out, output.err) == ("[1]<stdout>:out\n", "[1]<stderr>:errors\n")
 
 
 @pytest.mark.parametrize("trap", ["", "trap 'echo asked; exit 7' TERM; "])
-def test_an_event_ends_a_command_and_what_it_has_started(trap: str, tmp_path: pathlib.Path) -> None:
+def test_an_event_ends_a_command_and_its_children(trap: str, tmp_path: pathlib.Path) -> None:
     event, file = threading.Event(), tmp_path / "pids"
     command = f"{trap}sleep 100 & echo $$ $! > {file}.new; mv {file}.new {file}; wait; sleep 100"
     result: list[Any] = []
@@ -309,7 +309,7 @@ def test_this_host_and_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lsf.LSFUtils.using_lsf()
 
 
-def test_places_as_text() -> None:
+def test_slots_as_text() -> None:
     slot = hosts.get_host_assignments(hosts.parse_hosts("a:1,b:2"), 3)[2]
     assert slot.to_response_string() == "2,3,1,2,0,1"
     assert hosts.SlotInfo.from_response_string("2,3,1,2,0,1") == slot._replace(hostname="")

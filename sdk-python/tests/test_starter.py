@@ -30,14 +30,14 @@ WORKER = """
 import os, numpy, ronde
 with ronde.connect() as client:
     total = client.allreduce(numpy.array([client.rank + 1]), op=ronde.Sum)
-    names = ["HOROVOD_LOCAL_RANK", "WORLD_SIZE", "SAID", "PYTHONUNBUFFERED", "RONDE_WORLD"]
+    names = ["HOROVOD_LOCAL_RANK", "WORLD_SIZE", "PASSED", "PYTHONUNBUFFERED", "RONDE_WORLD"]
     said = ["sum", total[0], client.rank, *(os.environ.get(name) for name in names)]
     # At once: the workers share a pipe, and unbuffered as they are told to be, `print` writes word by word.
     os.write(1, f"{' '.join(map(str, said))}{os.linesep}".encode())
     client.barrier()
 """
 # Tells that it runs, then when it is asked to end.
-WAITING = 'trap "echo asked > $TOLD; exit 9" TERM; echo runs > $TOLD; while :; do sleep 0.1; done'
+WAITING = 'trap "echo asked > $FIFO; exit 9" TERM; echo runs > $FIFO; while :; do sleep 0.1; done'
 
 
 class Job:
@@ -46,13 +46,13 @@ class Job:
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
         self.report = folder / "report.json"
-        self.told = folder / "told"
-        os.mkfifo(self.told)
+        self.fifo = folder / "fifo"
+        os.mkfifo(self.fifo)
 
     def start(self, command: list[str], *options: str) -> subprocess.Popen[str]:
         words = [ronde_binary(), "run", "-np", "2", "--starter", "--report", str(self.report), *options, "--"]
         environment: dict[str, Any] = {**os.environ, "RONDE": ronde_binary(), "PYTHONPATH": str(PACKAGE)}
-        environment.update(TOLD=str(self.told), TMPDIR=str(self.folder), XDG_RUNTIME_DIR=str(self.folder))
+        environment.update(FIFO=str(self.fifo), TMPDIR=str(self.folder), XDG_RUNTIME_DIR=str(self.folder))
         streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen([*words, *command], env=environment, **streams)
 
@@ -71,9 +71,9 @@ def job() -> Iterator[Job]:
 
 
 @pytest.mark.parametrize("sidecars", ["1", "2"])
-def test_workers_find_their_places(job: Job, sidecars: str) -> None:
+def test_workers_find_their_ranks(job: Job, sidecars: str) -> None:
     command = ["sh", "-c", STARTER, "sh", sys.executable, "-c", WORKER]
-    status, out, errors = job.run(command, "--sidecars", sidecars, "-x", "SAID=a b")
+    status, out, errors = job.run(command, "--sidecars", sidecars, "-x", "PASSED=a b")
     assert status == 0, errors
     local = [0, 1] if sidecars == "1" else [0, 0]
     assert sorted(out.splitlines()) == [f"sum 3 {rank} {local[rank]} 2 a b 1 None" for rank in range(2)]
@@ -82,7 +82,7 @@ def test_workers_find_their_places(job: Job, sidecars: str) -> None:
     assert sum(sidecar["summary"]["operations"] for sidecar in report["sidecars"]) > 0
 
 
-def test_its_end_is_the_jobs(job: Job) -> None:
+def test_the_jobs_exit_code_is_the_starters(job: Job) -> None:
     status, _, errors = job.run(["sh", "-c", "echo one >&2; echo two >&2; exit 4"])
     assert (status, errors) == (4, "one\ntwo\nronde: sh exited with code 4; what it said is above [RONDE-E219]\n")
     report = json.loads(job.report.read_text())
@@ -98,28 +98,28 @@ def test_its_end_is_the_jobs(job: Job) -> None:
     assert "cannot be used with" in errors
 
 
-def read(told: pathlib.Path) -> str:
-    return told.read_text().strip()
+def read(fifo: pathlib.Path) -> str:
+    return fifo.read_text().strip()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_it_is_asked_to_end_with_the_launcher(job: Job, how: signal.Signals) -> None:
+def test_the_starter_is_terminated_when_the_launcher_ends(job: Job, how: signal.Signals) -> None:
     with job.start(["sh", "-c", WAITING]) as process:
-        assert read(job.told) == "runs"
+        assert read(job.fifo) == "runs"
         process.send_signal(how)
-        assert read(job.told) == "asked"
+        assert read(job.fifo) == "asked"
         process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == (128 + how if how == signal.SIGTERM else -how)
     if how == signal.SIGKILL:
         wait_for_sidecars(job.folder)
 
 
-def test_it_is_asked_to_end_when_a_sidecar_fails(job: Job) -> None:
+def test_the_starter_is_terminated_when_a_sidecar_fails(job: Job) -> None:
     with job.start(["sh", "-c", WAITING]) as process:
-        assert read(job.told) == "runs"
+        assert read(job.fifo) == "runs"
         (sidecar,) = sidecars_of(process.pid)
         os.kill(sidecar, signal.SIGKILL)
-        assert read(job.told) == "asked"
+        assert read(job.fifo) == "asked"
         _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 128 + signal.SIGKILL
     assert "the sidecar of ranks 0-1 on host localhost was ended by signal 9" in errors

@@ -26,7 +26,7 @@ def fill(tensor: object, data: bytes) -> object:
 
 @pytest.mark.parametrize("dtype", DTYPE_NAMES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0, 4)])
-def test_numpy_arrays_are_described_as_they_are(dtype: str, shape: tuple[int, ...]) -> None:
+def test_numpy_arrays_are_described(dtype: str, shape: tuple[int, ...]) -> None:
     tensor = numpy.ones(shape, dtype)
     source = source_of(tensor)
     assert (source.dtype, source.shape, source.nbytes) == (dtype, shape, tensor.nbytes)
@@ -46,7 +46,7 @@ def test_numpy_arrays_are_described_as_they_are(dtype: str, shape: tuple[int, ..
     ],
     ids=["transposed", "reversed", "big-endian", "fortran"],
 )
-def test_other_layouts_are_made_dense_and_written_back(tensor: numpy.ndarray) -> None:
+def test_other_layouts_are_copied_dense_and_written_back(tensor: numpy.ndarray) -> None:
     source = source_of(tensor)
     native = numpy.ascontiguousarray(tensor, dtype=tensor.dtype.newbyteorder("="))
     assert content(source) == native.tobytes()
@@ -88,14 +88,14 @@ class WithDlpack:
 
 
 @pytest.mark.parametrize("wrap", [WithInterface, WithDlpack, memoryview])
-def test_other_libraries_are_understood_and_get_numpy_back(wrap: type) -> None:
+def test_arrays_of_other_libraries_are_accepted_and_give_numpy_results(wrap: type) -> None:
     tensor = numpy.arange(6, dtype=numpy.float32).reshape(2, 3)
     source = source_of(wrap(tensor))
     assert (source.dtype, source.shape, content(source)) == ("float32", (2, 3), tensor.tobytes())
     assert isinstance(source.empty((1,)).finish(), numpy.ndarray)
 
 
-def test_buffers_of_the_standard_library_are_understood() -> None:
+def test_buffers_of_the_standard_library_are_accepted() -> None:
     source = source_of(array.array("i", [1, 2, 3]))
     assert (source.dtype, source.shape) == ("int32", (3,))
     assert source_of(b"abc").dtype == "uint8"
@@ -123,14 +123,14 @@ def test_bfloat16_needs_no_library() -> None:
 
 
 @pytest.mark.parametrize("like", [None, numpy.zeros(1)])
-def test_results_of_other_ranks_types_are_numpys(like: object) -> None:
+def test_results_of_another_ranks_type_are_numpy_arrays(like: object) -> None:
     result = kind_of(like)("int16", (2, 0)).finish()
     assert (result.dtype, result.shape) == (numpy.int16, (2, 0))
     assert isinstance(kind_of(like)("bfloat16", (3,)).finish(), Bfloat16)
 
 
 @pytest.mark.parametrize("thing", [[1.0], 1.0, "text", None, {}])
-def test_what_is_no_tensor_is_refused_by_name(thing: object) -> None:
+def test_the_error_names_a_type_that_is_no_tensor(thing: object) -> None:
     with pytest.raises(ValueError, match=type(thing).__name__):
         source_of(thing)
     with pytest.raises(ValueError, match=type(thing).__name__):
@@ -138,7 +138,7 @@ def test_what_is_no_tensor_is_refused_by_name(thing: object) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "uint32", "uint64", "datetime64[s]", "O"])
-def test_types_that_ronde_lacks_are_refused_by_name(dtype: str) -> None:
+def test_the_error_names_an_unsupported_dtype(dtype: str) -> None:
     tensor = numpy.zeros(2, dtype)
     with pytest.raises(ValueError, match=f"{tensor.dtype.name.replace('[', '.')[:9]}.* is not supported"):
         source_of(tensor)

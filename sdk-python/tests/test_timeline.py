@@ -23,7 +23,7 @@ def events(path: pathlib.Path) -> Events:
 
 @pytest.mark.parametrize("ring", ["0", "1"])
 @pytest.mark.parametrize(("ranks", "sidecars"), WORLDS)
-def test_what_happens_is_recorded_in_one_file_after_another(
+def test_a_session_records_one_timeline_after_another(
     world: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,
@@ -38,7 +38,7 @@ def test_what_happens_is_recorded_in_one_file_after_another(
     assert events(tmp_path / "fourth")
 
 
-def test_a_file_that_cannot_be_made_is_named(world: Callable[..., str], tmp_path: pathlib.Path) -> None:
+def test_the_error_names_a_file_that_cannot_be_created(world: Callable[..., str], tmp_path: pathlib.Path) -> None:
     assert world("timeline.py", 2, 1, str(tmp_path), "refuse").count("is done") == 2
 
 
@@ -72,7 +72,7 @@ def test_a_job_is_recorded_from_its_start(world: Callable[..., str], tmp_path: p
         ({"HOROVOD_TIMELINE": "FILE"}, ("--timeline-filename", "DYNAMIC"), False, False),
     ],
 )
-def test_variables_of_both_names_count(
+def test_variables_of_ronde_and_horovod_take_effect(
     world: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,
@@ -90,14 +90,14 @@ def test_variables_of_both_names_count(
     assert not (tmp_path / "DYNAMIC").exists()
 
 
-def test_a_timeline_that_cannot_be_written_ends_the_start(tmp_path: pathlib.Path) -> None:
+def test_a_timeline_that_cannot_be_written_fails_the_start(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "nowhere" / "job.json"
     done = run("start", tmp_path, "--timeline-filename", str(file))
     assert done.returncode != 0
     assert f"the timeline {file} cannot be recorded: No such file or directory" in done.stderr, done.stderr
 
 
-def test_a_killed_process_leaves_a_whole_file(tmp_path: pathlib.Path) -> None:
+def test_a_killed_process_leaves_a_complete_file(tmp_path: pathlib.Path) -> None:
     assert run("die", tmp_path).returncode != 0
     assert any(event.get("name") == "NEGOTIATE_ALLREDUCE" for event in events(tmp_path / "killed"))
 

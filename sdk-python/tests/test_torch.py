@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 torch = pytest.importorskip("torch")
 
 import ronde.torch as hvd  # noqa: E402
-from ronde import alone as local_sidecar  # noqa: E402
+from ronde import without_launcher  # noqa: E402
 from ronde.torch import optimizer_state, process_sets, window, world  # noqa: E402
 
 
@@ -79,7 +79,7 @@ def test_process_sets_before_init() -> None:
             hvd.ProcessSet(wrong)
 
 
-def test_what_is_built() -> None:
+def test_build_flags() -> None:
     assert [ask() for ask in (hvd.mpi_built, hvd.mpi_enabled, hvd.gloo_enabled, hvd.ddl_built)] == [False] * 4
     assert [ask() for ask in (hvd.ccl_built, hvd.cuda_built, hvd.rocm_built)] == [False] * 3
     assert hvd.gloo_built() is True
@@ -109,8 +109,8 @@ def test_constants_are_horovods() -> None:
         ),
     ],
 )
-def test_where_mpi_has_put_a_process(environment: dict[str, str], place: Any) -> None:
-    assert local_sidecar.mpi_place(environment) == place
+def test_the_rank_of_a_process_under_mpirun(environment: dict[str, str], place: Any) -> None:
+    assert without_launcher.mpi_process(environment) == place
 
 
 def test_hosts_of_mpi_need_sidecars(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +118,9 @@ def test_hosts_of_mpi_need_sidecars(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
     monkeypatch.delenv("RONDE_SOCKET", raising=False)
     with pytest.raises(hvd.RondeError, match="mpirun has started 4 processes, 2 of them on this host"):
-        local_sidecar.settings_without_launcher({})
+        without_launcher.settings_without_launcher({})
     monkeypatch.setenv("RONDE_SOCKET", "/somewhere")
-    assert local_sidecar.settings_without_launcher({}) == {"rank": 0}
+    assert without_launcher.settings_without_launcher({}) == {"rank": 0}
 
 
 def test_average_is_deprecated_and_does_not_go_with_op() -> None:
@@ -194,7 +194,7 @@ class TestOptimizer:
         assert names == [name for name, _ in optimizer_state.tensors_of(here, description)]
         assert "optimizer_state.1.exp_avg" in names
 
-    def test_state_that_cannot_travel_is_refused_for_all(self) -> None:
+    def test_state_that_cannot_be_sent_is_rejected_on_all_ranks(self) -> None:
         optimizer = self.wrapped()
         optimizer.param_groups[0]["callback"] = print
         with pytest.raises(ValueError, match="cannot broadcast callback"):

@@ -63,7 +63,7 @@ def test_the_order_is_that_of_seed_and_epoch(world_of: Callable[[int, int], None
     assert of_all_ranks(world_of, 2, seed=7) == [expected[0::2], expected[1::2]]
 
 
-def test_what_was_used_is_left_out_and_the_rest_divided_anew(world_of: Callable[[int, int], None]) -> None:
+def test_processed_samples_are_skipped_and_the_rest_is_redistributed(world_of: Callable[[int, int], None]) -> None:
     world_of(1, 2)
     first = elastic.ElasticSampler(range(10), shuffle=False)
     first.set_epoch(4)
@@ -85,7 +85,7 @@ def test_what_was_used_is_left_out_and_the_rest_divided_anew(world_of: Callable[
     assert (first.processed_num, len(first)) == (0, 4)
 
 
-def test_nothing_is_left_at_the_end(world_of: Callable[[int, int], None]) -> None:
+def test_no_sample_remains_at_the_end(world_of: Callable[[int, int], None]) -> None:
     assert of_all_ranks(world_of, 3, processed=10) == [[], [], []]
     assert of_all_ranks(world_of, 3, processed=12) == [[], [], []]
     assert of_all_ranks(world_of, 4, processed=9, shuffle=False) == [[9], [9], [9], [9]]
@@ -103,7 +103,7 @@ def values_of(model: Any, optimizer: Any) -> list[Any]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_training_goes_back_again_and_again() -> None:
+def test_a_training_restores_repeatedly() -> None:
     """Adam's state is changed in place, which must not reach what was saved."""
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -125,7 +125,7 @@ def test_a_training_goes_back_again_and_again() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_another_object_takes_the_place_of_the_former() -> None:
+def test_an_object_of_the_state_can_be_replaced() -> None:
     state = elastic.TorchState(torch.nn.Linear(1, 1), batch=0)
     assert state.optimizer is None
     other = torch.nn.Linear(1, 1)
@@ -139,7 +139,7 @@ def test_another_object_takes_the_place_of_the_former() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_samplers_of_any_name_are_part_of_it(world_of: Callable[[int, int], None]) -> None:
+def test_samplers_of_any_name_are_part_of_the_state(world_of: Callable[[int, int], None]) -> None:
     each = elastic.ElasticSampler(range(8), shuffle=False)
     state = elastic.TorchState(sampler=each, epoch=0)
     each.record_batch(0, 3)
@@ -186,17 +186,17 @@ def test_further_kinds_of_objects_can_be_added() -> None:
             unfinished()
 
 
-def test_it_is_part_of_the_module() -> None:
+def test_elastic_is_an_attribute_of_ronde_torch() -> None:
     assert hvd.elastic is elastic
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), [(1, 1), (2, 1), (2, 2)])
-def test_a_job_goes_back_and_on(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+def test_a_job_restores_and_continues(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     pytest.importorskip("cloudpickle")
     assert world("elastic.py", ranks, sidecars).count("went back and on") == ranks
 
 
-def test_a_job_ends_with_the_rank_that_is_lost(world: Callable[..., str]) -> None:
+def test_a_lost_rank_ends_the_job(world: Callable[..., str]) -> None:
     pytest.importorskip("cloudpickle")
     with pytest.raises(AssertionError, match="rank 1 on host localhost exited with code 5"):
         world("elastic.py", 2, 1, "lost")

@@ -57,7 +57,7 @@ def test_a_leaf_that_requires_gradients_can_be_written() -> None:
     assert tensor.sum().item() == 12
 
 
-def test_unsupported_tensors_are_refused_by_name() -> None:
+def test_the_error_names_an_unsupported_tensor() -> None:
     with pytest.raises(ValueError, match="complex64 is not supported"):
         source_of(torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(ValueError, match="sparse"):

@@ -46,7 +46,7 @@ def test_errors(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("torch_errors.py", ranks, sidecars).count("errors are told") == ranks
 
 
-def test_sessions_leave_nothing_behind(world: Callable[..., str]) -> None:
+def test_sessions_leak_no_resources(world: Callable[..., str]) -> None:
     assert world("torch_rounds.py", 2, 1).count("left nothing behind") == 2
 
 
@@ -65,7 +65,7 @@ def test_tensors_on_gpus(world: Callable[..., str]) -> None:
     assert world("torch_cuda.py", 2, 1).count("GPUs hold") == 2
 
 
-def test_memory_between_is_used_again_when_its_copy_is_done() -> None:
+def test_pinned_buffers_are_reused_once_their_copy_is_done() -> None:
     class Copy:
         is_done = False
 
@@ -76,28 +76,28 @@ def test_memory_between_is_used_again_when_its_copy_is_done() -> None:
             self.is_done = True
 
     pool = staging.Pool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), idle_bytes_max=20_000)
-    first = pool.lend((3, 5), torch.float64)
+    first = pool.lease((3, 5), torch.float64)
     assert first.tensor.shape == (3, 5)
     address, copy = first.tensor.data_ptr(), Copy()
     first.event = copy
     del first
-    second = pool.lend((2,), torch.int16)
+    second = pool.lease((2,), torch.int16)
     assert second.tensor.data_ptr() != address, "its copy is under way"
     copy.is_done = True
     del second
-    kept = [pool.lend((), torch.float32), pool.lend((0, 7), torch.float32)]
+    kept = [pool.lease((), torch.float32), pool.lease((0, 7), torch.float32)]
     assert pool.made == 2
     assert address in [each.tensor.untyped_storage().data_ptr() for each in kept]
-    large = pool.lend((5_000,), torch.float64)
+    large = pool.lease((5_000,), torch.float64)
     assert pool.made == 3
     large.event = copy = Copy()
     del large
-    pool.lend((5_000,), torch.float64)
+    pool.lease((5_000,), torch.float64)
     assert copy.is_done, "more than may lie idle is waited for and given back"
     assert pool.made == 4
 
 
-def test_a_crash_is_told_with_its_last_words() -> None:
+def test_a_crash_is_reported_with_its_last_output() -> None:
     command = [ronde_binary(), "run", "-np", "2", sys.executable, str(WORKERS / "torch_crash.py")]
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(PACKAGE)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
@@ -119,9 +119,9 @@ def is_anything_left(folder: pathlib.Path) -> bool:
     return any(folder.glob("ronde-*"))
 
 
-def test_a_program_by_itself_is_a_job_of_one(tmp_path: pathlib.Path) -> None:
-    for worker, said in (("torch_collectives.py", "0 of 1"), ("training.py", "rank 0 of 1")):
-        assert said in by_itself([sys.executable, str(WORKERS / worker)], TMPDIR=str(tmp_path))
+def test_a_program_without_a_launcher_is_a_job_of_one_rank(tmp_path: pathlib.Path) -> None:
+    for worker, output in (("torch_collectives.py", "0 of 1"), ("training.py", "rank 0 of 1")):
+        assert output in by_itself([sys.executable, str(WORKERS / worker)], TMPDIR=str(tmp_path))
     # Without `shutdown`, and with a forked child that is there until the program has gone.
     script = "import os, ronde.torch as hvd; hvd.init(); r, w = os.pipe()\n"
     script += "if not os.fork(): os.close(w), os._exit(len(os.read(r, 1)))"
@@ -129,7 +129,7 @@ def test_a_program_by_itself_is_a_job_of_one(tmp_path: pathlib.Path) -> None:
     assert not is_anything_left(tmp_path)
 
 
-def test_ranks_are_mpis_under_mpirun(tmp_path: pathlib.Path) -> None:
+def test_ranks_match_mpi_under_mpirun(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("mpi4py")
     mpirun = pathlib.Path(sys.executable).with_name("mpirun")
     if not mpirun.is_file():

@@ -34,12 +34,12 @@ def test_receives_from_any_source(
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (3, 2)])
-def test_failures_are_told_to_everybody(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+def test_failures_reach_every_rank(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("failures.py", ranks, sidecars).count("were told") == ranks
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), [(3, 1), (3, 2)])
-def test_bad_input_is_told_in_words(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+def test_bad_input_raises_with_the_reason(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     output = world("bad_inputs.py", ranks, sidecars, options=("--arena-mb", ARENA_MB))
     assert output.count("told in words") == ranks
 
@@ -57,7 +57,7 @@ def test_forks_signals_and_threads(world: Callable[..., str], ranks: int, sideca
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), [(1, 1), (2, 2), (3, 1)])
-def test_training_equals_one_process(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+def test_training_matches_one_process(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     pytest.importorskip("torch")
     # Twice: once more after a shutdown.
     assert world("training.py", ranks, sidecars).count("agrees with one process") == 2 * ranks

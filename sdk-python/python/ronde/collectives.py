@@ -351,12 +351,12 @@ class Collectives(Submission):
         """`alltoall` in flight."""
         source = source_of(tensor)
         target = target_of_rows(out, source, None)
-        read_rows, is_told = read_tensor(source, target), splits is not None
+        read_rows, returns_splits = read_tensor(source, target), splits is not None
 
         def read(operation: _ronde.Operation) -> Any:
             received = operation.splits()
             result = read_rows(operation)
-            return (result, integers_like(result, received)) if is_told else result
+            return (result, integers_like(result, received)) if returns_splits else result
 
         return self._submit("alltoall", source, name, process_set, out=target, read=read, **splits_of(splits))
 

@@ -116,9 +116,9 @@ class LauncherError(RuntimeError):
     told   -- why, with the traceback of the first rank that failed
     """
 
-    def __init__(self, status: int, told: str) -> None:
-        super().__init__(f"one or more processes exited with non-zero status: {told}")
-        self.status, self.told = status, told
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"one or more processes exited with non-zero status: {reason}")
+        self.status, self.reason = status, reason
 
 
 def run_by(
@@ -209,15 +209,15 @@ def _failure(folder: pathlib.Path, status: int) -> str:
     errors = sorted(folder.glob(f"{ERROR}.*"), key=lambda path: path.stat().st_mtime_ns)
     try:
         report = json.loads((folder / REPORT).read_text())
-        told, said = report["failure"] or "", "\n".join(report["starter_said"])
+        reason, output = report["failure"] or "", "\n".join(report["starter_said"])
     except FileNotFoundError:
-        told = f"the launcher ended with exit code {status} before there was a job; what it said is above"
+        reason = f"the launcher ended with exit code {status} before there was a job; what it said is above"
         if errors:
-            told = f"rank {errors[0].name.rpartition('.')[2]} failed"
-        said = ""
+            reason = f"rank {errors[0].name.rpartition('.')[2]} failed"
+        output = ""
     if errors:
-        return f"{told.partition(chr(10))[0]}\n\n{errors[0].read_text(errors='replace')}"
-    return f"{told}\n\n{said}" if said else told
+        return f"{reason.partition(chr(10))[0]}\n\n{errors[0].read_text(errors='replace')}"
+    return f"{reason}\n\n{output}" if output else reason
 
 
 def _result(folder: pathlib.Path, rank: int) -> Any:

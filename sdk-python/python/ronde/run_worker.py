@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import numpy
 
-from ronde.alone import mpi_place, settings_without_launcher
 from ronde.client import connect
 from ronde.run import CALL, ELSEWHERE, ERROR, HEADER, HERE, RESULT, dumps, write_private
+from ronde.without_launcher import mpi_process, settings_without_launcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +132,7 @@ def is_private(path: pathlib.Path) -> bool:
 
 def rank_number() -> int:
     """This worker's rank, as the launcher has said, which may be `mpirun`."""
-    place = mpi_place(os.environ)
+    place = mpi_process(os.environ)
     return place.rank if "RONDE_RANK" not in os.environ and place is not None else int(os.environ["RONDE_RANK"])
 
 
@@ -140,8 +140,8 @@ def broadcast_bytes(client: Client, content: bytes, root: int) -> bytes:
     """The root's bytes on all ranks."""
     length = int(client.broadcast(numpy.array([len(content)]), root, "ronde.run.call.length")[0])
     own = numpy.frombuffer(content, numpy.uint8) if client.rank == root else numpy.zeros(length, numpy.uint8)
-    told: numpy.ndarray[Any, Any] = client.broadcast(own, root, "ronde.run.call")
-    return told.tobytes()
+    received: numpy.ndarray[Any, Any] = client.broadcast(own, root, "ronde.run.call")
+    return received.tobytes()
 
 
 def gather_bytes(client: Client, content: bytes, root: int) -> list[bytes]:

@@ -35,7 +35,7 @@ class Pool:
         self._returned: collections.deque[tuple[torch.Tensor, Any]] = collections.deque()
         self.made = 0
 
-    def lend(self, shape: Sequence[int], dtype: torch.dtype) -> Loan:
+    def lease(self, shape: Sequence[int], dtype: torch.dtype) -> Lease:
         """Memory for a tensor; it comes back when the loan dies."""
         elements = 1
         for dimension in shape:
@@ -46,7 +46,7 @@ class Pool:
         if buffer is None:
             buffer = self._make(size)
             self.made += 1
-        return Loan(self, buffer, buffer[:nbytes].view(dtype).reshape(tuple(shape)))
+        return Lease(self, buffer, buffer[:nbytes].view(dtype).reshape(tuple(shape)))
 
     def take_back(self, buffer: torch.Tensor, event: Any) -> None:
         """A buffer that may be used again once the event has come; None if at once."""
@@ -85,7 +85,7 @@ class Pool:
         return None
 
 
-class Loan:
+class Lease:
     """A tensor in a pool's memory.
 
     tensor -- in main memory, contiguous
@@ -102,28 +102,28 @@ class Loan:
         self._pool.take_back(self._buffer, self.event)
 
 
-def from_device(tensor: torch.Tensor) -> Loan:
+def from_device(tensor: torch.Tensor) -> Lease:
     """The elements of a tensor on a GPU, once what computes them is done and they are here."""
     with torch.cuda.device(tensor.device):
-        loan = _pinned.lend(tensor.shape, tensor.dtype)
-        loan.tensor.copy_(tensor.detach(), non_blocking=True)
+        lease = _pinned.lease(tensor.shape, tensor.dtype)
+        lease.tensor.copy_(tensor.detach(), non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
         copied.synchronize()
-    return loan
+    return lease
 
 
-def for_device(shape: Sequence[int], dtype: torch.dtype) -> Loan:
+def for_device(shape: Sequence[int], dtype: torch.dtype) -> Lease:
     """Memory for a result that goes to a GPU."""
-    return _pinned.lend(shape, dtype)
+    return _pinned.lease(shape, dtype)
 
 
-def to_device(loan: Loan, target: torch.Tensor) -> torch.Tensor:
+def to_device(lease: Lease, target: torch.Tensor) -> torch.Tensor:
     """Copies a result to where it goes, in the order of the current stream; does not wait for it."""
     with torch.cuda.device(target.device), torch.no_grad():
-        target.copy_(loan.tensor, non_blocking=True)
-        loan.event = torch.cuda.Event()
-        loan.event.record()
+        target.copy_(lease.tensor, non_blocking=True)
+        lease.event = torch.cuda.Event()
+        lease.event.record()
     return target
 
 

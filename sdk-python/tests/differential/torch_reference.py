@@ -131,8 +131,8 @@ def _alltoall(every: list[Fields], given: list[Tensors]) -> tuple[list[Tensors],
     parts = [own[0][: sum(rows)].split(rows) for own, rows in zip(given, splits)]
     received = [[rows[here] for rows in splits] for here in range(size)]
     results = [[torch.cat([mine[here] for mine in parts])] for here in range(size)]
-    is_told = every[0].get("splits") is not None or every[0].get("form", "sync") != "sync"
-    return results, received if is_told else [None] * size
+    returns_splits = every[0].get("splits") is not None or every[0].get("form", "sync") != "sync"
+    return results, received if returns_splits else [None] * size
 
 
 def _scattered(reduced: Tensors) -> Tensors:

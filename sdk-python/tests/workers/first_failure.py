@@ -44,7 +44,7 @@ def main() -> None:
         client.allreduce(numpy.ones(4), name="never")
     except ronde.RondeError as error:
         record = None if error.record is None else dataclasses.asdict(error.record)
-        print("told", json.dumps({"kind": type(error).__name__, "text": str(error), "record": record}), flush=True)
+        print("reported", json.dumps({"kind": type(error).__name__, "text": str(error), "record": record}), flush=True)
     else:
         raise AssertionError("the last rank took part")
 

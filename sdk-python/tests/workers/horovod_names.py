@@ -35,8 +35,8 @@ def check_autograd_functions() -> None:
     assert gathered.grad_fn is not None
     (gathered,) = mpi_ops.HorovodGroupedAllgather.apply("d", everybody, ones)
     assert gathered.shape == (size * size, 1)
-    told = mpi_ops.HorovodBroadcast.apply(ones, size - 1, "e", everybody)
-    same(told, [size] * size)
+    received = mpi_ops.HorovodBroadcast.apply(ones, size - 1, "e", everybody)
+    same(received, [size] * size)
     exchanged, received = mpi_ops.HorovodAlltoall.apply(ones, None, "f", everybody)
     same(exchanged, [each + 1.0 for each in range(size)])
     assert (received.dtype, received.tolist()) == (torch.int32, [1] * size)

@@ -370,9 +370,9 @@ def check_join(client: ronde.Client, deck: Deck, sets: list[ronde.ProcessSet], o
         [case] = [case for case in elsewhere if case.number == number]
         findings.note(case, result, expected(case, client.rank))
     last = joining.wait()
-    told = client.allgather(numpy.array([last]))
+    received = client.allgather(numpy.array([last]))
     assert 0 <= last < client.size, last
-    assert (told == last).all(), told
+    assert (received == last).all(), received
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import urllib.request
 import torch
 
 import ronde.torch as hvd
-from ronde import alone
+from ronde import without_launcher
 
 STEPS, TENSORS = 60, 20
 
@@ -34,12 +34,12 @@ def main() -> None:
 
 def found() -> dict[str, object]:
     """What the sidecar counts, and the cores that it may use."""
-    directory = os.environ.get("RONDE_SOCKET") or alone._sidecar.socket
+    directory = os.environ.get("RONDE_SOCKET") or without_launcher._sidecar.socket
     address = (pathlib.Path(directory) / "admin").read_text().strip()
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         text = answer.read().decode()
     counts = {name: float(re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)[0]) for name in COUNTS}
-    process = alone._sidecar.process
+    process = without_launcher._sidecar.process
     return {**counts, "cores": sorted(os.sched_getaffinity(process.pid)) if process is not None else []}
 
 

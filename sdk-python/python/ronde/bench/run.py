@@ -17,7 +17,7 @@ from ronde.bench.named import Extras
 from ronde.bench.network import Network
 from ronde.bench.progress import Progress
 from ronde.bench.train import Training, measure_training
-from ronde.bench.ways import WAYS
+from ronde.bench.training_modes import MODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,10 +57,10 @@ class Run:
         """Measures cases, if there are any, and training, if it is given, in each world; the report."""
         backends = ["ronde", *peers]
         if training is not None:
-            backends += [name for name in WAYS if name not in backends]
+            backends += [name for name in MODES if name not in backends]
         self._progress = Progress(sum(self._turns(world, cases, backends, training) for world in worlds))
         for note in self.report["notes"]:
-            self._progress.say(f"warning: {note}")
+            self._progress.print_note(f"warning: {note}")
         try:
             for world in worlds:
                 self.report["worlds"].append(self._world(world, cases, backends, training))
@@ -78,7 +78,7 @@ class Run:
                 self._case(world, case, ready, found)
             if training is not None and world.hosts <= training.hosts_most:
                 self._part(f"{world.title()}: training {training.model}")
-                trainers = [group for group in ready if group.name in WAYS]
+                trainers = [group for group in ready if group.name in MODES]
                 found["training"] = measure_training(training, trainers, self.seed, self._shown())
         return found
 
@@ -124,15 +124,15 @@ class Run:
         """How many turns a world has."""
         there = [name for name in backends if groups.why_not(name, world) is None]
         steps = training.turns() if training is not None and world.hosts <= training.hosts_most else 0
-        ways = [sum(variants(name, case, self._extras) for name in there) for case in cases]
-        return steps + sum(map(turns, cases, ways))
+        counts = [sum(variants(name, case, self._extras) for name in there) for case in cases]
+        return steps + sum(map(turns, cases, counts))
 
     def _part(self, title: str) -> None:
         self._shown().part(title)
 
     def _note(self, text: str) -> None:
         self.report["notes"].append(text)
-        self._shown().say(text)
+        self._shown().print_note(text)
 
     def _shown(self) -> Progress:
         assert self._progress is not None  # `measure` makes it

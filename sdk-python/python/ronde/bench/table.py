@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from ronde.bench import ways
+from ronde.bench import training_modes
 from ronde.bench.cases import ELEMENT_BYTES, KB, World, size_text
 from ronde.bench.groups import LABELS
 from ronde.bench.machine import title as machine_title
@@ -119,20 +119,23 @@ def _collectives(title: str, cases: Sequence[dict[str, Any]]) -> Table:
 
 def _training(title: str, training: dict[str, Any]) -> Table:
     entries = {entry["way"]: entry for entry in training["entries"]}
-    floor, alone = entries[ways.BARRIER]["seconds"]["median"], entries[ways.ALONE]["samples_per_second"]
+    barrier_seconds, alone = (
+        entries[training_modes.BARRIER]["seconds"]["median"],
+        entries[training_modes.ALONE]["samples_per_second"],
+    )
     megabytes = training["parameters"] * ELEMENT_BYTES / 1e6
     title = (
         f"{title}: training {training['model']}, {training['parameters'] / 1e6:.1f} M parameters "
         f"({megabytes:.0f} MB of gradients), batch {training['batch']} a rank"
     )
     rows = []
-    for way, entry in entries.items():
+    for mode, entry in entries.items():
         efficiency = entry["samples_per_second"] / (alone * entry["ranks"])
         rows.append(
             [
-                ways.label(way),
+                training_modes.label(mode),
                 _spread(entry),
-                f"{entry['seconds']['median'] / floor:.2f}",
+                f"{entry['seconds']['median'] / barrier_seconds:.2f}",
                 f"{entry['samples_per_second']:.4g}",
                 f"{efficiency:.2f}",
                 f"{entry['cpu_seconds_per_step']:.3g}",

@@ -9,7 +9,7 @@ from ronde.bench.cases import TRAIN_STEPS
 from ronde.bench.errors import WrongResultError
 from ronde.bench.measure import NANOSECONDS
 from ronde.bench.summary import Summary, slowest
-from ronde.bench.ways import ALONE, CODEC, WAYS, is_synchronous, label
+from ronde.bench.training_modes import ALONE, CODEC, MODES, is_synchronous, label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,22 +36,22 @@ class Training:
     hosts_most: int
     codecs: tuple[str, ...] = ()
 
-    def ways(self, group: str) -> list[str]:
+    def modes(self, group: str) -> list[str]:
         """In which ways a group of ranks trains."""
-        return WAYS[group] + ([CODEC + codec for codec in self.codecs] if group == "ronde" else [])
+        return MODES[group] + ([CODEC + codec for codec in self.codecs] if group == "ronde" else [])
 
     def turns(self) -> int:
         """Turns of all ways together."""
-        return self.rounds * sum(len(self.ways(group)) for group in WAYS)
+        return self.rounds * sum(len(self.modes(group)) for group in MODES)
 
 
 def measure_training(training: Training, groups: Sequence[Group], seed: int, progress: Progress) -> dict[str, Any]:
     """All ways to train in one world; what the report says of it. Raises WrongResultError."""
     all_series = []
     for group in groups:
-        ways = training.ways(group.name)
-        group.ask("train_open", model=training.model, batch=training.batch, seed=seed, ways=ways)
-        all_series += [_Series(group, way) for way in ways]
+        modes = training.modes(group.name)
+        group.ask("train_open", model=training.model, batch=training.batch, seed=seed, modes=modes)
+        all_series += [_Series(group, mode) for mode in modes]
     for series in all_series:
         series.check(training)
     for turn in range(training.rounds):
@@ -70,22 +70,22 @@ def measure_training(training: Training, groups: Sequence[Group], seed: int, pro
 class _Series:
     """One way to train and its samples."""
 
-    def __init__(self, group: Group, way: str) -> None:
+    def __init__(self, group: Group, mode: str) -> None:
         self.group = group
-        self.way = way
-        self.ranks = 1 if way == ALONE else group.ranks
+        self.mode = mode
+        self.ranks = 1 if mode == ALONE else group.ranks
         self.times: list[int] = []
         self.cpu: list[float] = []
 
     def ask(self, what: str, **arguments: Any) -> list[dict[str, Any]]:
-        return self.group.ask(what, self.ranks, way=self.way, **arguments)
+        return self.group.ask(what, self.ranks, mode=self.mode, **arguments)
 
     def check(self, training: Training) -> None:
         """Compares the gradients of one step with their mean, computed alone."""
         for rank, answer in enumerate(self.ask("train_check", step=FIRST_CHECK)):
             if wrong := answer.get("wrong"):
                 raise WrongResultError(
-                    f"{label(self.way)} gave a wrong gradient: {training.model}, {self.ranks} ranks, rank {rank}, "
+                    f"{label(self.mode)} gave a wrong gradient: {training.model}, {self.ranks} ranks, rank {rank}, "
                     f"parameter {wrong['parameter']}, element {wrong['element']}: {wrong['got']!r} instead of "
                     f"{wrong['expected']!r}"
                 )
@@ -100,14 +100,14 @@ class _Series:
     def compare_ranks(self, training: Training) -> None:
         """After the last step all ranks must have the same parameters, bit by bit."""
         digests = [answer["digest"] for answer in self.ask("train_digest")]
-        if is_synchronous(self.way) and len(set(digests)) != 1:
-            raise WrongResultError(f"after training {training.model} by {label(self.way)} the ranks' weights differ")
+        if is_synchronous(self.mode) and len(set(digests)) != 1:
+            raise WrongResultError(f"after training {training.model} by {label(self.mode)} the ranks' weights differ")
 
     def entry(self, training: Training) -> dict[str, Any]:
         """For the report; times in seconds."""
         seconds = Summary.of([time * NANOSECONDS for time in self.times])
         return {
-            "way": self.way,
+            "way": self.mode,
             "ranks": self.ranks,
             "seconds": dataclasses.asdict(seconds),
             "samples_per_second": self.ranks * training.batch / seconds.median,

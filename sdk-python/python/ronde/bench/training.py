@@ -14,7 +14,7 @@ from torch import nn
 
 from ronde.bench.models import KINDS
 from ronde.bench.named import Named
-from ronde.bench.ways import ALONE, BARRIER, CODEC, DDP, DDP_RONDE, RONDE
+from ronde.bench.training_modes import ALONE, BARRIER, CODEC, DDP, DDP_RONDE, RONDE
 
 if TYPE_CHECKING:
     from ronde.bench.backends import Backend
@@ -27,42 +27,42 @@ LEARNING_RATE = 0.01
 class Trainer:
     """The models of one rank, one for each way to train."""
 
-    def __init__(self, backend: Backend, model: str, batch: int, seed: int, ways: list[str]) -> None:
+    def __init__(self, backend: Backend, model: str, batch: int, seed: int, modes: list[str]) -> None:
         torch.set_num_threads(1)
         self.backend = backend
         self.kind = KINDS[model]
         self.batch = batch
         self.seed = seed
-        self.ways = {way: _Way(way, backend, self._model()) for way in ways}
+        self.modes = {mode: _TrainingMode(mode, backend, self._model()) for mode in modes}
 
-    def train_check(self, way: str, step: int) -> dict[str, Any]:
+    def train_check(self, mode: str, step: int) -> dict[str, Any]:
         """Makes a step and compares its gradients with the mean of those that all ranks' data give alone."""
-        ranks = 1 if way == ALONE else self.backend.ranks
-        own = self.ways[way]
+        ranks = 1 if mode == ALONE else self.backend.ranks
+        own = self.modes[mode]
         alone = copy.deepcopy(own.model)
         expected = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in alone.parameters()]
-        for rank in range(ranks) if ranks > 1 and way != BARRIER else [self.backend.rank]:
+        for rank in range(ranks) if ranks > 1 and mode != BARRIER else [self.backend.rank]:
             alone.zero_grad()
             _loss(alone, *self._sample(rank, step)).backward()
             for index, parameter in enumerate(alone.parameters()):
                 assert parameter.grad is not None  # every parameter takes part
                 expected[index] += parameter.grad
-        share = 1.0 if way == BARRIER else 1.0 / ranks
+        share = 1.0 if mode == BARRIER else 1.0 / ranks
         wrong = None
         own.gradients(*self._sample(self.backend.rank, step))
         # What a codec loses is its own; that all ranks lose the same is seen from their parameters at the end.
-        compared = [] if way.startswith(CODEC) else expected
+        compared = [] if mode.startswith(CODEC) else expected
         for (name, parameter), total in zip(own.model.named_parameters(), compared):
             assert parameter.grad is not None
             wrong = wrong or _find_wrong(name, parameter.grad, total * share)
         own.apply()
         return {"wrong": wrong} if wrong else {}
 
-    def train_steps(self, way: str, first: int, steps: int) -> dict[str, Any]:
+    def train_steps(self, mode: str, first: int, steps: int) -> dict[str, Any]:
         """Times steps; one more before them is not timed."""
-        own = self.ways[way]
+        own = self.modes[mode]
         samples = [self._sample(self.backend.rank, first + step) for step in range(steps)]
-        if way != ALONE:
+        if mode != ALONE:
             self.backend.barrier()
         own.step(*samples[0])
         nanoseconds = []
@@ -72,16 +72,16 @@ class Trainer:
             nanoseconds.append(time.perf_counter_ns() - start)
         return {"nanoseconds": nanoseconds}
 
-    def train_digest(self, way: str) -> dict[str, Any]:
+    def train_digest(self, mode: str) -> dict[str, Any]:
         """The parameters' bits as one number, to be compared between ranks."""
         digest = hashlib.sha256()
-        for parameter in self.ways[way].model.parameters():
+        for parameter in self.modes[mode].model.parameters():
             digest.update(parameter.detach().numpy().tobytes())
         return {"digest": digest.hexdigest()}
 
-    def train_parameters(self, way: str) -> dict[str, Any]:
+    def train_parameters(self, mode: str) -> dict[str, Any]:
         """How many parameters are trained."""
-        return {"parameters": sum(parameter.numel() for parameter in self.ways[way].model.parameters())}
+        return {"parameters": sum(parameter.numel() for parameter in self.modes[mode].model.parameters())}
 
     def _model(self) -> nn.Module:
         # The same for all ranks and ways.
@@ -95,24 +95,24 @@ class Trainer:
         return torch.from_numpy(images), torch.from_numpy(labels)
 
 
-class _Way:
+class _TrainingMode:
     """A model and how it is trained."""
 
-    def __init__(self, way: str, backend: Backend, model: nn.Module) -> None:
+    def __init__(self, mode: str, backend: Backend, model: nn.Module) -> None:
         self.model = model
         self._forward: Callable[[torch.Tensor], torch.Tensor] = model
         self._optimizer: Any = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-        self._barrier = backend.barrier if way == BARRIER else None
-        self._is_ronde = way == RONDE or way.startswith(CODEC)
-        if way in (DDP, DDP_RONDE):
-            self._forward = _parallel(way, model)
+        self._barrier = backend.barrier if mode == BARRIER else None
+        self._is_ronde = mode == RONDE or mode.startswith(CODEC)
+        if mode in (DDP, DDP_RONDE):
+            self._forward = _parallel(mode, model)
         elif self._is_ronde:
             import ronde.torch
 
             # A codec knows a tensor by its name, and the model of each way has tensors of its own.
-            named = [(f"{way} {name}", parameter) for name, parameter in model.named_parameters()]
+            named = [(f"{mode} {name}", parameter) for name, parameter in model.named_parameters()]
             self._optimizer = ronde.torch.DistributedOptimizer(
-                self._optimizer, named_parameters=named, compression=_compression(way)
+                self._optimizer, named_parameters=named, compression=_compression(mode)
             )
             ronde.torch.broadcast_parameters(model.state_dict(), root_rank=0)
 
@@ -142,20 +142,20 @@ class _Way:
             self._barrier()
 
 
-def _parallel(way: str, model: nn.Module) -> nn.Module:
-    if way == DDP_RONDE:
+def _parallel(mode: str, model: nn.Module) -> nn.Module:
+    if mode == DDP_RONDE:
         from ronde.torch import distributed
 
         distributed.init_process_group()
     return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
-def _compression(way: str) -> Any:
+def _compression(mode: str) -> Any:
     from ronde.torch import Compression
 
-    if way == RONDE:
+    if mode == RONDE:
         return Compression.none
-    codec = Named.parse(way[len(CODEC) :])
+    codec = Named.parse(mode[len(CODEC) :])
     return Compression.plugin(codec.name, **dict(codec.parameters))
 
 

@@ -12,8 +12,8 @@ import traceback
 from typing import TYPE_CHECKING
 
 from ronde.bench.control import Channel
+from ronde.bench.executor import Executor
 from ronde.bench.named import Extras, Named
-from ronde.bench.station import Station
 
 if TYPE_CHECKING:
     from ronde.bench.backends import Backend
@@ -26,9 +26,9 @@ def main() -> int:
     try:
         backend = connect(options)
         channel.send({"rank": backend.rank, "pid": os.getpid(), "versions": backend.versions})
-        station = Station(backend)
+        executor = Executor(backend)
         while (command := channel.receive()) is not None and command["do"] != "end":
-            channel.send(station.handle(command))
+            channel.send(executor.handle(command))
         backend.close()
     except Exception as error:
         traceback.print_exc()

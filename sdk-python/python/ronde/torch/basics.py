@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ronde import alone
+from ronde import without_launcher
 from ronde.client import connect
 from ronde.errors import RondeError
 from ronde.torch import communicators, hierarchy, process_sets, world
@@ -54,7 +54,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
         return
     _check(comm, process_sets)
     _arguments.given = (comm, process_sets, dict(settings))
-    settings = {**alone.settings_without_launcher(settings), **settings}
+    settings = {**without_launcher.settings_without_launcher(settings), **settings}
     # Behind what ends a sidecar that was started here, and so called before it.
     atexit.unregister(_end_of_program)
     atexit.register(_end_of_program)

@@ -78,9 +78,9 @@ def _check_alike(optimizer: torch.optim.Optimizer, description: dict[str, Any]) 
     mine = optimizer_state.difference(optimizer, description)
     members = members_of(global_process_set)
     everybodys = exchanged(client(), mine, "optimizer_state.differences", members)
-    told = [f"rank {rank}: {text}" for rank, text in enumerate(everybodys) if text is not None]
-    if told:
-        raise ValueError(f"cannot broadcast the optimizer state, as optimizers differ; {'; '.join(told)}")
+    received = [f"rank {rank}: {text}" for rank, text in enumerate(everybodys) if text is not None]
+    if received:
+        raise ValueError(f"cannot broadcast the optimizer state, as optimizers differ; {'; '.join(received)}")
 
 
 def _make_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
@@ -126,5 +126,5 @@ class _InPlace:
 def _broadcast_json(value: Any, root_rank: int, name: str) -> Any:
     """The root's value; only what JSON can say."""
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    told = broadcast_bytes(text if mpi_ops.rank() == root_rank else None, root_rank, name)
-    return json.loads(bytes(told.tolist()).decode())
+    received = broadcast_bytes(text if mpi_ops.rank() == root_rank else None, root_rank, name)
+    return json.loads(bytes(received.tolist()).decode())

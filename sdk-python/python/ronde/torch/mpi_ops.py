@@ -421,7 +421,7 @@ def join(device: int = -1) -> int:
     with world.traced("join", None):
         last = current.client.join()
     # Ranks have made different numbers of steps; from here on they count alike again.
-    world.begin_counting_anew()
+    world.restart_counting()
     return last
 
 

@@ -34,8 +34,8 @@ def broadcast_object(
     Raises what `broadcast` does, and on the root what pickling does.
     """
     is_root = world.current().rank == root_rank
-    told = broadcast_bytes(_pickled(obj) if is_root else None, root_rank, name, process_set)
-    return obj if is_root else _unpickled(told)
+    received = broadcast_bytes(_pickled(obj) if is_root else None, root_rank, name, process_set)
+    return obj if is_root else _unpickled(received)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
@@ -43,8 +43,8 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     content = _pickled(obj)
     lengths = torch.tensor([content.numel()], dtype=torch.int64)
     lengths = _wait(gradients.begin_allgather(lengths, _part(name, "sz"), process_set))
-    told = _wait(gradients.begin_allgather(content, _part(name, "t"), process_set))
-    return [_unpickled(part) for part in torch.split(told, lengths.tolist())]
+    received = _wait(gradients.begin_allgather(content, _part(name, "t"), process_set))
+    return [_unpickled(part) for part in torch.split(received, lengths.tolist())]
 
 
 def broadcast_bytes(
@@ -57,8 +57,8 @@ def broadcast_bytes(
     length = _wait(gradients.begin_broadcast(length, root_rank, _part(name, "sz"), process_set))
     if world.current().rank != root_rank:
         content = torch.zeros(int(length), dtype=torch.uint8)
-    told: torch.Tensor = _wait(gradients.begin_broadcast(content, root_rank, _part(name, "t"), process_set))
-    return told
+    received: torch.Tensor = _wait(gradients.begin_broadcast(content, root_rank, _part(name, "t"), process_set))
+    return received
 
 
 def _part(name: str | None, part: str) -> str | None:

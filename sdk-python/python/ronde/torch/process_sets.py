@@ -166,8 +166,8 @@ def register_static(process_sets: Sequence[Any]) -> None:
 def exchanged(client: Client, mine: Any, name: str, members: JobSet | None = None) -> list[Any]:
     """What each rank gives, in their order; what JSON can say."""
     text = numpy.frombuffer(json.dumps(mine).encode() + b"\n", dtype=numpy.uint8)
-    told = client.allgather(text, f"ronde.{name}", process_set=members)
-    return [json.loads(line) for line in told.tobytes().decode().splitlines()]
+    received = client.allgather(text, f"ronde.{name}", process_set=members)
+    return [json.loads(line) for line in received.tobytes().decode().splitlines()]
 
 
 def begin(comm: Any) -> None:

@@ -16,8 +16,8 @@ from ronde.ops import Average, Sum
 from ronde.plugins import PluginOp
 from ronde.torch import basics, world
 from ronde.torch.compression import codec_of, keeps_results
+from ronde.torch.gradient_vote import GradientVote
 from ronde.torch.handles import Handles
-from ronde.torch.presence import Presence
 from ronde.torch.process_sets import ProcessSet, members_of, size_of
 from ronde.torch.sparse import sparse_allreduce_async
 from ronde.torch.window import Window
@@ -59,7 +59,7 @@ class Reducer(Watcher):
         self._groups: dict[torch.Tensor, list[torch.Tensor]] = {}
         self._sparse_dimensions: dict[torch.Tensor, int] = {}
         self._synchronized = False
-        self._presence = Presence()
+        self._vote = GradientVote()
         self._parameters: list[torch.Tensor] = []
 
     def group(self, groups: list[list[torch.Tensor]]) -> None:
@@ -99,13 +99,13 @@ class Reducer(Watcher):
         """The parameters without a gradient here, and those without one anywhere, as far as ranks have asked."""
         if not self._parameters:
             return set(), set()
-        asked = self._presence.ask(self._name(self._parameters[0]), self._parameters, self.process_set)
+        vote_in_flight = self._vote.begin(self._name(self._parameters[0]), self._parameters, self.process_set)
         absent = {each for each in self._parameters if each not in self.in_flight and each.grad is None}
-        if asked is None:
+        if vote_in_flight is None:
             return absent, set()
-        nowhere, sparse = self._presence.told(asked, self._parameters)
+        on_no_rank, sparse = self._vote.result(vote_in_flight, self._parameters)
         self._sparse_dimensions.update(sparse)
-        return absent, set(nowhere)
+        return absent, set(on_no_rank)
 
     def _submit_rest(self, skipped: set[torch.Tensor]) -> None:
         """Submits what no hook has submitted, in an order that is the same on all ranks."""

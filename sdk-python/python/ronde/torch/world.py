@@ -102,10 +102,10 @@ _process = _Process()
 def begin(world: World) -> None:
     """`init` has connected."""
     _process.world = world
-    begin_counting_anew()
+    restart_counting()
 
 
-def begin_counting_anew() -> None:
+def restart_counting() -> None:
     """Ranks are in step again: what they count to decide alike begins at 0."""
     _process.generation += 1
 

@@ -97,7 +97,7 @@ def run_translated(
     given = dict(given)
     if given.get("use_mpi"):
         return _run_by_mpi(Call(func, tuple(args), dict(kwargs or {})), {"num_proc": 1, **given}, executable)
-    _tell(translate(given).notes)
+    _print_notes(translate(given).notes)
     # What `ronde.run` says with arguments of its own; the others are options of the launcher.
     own = ("num_proc", "hosts", "hostfile")
     rest = translate({name: value for name, value in given.items() if name not in own}).arguments
@@ -120,17 +120,17 @@ def run_translated(
 
 def _run_by_mpi(call: Call, given: Mapping[str, Any], executable: str | os.PathLike[str] | None) -> list[Any]:
     variables = environment()
-    _tell(mpi.launcher(given, variables).notes)
+    _print_notes(mpi.launcher(given, variables).notes)
     where = ELSEWHERE if mpi.is_spread(given) else HERE
     try:
         return run_by(
             lambda report: mpi.launcher(given, variables, report).words, call, given["num_proc"], where, executable
         )
     except LauncherError as error:
-        raise RuntimeError(f"mpirun failed with exit code {error.status}: {error.told}") from None
+        raise RuntimeError(f"mpirun failed with exit code {error.status}: {error.reason}") from None
 
 
-def _tell(notes: Iterable[str]) -> None:
+def _print_notes(notes: Iterable[str]) -> None:
     for note in notes:
         print(f"horovod.run: {note}", file=sys.stderr, flush=True)
 

@@ -28,8 +28,8 @@ _BINDING = ["--bind-to", "none", "--map-by", "slot"]
 # What `ronde run` acts on, and mpirun or a sidecar that a worker starts does not.
 _WITHOUT_MEANING = {
     **{
-        name: told
-        for name, told in translation.WITHOUT_MEANING.items()
+        name: note
+        for name, note in translation.WITHOUT_MEANING.items()
         if name not in {"mpi_args", "binding_args", "mpi_threads_disable"}
     },
     "mpi_threads_disable": ("--mpi-threads-disable", "tensors do not go through MPI"),
@@ -50,9 +50,9 @@ def release(version_text: str) -> int:
     """The release of Open MPI, from what `mpirun --version` says. Raises ValueError for another MPI."""
     found = re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)", version_text)
     if found is None:
-        said = version_text.strip().splitlines()[:1] or ["nothing"]
+        output = version_text.strip().splitlines()[:1] or ["nothing"]
         raise ValueError(
-            f"--mpi needs Open MPI, but `mpirun --version` says {said[0]!r}; put Open MPI's mpirun first on PATH, or "
+            f"--mpi needs Open MPI, but `mpirun --version` says {output[0]!r}; put Open MPI's mpirun first on PATH, or "
             "leave --mpi out: `ronde run` starts the processes by itself"
         )
     return int(found[1])
@@ -89,9 +89,9 @@ def launcher(given: Mapping[str, Any], environment: Mapping[str, str], report: s
         return Launcher([path, *mpirun.options], mpirun.notes)
     job = translation.translate({name: value for name, value in given.items() if name not in _OUTPUT})
     ronde = command.find()
-    told = [] if report is None else ["--report", report]
+    report_options = [] if report is None else ["--report", report]
     started = [path, *mpirun.options, "-x", "RONDE_WORLD", ronde, "worker", "--"]
-    return Launcher([ronde, "run", *job.options, *told, "--starter", "--", *started], mpirun.notes)
+    return Launcher([ronde, "run", *job.options, *report_options, "--starter", "--", *started], mpirun.notes)
 
 
 def is_spread(given: Mapping[str, Any]) -> bool:

@@ -26,7 +26,7 @@ def monitored_barrier(group: Group, timeout: datetime.timedelta, wait_all_ranks:
     """
     missing = torch.zeros(group.size(), dtype=torch.uint8)
     if group.rank() == 0:
-        _hear_from_all(group, timeout, wait_all_ranks, missing)
+        _receive_from_all(group, timeout, wait_all_ranks, missing)
         # To those who have come; nobody waits for the others here.
         works = [group.send([missing], rank, TAG) for rank in range(1, group.size()) if not missing[rank]]
         if not missing.any():
@@ -44,11 +44,11 @@ def monitored_barrier(group: Group, timeout: datetime.timedelta, wait_all_ranks:
         raise RuntimeError(f"monitored_barrier: these ranks of the group have not come within {timeout}: {ranks}")
 
 
-def _hear_from_all(group: Group, timeout: datetime.timedelta, wait_all_ranks: bool, missing: torch.Tensor) -> None:
+def _receive_from_all(group: Group, timeout: datetime.timedelta, wait_all_ranks: bool, missing: torch.Tensor) -> None:
     """Marks the ranks from which nothing has come."""
     until = time.monotonic() + timeout.total_seconds()
-    heard = torch.zeros(1, dtype=torch.uint8)
-    works = [group.recv([heard], rank, TAG, timeout) for rank in range(1, group.size())]
+    received = torch.zeros(1, dtype=torch.uint8)
+    works = [group.recv([received], rank, TAG, timeout) for rank in range(1, group.size())]
     for rank, work in enumerate(works, 1):
         left = datetime.timedelta(seconds=max(0.001, until - time.monotonic()))
         try:

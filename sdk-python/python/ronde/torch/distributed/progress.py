@@ -25,7 +25,7 @@ IN_FLIGHT_MAX = 16
 # Bytes of their inputs, unless there is a single one.
 IN_FLIGHT_BYTES_MAX = 512 << 20
 # How long the completer waits for completions before it looks for operations whose timeout has passed.
-_LOOK_S = 1.0
+_POLL_INTERVAL_S = 1.0
 # How long the end of the program waits for a callback that runs in the completer.
 _CLOSE_TIMEOUT_S = 1.0
 
@@ -42,7 +42,7 @@ class Lane:
         self._bytes = 0  # of their inputs
         # Held by the thread that settles.
         self._driver = threading.Lock()
-        self._is_passed_over = False
+        self._is_poll_requested = False
 
     def add(self, operation: Operation, notify: bool) -> None:
         """Submits an operation, or keeps it until earlier ones are settled. Never waits for any of them.
@@ -77,35 +77,35 @@ class Lane:
         """Whether all operations are settled."""
         return not self._operations
 
-    def settle(self, target: Operation, until: float) -> bool:
+    def complete(self, target: Operation, until: float) -> bool:
         """Settles operations up to `target`, in order.
 
         until -- when to stop waiting, of the monotonic clock; an operation whose timeout has passed then is given up
 
         Returns False when `target` is still in flight.
         """
-        settled: list[Operation] = []
+        completed: list[Operation] = []
         try:
-            while not target.is_settled:
+            while not target.is_done:
                 # Another thread that holds it settles operations itself.
                 if not self._driver.acquire(timeout=max(0.0, until - time.monotonic())):
                     return False
                 try:
-                    if not self._drive(target, until, settled):
+                    if not self._drive(target, until, completed):
                         return False
                 finally:
                     self._driver.release()
         finally:
-            self._completer.publish([operation for operation in settled if operation is not target])
+            self._completer.publish([operation for operation in completed if operation is not target])
             if self._operations:
                 self.advance()
         return True
 
-    def _drive(self, target: Operation, until: float, settled: list[Operation]) -> bool:
-        while not target.is_settled:
+    def _drive(self, target: Operation, until: float, completed: list[Operation]) -> bool:
+        while not target.is_done:
             head = self._operations[0]
-            if head.settle(min(until, head.deadline)):
-                settled.append(self._remove_head())
+            if head.complete(min(until, head.deadline)):
+                completed.append(self._remove_head())
             elif time.monotonic() >= target.deadline:
                 target.give_up()
             else:
@@ -118,26 +118,26 @@ class Lane:
 
     def collect(self) -> list[Operation]:
         """Settles what is complete, unless another thread settles. Returns it, to be published."""
-        settled: list[Operation] = []
+        completed: list[Operation] = []
         while self._try_to_drive():
             try:
                 while self._operations and self._operations[0].is_ready():
-                    if self._operations[0].settle(time.monotonic()):
-                        settled.append(self._remove_head())
+                    if self._operations[0].complete(time.monotonic()):
+                        completed.append(self._remove_head())
             finally:
                 self._driver.release()
-            if not self._is_passed_over:
+            if not self._is_poll_requested:
                 break
-        return settled
+        return completed
 
     def _try_to_drive(self) -> bool:
         """Takes the driver's lock, or leaves a note for who holds it that something may be complete."""
         if not self._driver.acquire(blocking=False):
-            self._is_passed_over = True
+            self._is_poll_requested = True
             # Who released it before the note was left has not seen it.
             if not self._driver.acquire(blocking=False):
                 return False
-        self._is_passed_over = False
+        self._is_poll_requested = False
         return True
 
     def _remove_head(self) -> Operation:
@@ -188,9 +188,9 @@ class Completer:
             self._lanes[lane] = None
             self._find_leader()
 
-    def publish(self, settled: list[Operation]) -> None:
+    def publish(self, completed: list[Operation]) -> None:
         """Completes the futures of operations that another thread has settled."""
-        futures = [operation for operation in settled if operation.has_future()]
+        futures = [operation for operation in completed if operation.has_future()]
         if not futures:
             return
         with self._changed:
@@ -255,7 +255,7 @@ class Completer:
                     self._forget(lane)
             if self._futures:
                 return self._futures.popleft()
-            seen = self._completions.wait(seen, _LOOK_S)
+            seen = self._completions.wait(seen, _POLL_INTERVAL_S)
         return None
 
     def _forget(self, lane: Lane) -> None:

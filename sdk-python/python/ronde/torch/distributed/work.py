@@ -55,7 +55,7 @@ class Operation(Work):
     def __init__(self, lane: Lane, call: Call, timeout: datetime.timedelta) -> None:
         super().__init__()
         self.nbytes = call.nbytes
-        self.is_settled = False
+        self.is_done = False
         self.deadline = time.monotonic() + timeout.total_seconds()
         self._timeout_s = timeout.total_seconds()
         self._lane = lane
@@ -84,18 +84,18 @@ class Operation(Work):
     def is_ready(self) -> bool:
         """Whether `settle` would settle it at once. Called by the thread that drives the lane."""
         handle = self._handle
-        if self.is_settled or handle is None:
-            return self.is_settled
+        if self.is_done or handle is None:
+            return self.is_done
         return handle.poll() or time.monotonic() >= self.deadline
 
-    def settle(self, until: float) -> bool:
+    def complete(self, until: float) -> bool:
         """Waits for the result and writes it. Returns False when it is not there at `until`, of the monotonic clock.
 
         Called by the thread that drives the lane, and by no other at the same time.
         """
         handle, finish = self._handle, self._finish
         if handle is None or finish is None:
-            return self.is_settled
+            return self.is_done
         try:
             self._results = finish(handle.wait(max(0.0, until - time.monotonic())))
         except TimeoutError:
@@ -122,7 +122,7 @@ class Operation(Work):
     def _end(self) -> None:
         # The handle is dropped, which withdraws an operation that is not complete.
         self._start = self._finish = self._handle = None
-        self.is_settled = True
+        self.is_done = True
 
     def has_future(self) -> bool:
         """Whether its future was asked for."""
@@ -134,7 +134,7 @@ class Operation(Work):
         Called without locks: a callback may wait for other operations.
         """
         with self._lock:
-            if self._promise is None or self._is_published or not self.is_settled:
+            if self._promise is None or self._is_published or not self.is_done:
                 return
             self._is_published = True
         with calling(self._calls):
@@ -150,7 +150,7 @@ class Operation(Work):
         """
         seconds = timeout.total_seconds()
         until = time.monotonic() + seconds if seconds > 0 else self.deadline
-        if not self._lane.settle(self, min(until, self.deadline)):
+        if not self._lane.complete(self, min(until, self.deadline)):
             text = f"{self._name} is still in flight after {seconds:g} s, the timeout of this wait, and goes on"
             raise TimedOutError(text, "operation")
         self._value()
@@ -169,9 +169,9 @@ class Operation(Work):
 
     def is_completed(self) -> bool:
         """Whether its results are written, or it has failed."""
-        if not self.is_settled:
+        if not self.is_done:
             self._lane.advance()
-        return self.is_settled
+        return self.is_done
 
     def is_success(self) -> bool:
         """Whether it is complete and has not failed."""
@@ -202,6 +202,6 @@ class Operation(Work):
                 # Why it failed is raised by a callback: for C++ a future that Python gives an exception has a result.
                 self._future = self._promise.then(lambda promise: self._value())
         self.publish()
-        if not self.is_settled:
+        if not self.is_done:
             self._lane.watch()
         return self._future

@@ -67,8 +67,8 @@ def _addresses() -> list[tuple[str, str]]:
     address, length = buffer.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         # struct ifconf: the length of the buffer, then its address. The length comes back.
-        told = fcntl.ioctl(asked.fileno(), _SIOCGIFCONF, struct.pack("iP", length, address))
-    used = struct.unpack("iP", told)[0]
+        answer = fcntl.ioctl(asked.fileno(), _SIOCGIFCONF, struct.pack("iP", length, address))
+    used = struct.unpack("iP", answer)[0]
     requests = [buffer[start : start + _IFREQ_BYTES].tobytes() for start in range(0, used, _IFREQ_BYTES)]
     return [
         # An alias is called `eth0:1`.

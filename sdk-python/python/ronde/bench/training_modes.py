@@ -8,7 +8,7 @@ from __future__ import annotations
 RONDE, DDP, BARRIER, ALONE = "ronde", "ddp", "barrier", "alone"
 DDP_RONDE = "ddp on ronde"
 # By group. The floor and the step alone need no library of their own, so Gloo's ranks make them.
-WAYS = {"ronde": [RONDE, DDP_RONDE], "gloo": [DDP, BARRIER, ALONE]}
+MODES = {"ronde": [RONDE, DDP_RONDE], "gloo": [DDP, BARRIER, ALONE]}
 LABELS = {
     RONDE: "ronde DistributedOptimizer",
     DDP_RONDE: "DDP on ronde",
@@ -21,11 +21,11 @@ CODEC = "ronde codec "
 BATCHES = {"mlp": 64, "cnn": 64, "resnet50": 4}
 
 
-def is_synchronous(way: str) -> bool:
+def is_synchronous(mode: str) -> bool:
     """Whether all ranks must have the same parameters after it."""
-    return way in (RONDE, DDP_RONDE, DDP) or way.startswith(CODEC)
+    return mode in (RONDE, DDP_RONDE, DDP) or mode.startswith(CODEC)
 
 
-def label(way: str) -> str:
+def label(mode: str) -> str:
     """For people."""
-    return f"ronde, codec {way[len(CODEC) :]}" if way.startswith(CODEC) else LABELS[way]
+    return f"ronde, codec {mode[len(CODEC) :]}" if mode.startswith(CODEC) else LABELS[mode]

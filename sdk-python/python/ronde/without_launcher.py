@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 START_TIMEOUT_S = 60.0
-_LOOK_PAUSE_S = 0.02
+_POLL_INTERVAL_S = 0.02
 _FOUND_BY = ("RONDE_SOCKET", "RONDE_JOB")
 _FILE = "sidecar.json"
 _JOB = "local"
@@ -37,7 +37,7 @@ _START_TIMEOUT = "HOROVOD_START_TIMEOUT"
 _MPI = ("mpirun", "jsrun")
 
 
-class Place(NamedTuple):
+class MpiProcess(NamedTuple):
     """A process among those that `mpirun` has started.
 
     rank, size             -- among all
@@ -59,24 +59,24 @@ def settings_without_launcher(given: dict[str, Any]) -> dict[str, Any]:
     "settings" under `mpirun` on several hosts and under every other launcher of several processes, and "connect" when
     no sidecar can be started.
     """
-    place = mpi_place(os.environ)
+    process = mpi_process(os.environ)
     if any(name in os.environ for name in _FOUND_BY) or given.get("socket") is not None or _is_served():
         is_ranked = "RONDE_RANK" in os.environ or given.get("rank") is not None
-        return {} if place is None or is_ranked else {"rank": place.rank}
-    if place is None:
+        return {} if process is None or is_ranked else {"rank": process.rank}
+    if process is None:
         launched = _ronde.LaunchedBy.detect(dict(os.environ))
         if launched is not None and launched.is_one_of_several():
             raise RondeError(launched.refusal(), "settings")
         return {"socket": _own_sidecar(1), "job": _JOB, "rank": 0}
-    if place.local_size != place.size:
+    if process.local_size != process.size:
         raise RondeError(
-            f"mpirun has started {place.size} processes, {place.local_size} of them on this host, and no sidecar: on "
-            "several hosts `horovodrun --mpi` starts sidecars and then mpirun, and `ronde run` does without; or "
+            f"mpirun has started {process.size} processes, {process.local_size} of them on this host, and no sidecar: "
+            "on several hosts `horovodrun --mpi` starts sidecars and then mpirun, and `ronde run` does without; or "
             "start a `ronde sidecar` on each host and name its directory by RONDE_SOCKET",
             "settings",
         )
     timeout = _start_timeout()
-    return {"socket": _shared_sidecar(place), "job": _JOB, "rank": place.rank, **timeout}
+    return {"socket": _shared_sidecar(process), "job": _JOB, "rank": process.rank, **timeout}
 
 
 def _start_timeout() -> dict[str, float]:
@@ -90,7 +90,7 @@ def _start_timeout() -> dict[str, float]:
         raise RondeError(f"{_START_TIMEOUT} is {text!r}; it is a number of seconds", "settings") from None
 
 
-def mpi_place(environment: Mapping[str, str]) -> Place | None:
+def mpi_process(environment: Mapping[str, str]) -> MpiProcess | None:
     """The place of this process among those of Open MPI's `mpirun` (or `jsrun`); None when neither has started it."""
     launched = _ronde.LaunchedBy.detect(dict(environment))
     if launched is None or launched.launcher not in _MPI:
@@ -102,7 +102,7 @@ def mpi_place(environment: Mapping[str, str]) -> Place | None:
     job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or ""
     # The job's name in PMIx; without one, the session of the processes, which they share with their `mpirun`.
     job = job or f"session {os.getsid(0)}"
-    return Place(rank, size, local_rank, local_size, job)
+    return MpiProcess(rank, size, local_rank, local_size, job)
 
 
 def _is_served() -> bool:
@@ -131,19 +131,19 @@ def _own_sidecar(ranks: int) -> str:
     # In a session of its own: it is asked to leave by the end of its input, not by the interrupt that ends the program.
     process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     try:
-        said = _first_line(process)
+        socket = _socket_directory(process)
     except BaseException:
         process.kill()
         process.wait()
         raise
     if not _sidecar.started_by:
-        atexit.register(_leave)
-        os.register_at_fork(after_in_child=_forget)
-    _sidecar.process, _sidecar.started_by, _sidecar.socket = process, os.getpid(), said
-    return said
+        atexit.register(_end_sidecar)
+        os.register_at_fork(after_in_child=_close_in_child)
+    _sidecar.process, _sidecar.started_by, _sidecar.socket = process, os.getpid(), socket
+    return socket
 
 
-def _first_line(process: subprocess.Popen[bytes]) -> str:
+def _socket_directory(process: subprocess.Popen[bytes]) -> str:
     """Where the sidecar serves. It says more later, which nobody reads: its output is closed."""
     deadline = time.monotonic() + START_TIMEOUT_S
     line = b""
@@ -156,21 +156,21 @@ def _first_line(process: subprocess.Popen[bytes]) -> str:
                 how = "has ended" if ready else f"has said nothing for {START_TIMEOUT_S:.0f} s"
                 raise RondeError(f"the sidecar that this process has started {how}; its reason is above", "connect")
             line += part
-    said = json.loads(line.splitlines()[0])
-    if said["type"] != "serving":
+    message = json.loads(line.splitlines()[0])
+    if message["type"] != "serving":
         raise RondeError(
-            f"the sidecar that this process has started cannot serve: {said.get('reason', said)}", "connect"
+            f"the sidecar that this process has started cannot serve: {message.get('reason', message)}", "connect"
         )
-    return str(said["socket_dir"])
+    return str(message["socket_dir"])
 
 
-def _forget() -> None:
+def _close_in_child() -> None:
     """In a forked child: the sidecar is its parent's, whose end must not wait for the child's."""
     if _sidecar.process is not None and _sidecar.process.stdin is not None:
         _sidecar.process.stdin.close()
 
 
-def _leave() -> None:
+def _end_sidecar() -> None:
     """Asks the sidecar to end, and waits for it: nothing is left behind."""
     process = _sidecar.process
     if process is None or _sidecar.started_by != os.getpid() or process.stdin is None:
@@ -183,16 +183,16 @@ def _leave() -> None:
         process.wait()
 
 
-def _shared_sidecar(place: Place) -> str:
+def _shared_sidecar(process: MpiProcess) -> str:
     """The directory of the sidecar of all processes of this host."""
-    directory = _meeting_place(place)
+    directory = _rendezvous_directory(process)
     file = directory / _FILE
-    if place.local_rank == 0:
+    if process.local_rank == 0:
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
         _check_is_private(directory)
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
-        socket = _own_sidecar(place.local_size)
+        socket = _own_sidecar(process.local_size)
         written = file.with_suffix(".new")
         written.write_text(json.dumps({"socket": socket, "starter": _identity(os.getpid())}))
         written.rename(file)
@@ -201,21 +201,21 @@ def _shared_sidecar(place: Place) -> str:
     while time.monotonic() < deadline:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
             _check_is_private(directory)
-            said = json.loads(file.read_text())
+            message = json.loads(file.read_text())
             # What an earlier run left behind does not count.
-            if said["starter"] == _identity(said["starter"][0]):
-                return str(said["socket"])
-        time.sleep(_LOOK_PAUSE_S)
+            if message["starter"] == _identity(message["starter"][0]):
+                return str(message["socket"])
+        time.sleep(_POLL_INTERVAL_S)
     raise RondeError(
         f"local rank 0 has started no sidecar within {START_TIMEOUT_S:.0f} s; all of the job must call init()",
         "connect",
     )
 
 
-def _meeting_place(place: Place) -> pathlib.Path:
+def _rendezvous_directory(process: MpiProcess) -> pathlib.Path:
     """A directory whose name all processes of this run know; the one with local rank 0 makes and removes it."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    digest = hashlib.sha256(place.job.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(process.job.encode()).hexdigest()[:16]
     return pathlib.Path(base) / f"ronde-mpi-{os.getuid()}-{digest}"
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ronde.bench.backends import Array, Backend, Operation
 
 
-class Station:
+class Executor:
     """A rank between turns: its backend, and the case that is open."""
 
     def __init__(self, backend: Backend) -> None:

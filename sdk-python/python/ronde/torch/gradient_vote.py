@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ronde.torch.world import InFlight
 
 
-class Presence:
+class GradientVote:
     """The vote of all ranks on who has which gradients.
 
     It takes a small operation, so it is not held in each step: in steps 1, 2, 4, 8, ... and in each step after one in
@@ -27,7 +27,7 @@ class Presence:
         self._generation = -1
         self._ranks = 0
 
-    def ask(self, name: str, parameters: list[torch.Tensor], process_set: ProcessSet) -> InFlight | None:
+    def begin(self, name: str, parameters: list[torch.Tensor], process_set: ProcessSet) -> InFlight | None:
         """Sends the other ranks of a set which gradients are here; None where this step has no vote."""
         if self._generation != world.generation():
             self._generation, self._steps, self._is_partial = world.generation(), 0, False
@@ -42,12 +42,12 @@ class Presence:
         members, self._ranks = members_of(process_set), size_of(process_set)
         return basics.client().allreduce_async(vote, Sum, f"gradients_present.{name}", process_set=members)
 
-    def told(
-        self, asked: InFlight, parameters: list[torch.Tensor]
+    def result(
+        self, vote_in_flight: InFlight, parameters: list[torch.Tensor]
     ) -> tuple[list[torch.Tensor], dict[torch.Tensor, int]]:
         """The parameters for which no rank has a gradient; and of those that are sparse somewhere, the dimensions."""
-        counts, sparse, dimensions = asked.wait().tolist()
+        counts, sparse, dimensions = vote_in_flight.wait().tolist()
         self._is_partial = any(count < self._ranks for count in counts)
-        nowhere = [parameter for parameter, count in zip(parameters, counts) if count == 0]
+        on_no_rank = [parameter for parameter, count in zip(parameters, counts) if count == 0]
         known = {each: total // ranks for each, ranks, total in zip(parameters, sparse, dimensions) if ranks}
-        return nowhere, known
+        return on_no_rank, known
