@@ -1,15 +1,15 @@
-//! The memory of Python's tensors, by address and length. The one file of this crate with unsafe code.
+//! Access to the memory of Python's tensors by address and length. The only file of this crate with unsafe code.
 //!
-//! The contract that safe Rust cannot express is kept by `ronde/tensors.py`, the only caller: an address is that of a live,
-//! contiguous tensor with at least that many bytes, which its caller holds for the whole call and, as for every function of
-//! NumPy or PyTorch that releases the interpreter lock, does not write in another thread meanwhile.
+//! Safe Rust cannot express the contract, so `ronde/tensors.py`, the only caller, upholds it: an address belongs to a live,
+//! contiguous tensor with at least that many bytes. The caller holds the tensor for the whole call and does not write to it
+//! from another thread meanwhile, as for every function of NumPy or PyTorch that releases the interpreter lock.
 
-#![allow(unsafe_code, reason = "addresses of tensors that Python owns; see the module's contract")]
+#![allow(unsafe_code, reason = "addresses of tensors that Python owns, under the module's contract")]
 
 use pyo3::PyResult;
 use pyo3::exceptions::PyValueError;
 
-/// The bytes of a tensor that is read.
+/// The bytes of a tensor to read.
 pub(crate) struct Source(Span);
 
 impl Source {
@@ -17,31 +17,31 @@ impl Source {
         Span::new(address, bytes).map(Self)
     }
 
-    /// Gives the bytes to `read`.
+    /// Calls `read` with the bytes.
     pub(crate) fn with<R>(&self, read: impl FnOnce(&[u8]) -> R) -> R {
         read(self.bytes())
     }
 
-    /// Gives the bytes of several tensors to `read`.
+    /// Calls `read` with the bytes of several tensors.
     pub(crate) fn with_all<R>(sources: &[Self], read: impl FnOnce(&[&[u8]]) -> R) -> R {
         let contents: Vec<&[u8]> = sources.iter().map(Self::bytes).collect();
         read(&contents)
     }
 
-    /// Only for as long as the source itself, which does not outlive the call from Python that made it.
+    /// Returns the bytes. They live as long as the source, which does not outlive the call from Python that created it.
     fn bytes(&self) -> &[u8] {
         let Span { address, bytes } = self.0;
         if bytes == 0 {
             return &[];
         }
-        // SAFETY: `Span::new` has checked that the address is not null and the length is that of a possible object. That
-        // `bytes` readable bytes lie there for the duration of the call is the contract of the module's only caller. Bytes have
-        // no invalid values and no alignment.
+        // SAFETY: `Span::new` has checked that the address is not null and the length is that of a possible object. The
+        // module's only caller guarantees `bytes` readable bytes at that address for the duration of the call. Bytes have no
+        // invalid values and no alignment.
         unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }
     }
 }
 
-/// The bytes of a tensor that is written.
+/// The bytes of a tensor to write.
 pub(crate) struct Target(Span);
 
 impl Target {
@@ -49,14 +49,14 @@ impl Target {
         Span::new(address, bytes).map(Self)
     }
 
-    /// Gives the bytes to `write`.
+    /// Calls `write` with the bytes.
     pub(crate) fn with<R>(&mut self, write: impl FnOnce(&mut [u8]) -> R) -> R {
         let Span { address, bytes } = self.0;
         if bytes == 0 {
             return write(&mut []);
         }
-        // SAFETY: as for a source; that the bytes are writable is checked by the caller in Python, and nobody else uses
-        // them during the call by the module's contract.
+        // SAFETY: as for a source. The caller in Python checks that the bytes are writable, and by the module's contract
+        // nothing else uses them during the call.
         write(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) })
     }
 }
@@ -71,7 +71,7 @@ impl Span {
     fn new(address: usize, bytes: usize) -> PyResult<Self> {
         let end = address.checked_add(bytes);
         if bytes > isize::MAX as usize || end.is_none() || (address == 0 && bytes > 0) {
-            return Err(PyValueError::new_err(format!("no tensor of {bytes} bytes can lie at address {address:#x}")));
+            return Err(PyValueError::new_err(format!("no tensor of {bytes} bytes can be at address {address:#x}")));
         }
         Ok(Self { address, bytes })
     }

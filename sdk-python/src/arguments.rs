@@ -1,11 +1,11 @@
-//! The arguments of collectives as Python gives them.
+//! Conversion of the arguments of collectives from Python.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt};
 use ronde::{Codec, Collective, DType, PluginCall, PluginValue, Rank, ReduceOp, SetId};
 
-/// Keyword arguments of a submission; each kind of collective looks at its own.
+/// Keyword arguments of a submission. Each kind of collective uses its own subset.
 #[derive(Debug, Default)]
 pub(crate) struct Arguments {
     op: i64,
@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
     plugin: Option<PluginCall>,
     /// The root, or the other rank of a message.
     root: u32,
-    /// Whether a message of any rank is received.
+    /// Whether to receive a message from any rank.
     any_source: bool,
     splits: Vec<u64>,
     tag: u32,
@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
     removed: u32,
 }
 
-/// What is not part of the collective itself.
+/// Options of an operation that are not part of the collective itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     prescale: f64,
@@ -33,7 +33,7 @@ pub(crate) struct Options {
 }
 
 impl Arguments {
-    /// The collective of this kind.
+    /// Returns the collective of this kind.
     pub(crate) fn collective(&self, kind: &str) -> PyResult<Collective> {
         let root = Rank(self.root);
         Ok(match kind {
@@ -56,7 +56,7 @@ impl Arguments {
         })
     }
 
-    /// Scales, codec and plugin; none where they were not given.
+    /// Returns scales, codec and plugin, with defaults for those not given.
     pub(crate) fn options(&self) -> PyResult<Options> {
         let codec = Codec::from_name(&self.codec).ok_or_else(|| {
             let names: Vec<&str> =
@@ -70,7 +70,7 @@ impl Arguments {
         Ok(Options { prescale, postscale, codec, plugin: self.plugin.clone() })
     }
 
-    /// The numbers are Horovod's, as the constants of the package are.
+    /// Returns the reduction. The numbers are Horovod's, like the constants of the package.
     fn reduce_op(&self) -> PyResult<ReduceOp> {
         Ok(match self.op {
             0 => ReduceOp::Average,
@@ -93,7 +93,7 @@ impl Arguments {
         })
     }
 
-    /// In any order, as users give them; the wire has them ascending.
+    /// Returns the ranks in ascending order, which the wire requires. Users give them in any order.
     fn set_ranks(&self) -> Vec<Rank> {
         let mut ranks: Vec<Rank> = self.ranks.iter().copied().map(Rank).collect();
         ranks.sort_unstable();
@@ -102,7 +102,7 @@ impl Arguments {
 }
 
 impl Options {
-    /// The operation with them.
+    /// Returns the operation with these options.
     pub(crate) fn apply<'a>(&self, operation: ronde::Operation<'a>) -> ronde::Operation<'a> {
         let Self { prescale, postscale, codec, plugin } = self.clone();
         ronde::Operation { prescale, postscale, codec, plugin, ..operation }
@@ -134,14 +134,14 @@ impl<'py> FromPyObject<'_, 'py> for Arguments {
     }
 }
 
-/// A plugin as a pair of its name and the list of its parameters' names and values.
+/// Converts a plugin from a pair of its name and the list of its parameters' names and values.
 fn plugin(given: &Bound<'_, PyAny>) -> PyResult<PluginCall> {
     let (name, parameters): (String, Vec<(String, Bound<'_, PyAny>)>) = given.extract()?;
     let parameters = parameters.into_iter().map(|(name, value)| Ok((name, plugin_value(&value)?)));
     Ok(PluginCall { name, parameters: parameters.collect::<PyResult<_>>()? })
 }
 
-/// The package has checked the types and ranges. Bool first: Python's are integers.
+/// Converts a parameter, whose type and range the package has checked. Bool comes first: Python's are integers.
 fn plugin_value(given: &Bound<'_, PyAny>) -> PyResult<PluginValue> {
     Ok(if given.is_instance_of::<PyBool>() {
         PluginValue::Bool(given.extract()?)
@@ -154,7 +154,7 @@ fn plugin_value(given: &Bound<'_, PyAny>) -> PyResult<PluginValue> {
     })
 }
 
-/// The type with a name.
+/// Returns the type of this name.
 pub(crate) fn dtype_of(name: &str) -> PyResult<DType> {
     DType::from_name(name).ok_or_else(|| PyValueError::new_err(format!("dtype {name} is not supported")))
 }

@@ -1,4 +1,4 @@
-//! Errors of the client as Python's exceptions. The classes are defined in `ronde/errors.py`, which also picks one.
+//! Conversion of the client's errors to Python exceptions. `ronde/errors.py` defines the classes and selects one.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use ronde::{Cause, Error, Exit, Record};
 
-/// The exception for an error. Attaches; call it with no lock held.
+/// Returns the exception for an error. It attaches to the interpreter, so call it with no lock held.
 pub(crate) fn raise(error: &Error) -> PyErr {
     if let Error::Argument { .. } = error {
         return PyValueError::new_err(error.to_string());
@@ -31,7 +31,7 @@ pub(crate) fn raise(error: &Error) -> PyErr {
 }
 
 /// The arguments of `ronde.FailureRecord`, in order.
-#[expect(clippy::type_complexity, reason = "a tuple is what becomes the arguments of a call in Python")]
+#[expect(clippy::type_complexity, reason = "a tuple becomes the arguments of a call in Python")]
 fn record_parts(
     record: &Record,
 ) -> (u32, &str, Option<u32>, Option<String>, Option<i32>, Option<i32>, bool, Option<CallParts<'_>>, &[String]) {
@@ -53,10 +53,10 @@ fn record_parts(
     (record.rank.0, &record.host, record.pid, ended, exit_code, signal, out_of_memory, call, &record.stderr_tail)
 }
 
-/// Collective, operation, place, seconds before.
+/// Collective, operation, call site, age in seconds.
 type CallParts<'a> = (&'a str, &'a str, Option<&'a str>, f64);
 
-/// The word that becomes `RondeError.cause`.
+/// Returns the value of `RondeError.cause`.
 fn cause_name(error: &Error) -> &'static str {
     match error {
         Error::Settings { .. } => "settings",

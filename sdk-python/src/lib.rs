@@ -1,8 +1,8 @@
 //! `ronde._ronde`: the blocking client for Python. The package `ronde` wraps it; nothing here is for users.
 //!
-//! Tensors come as address and length, because the stable ABI of Python 3.9 has no buffer protocol; `address.rs` is the
-//! one file with unsafe code. Whatever may wait is done detached from the interpreter, in slices that look for signals,
-//! and no lock is held while attached.
+//! Tensors are passed as address and length, because the stable ABI of Python 3.9 has no buffer protocol. `address.rs` is
+//! the only file with unsafe code. Blocking calls detach from the interpreter and wait in slices, between which they check
+//! for signals. No lock is held while attached.
 
 #![deny(unsafe_code)]
 
@@ -41,7 +41,7 @@ mod _ronde {
     }
 }
 
-/// Runs a wait of any length in slices, detached; between slices signals are looked for, so that Ctrl-C works.
+/// Runs a wait of any length in slices, detached from the interpreter. It checks for signals between slices, for Ctrl-C.
 fn wait_in_slices<T: Send>(
     py: Python<'_>,
     mut slice: impl FnMut(std::time::Duration) -> PyResult<Option<T>> + Send,

@@ -1,11 +1,11 @@
-//! Shared memory as Python holds it: the owner of the bytes that arrays and tensors view.
+//! Shared memory in Python: the owner of the bytes that arrays and tensors view.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use ronde::Buffer;
 
-/// Bytes of a result, or of a tensor to be submitted. They are given back when this dies, which the last array or tensor that
-/// views them keeps alive.
+/// The bytes of a result, or of a tensor to submit. Dropping it releases them. Arrays and tensors that view the bytes keep it
+/// alive.
 #[pyclass(frozen, module = "ronde._ronde")]
 pub(crate) struct Memory {
     buffer: Buffer,
@@ -19,7 +19,7 @@ impl Memory {
 
 #[pymethods]
 impl Memory {
-    /// The bytes, writable, as NumPy takes them in.
+    /// The writable bytes in NumPy's array interface.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let interface = PyDict::new(py);

@@ -1,4 +1,4 @@
-//! An operation in flight, as Python holds it.
+//! Handles of operations in flight, for Python.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::wait_in_slices;
 /// An operation in flight. Dropping it withdraws the operation unless it is complete.
 #[pyclass(frozen, module = "ronde._ronde")]
 pub(crate) struct Operation {
-    /// Locked for a slice of a wait at most, and only detached or without waiting.
+    /// Locked for at most one slice of a wait. Threads take the lock detached or without waiting.
     handle: Mutex<Handle>,
 }
 
@@ -25,7 +25,8 @@ impl Operation {
         Self { handle: Mutex::new(handle) }
     }
 
-    /// Never waits for the lock: another thread may wait on this operation, and in a forked child nobody would release it.
+    /// Locks the handle without waiting: another thread may wait on this operation, and in a forked child no thread would
+    /// release the lock.
     fn lock(&self) -> PyResult<MutexGuard<'_, Handle>> {
         match self.handle.try_lock() {
             Ok(handle) => Ok(handle),
@@ -44,19 +45,19 @@ impl Operation {
 
 #[pymethods]
 impl Operation {
-    /// Whether it is complete or has failed. False also while another thread waits on it.
+    /// Returns whether it is complete or has failed; false also while another thread waits on it.
     fn poll(&self) -> bool {
         self.lock().is_ok_and(|handle| handle.poll())
     }
 
-    /// The name by which the ranks know it.
+    /// Its name, by which ranks match operations.
     #[getter]
     fn name(&self) -> PyResult<String> {
         let name = self.lock()?.name().map(str::to_owned);
         name.map_err(|error| raise(&error))
     }
 
-    /// Waits at most `timeout` seconds (None: as long as it takes); says whether it is complete or has failed.
+    /// Waits at most `timeout` seconds (None: no limit). Returns whether it is complete or has failed.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let deadline = match timeout {
@@ -78,19 +79,19 @@ impl Operation {
         })
     }
 
-    /// The shape of the result, once it is complete. Raises why it failed.
+    /// Returns the shape of the result, once it is complete. Raises the error if it failed.
     fn shape(&self) -> PyResult<Vec<u64>> {
         let shape = self.lock()?.shape().map(|shape| shape.dimensions().to_vec());
         shape.map_err(|error| raise(&error))
     }
 
-    /// The type of the result, once it is complete. Raises why it failed.
+    /// Returns the type of the result, once it is complete. Raises the error if it failed.
     fn dtype(&self) -> PyResult<&'static str> {
         let dtype = self.lock()?.dtype().map(ronde::DType::name);
         dtype.map_err(|error| raise(&error))
     }
 
-    /// Of an all-to-all that is complete: rows received from each rank. Raises why it failed.
+    /// Returns the rows that a complete all-to-all received from each rank. Raises the error if it failed.
     fn splits(&self) -> PyResult<Vec<u64>> {
         match self.detail()? {
             Detail::Splits(splits) => Ok(splits),
@@ -98,7 +99,7 @@ impl Operation {
         }
     }
 
-    /// Of a join that is complete: the rank that joined last. Raises why it failed.
+    /// Returns the rank that joined last, for a complete join. Raises the error if it failed.
     fn last_joined(&self) -> PyResult<u32> {
         match self.detail()? {
             Detail::LastJoined(rank) => Ok(rank.0),
@@ -106,7 +107,7 @@ impl Operation {
         }
     }
 
-    /// Of a received message: the rank that sent it. Raises why it failed.
+    /// Returns the rank that sent a received message. Raises the error if the operation failed.
     fn source(&self) -> PyResult<u32> {
         match self.detail()? {
             Detail::Source(rank) => Ok(rank.0),
@@ -116,7 +117,7 @@ impl Operation {
         }
     }
 
-    /// Of an added process set: its number. Raises why it failed.
+    /// Returns the number of an added process set. Raises the error if it failed.
     fn set_id(&self) -> PyResult<u32> {
         match self.detail()? {
             Detail::Set(set) => Ok(set.0),
@@ -124,13 +125,13 @@ impl Operation {
         }
     }
 
-    /// The result, if it stays in shared memory; after None it is still to be read. Raises why it failed.
+    /// Returns the result if it stays in shared memory, or None if `read_into` has to copy it. Raises the error if it failed.
     fn take_mapped(&self) -> PyResult<Option<Memory>> {
         let mapped = self.lock()?.take_mapped();
         mapped.map(|mapped| mapped.map(Memory::new)).map_err(|error| raise(&error))
     }
 
-    /// Copies the result to `address`, which must have room for exactly its `nbytes`. Once only.
+    /// Copies the result to `address`, where there must be exactly `nbytes` bytes. Call it once only.
     fn read_into(&self, py: Python<'_>, address: usize, nbytes: usize) -> PyResult<()> {
         let mut target = Target::new(address, nbytes)?;
         py.detach(|| {

@@ -1,4 +1,4 @@
-//! A session with the sidecar, as Python holds it.
+//! A worker's session with its sidecar, for Python.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::memory::Memory;
 use crate::operation::Operation;
 use crate::wait_in_slices;
 
-/// A session with the sidecar.
+/// A worker's session with its sidecar.
 #[pyclass(frozen, module = "ronde._ronde")]
 pub(crate) struct Session {
     submission_path: &'static str,
@@ -48,8 +48,8 @@ impl Session {
         Ok(Self { submission_path, client: Mutex::new(Some(Arc::new(client))), view })
     }
 
-    /// Submits a collective on the tensor at `address`, whose bytes have been copied when this returns, unless they lie in
-    /// memory of `empty`; without a type there is no tensor. The result may stay in shared memory if `mapped`.
+    /// Submits a collective on the tensor at `address`. Its bytes are copied before this returns, unless they are in memory
+    /// from `empty`. Without a type there is no tensor. With `mapped`, the result may stay in shared memory.
     #[pyo3(signature = (kind, dtype, shape, address, nbytes, *, mapped=false, notify=false, name=None, set=0, site=None, **arguments))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python are the options struct of this call")]
     #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
@@ -124,19 +124,19 @@ impl Session {
         })
     }
 
-    /// What counts operations submitted with `notify` that complete while no thread waits for them.
+    /// Returns the counter of operations submitted with `notify` that complete while no thread waits for them.
     fn completions(&self) -> PyResult<Completions> {
         self.client()?.completions().map(Completions::new).map_err(|error| raise(&error))
     }
 
-    /// Shared memory of so many bytes. What is submitted from there is not copied: nobody writes there meanwhile.
+    /// Allocates shared memory, from which tensors are submitted without a copy. Do not write there while one is in flight.
     fn empty(&self, py: Python<'_>, nbytes: u64) -> PyResult<Memory> {
         let client = self.client()?;
         let buffer = py.detach(|| client.buffer(DType::U8, &[nbytes]));
         buffer.map(Memory::new).map_err(|error| raise(&error))
     }
 
-    /// Ends the session in order; the other ranks are told the reason, if there is one. Does nothing the second time.
+    /// Shuts the session down, and sends the reason, if there is one, to the other ranks. A second call does nothing.
     #[pyo3(signature = (reason=None))]
     fn close(&self, py: Python<'_>, reason: Option<&str>) {
         let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -148,11 +148,11 @@ impl Session {
         });
     }
 
-    /// Lets go of the session without a farewell: it breaks when the process ends, and counts as lost then. For a program that
-    /// an exception ends, whose traceback the other ranks are to get. Nothing can be submitted any more.
+    /// Abandons the session without a shutdown: when the process ends, the rank counts as lost, and the other ranks receive
+    /// its traceback. For a program that an exception ends. Nothing can be submitted afterwards.
     fn abandon(&self) {
         let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Not dropped: that says farewell.
+        // Dropping it would shut the session down.
         std::mem::forget(client);
     }
 
@@ -163,13 +163,13 @@ impl Session {
         wait_in_slices(py, |slice| change.wait_timeout(slice).map_err(|error| raise(&error)))
     }
 
-    /// Completes that file.
+    /// Completes the timeline's file.
     fn stop_timeline(&self, py: Python<'_>) -> PyResult<()> {
         let change = self.client()?.end_timeline().map_err(|error| raise(&error))?;
         wait_in_slices(py, |slice| change.wait_timeout(slice).map_err(|error| raise(&error)))
     }
 
-    /// Whether operations can be submitted: it is neither closed nor has its epoch ended.
+    /// Whether operations can be submitted: the session is not closed and its epoch has not ended.
     #[getter]
     fn is_open(&self) -> bool {
         self.client
@@ -179,18 +179,18 @@ impl Session {
             .is_some_and(|client| client.over().is_none())
     }
 
-    /// The sidecar's messages for people since the last call.
+    /// Returns the sidecar's notices for the user since the last call.
     fn take_notices(&self) -> Vec<String> {
         self.client().map(|client| client.take_notices()).unwrap_or_default()
     }
 
-    /// Bytes of all segments, bytes in use, slots, segments.
+    /// Returns the bytes of all segments, the bytes in use, the slots and the segments.
     fn shared_memory(&self) -> (u64, u64, usize, usize) {
         let memory = self.client().map(|client| client.shared_memory()).unwrap_or_default();
         (memory.mapped_bytes, memory.in_use_bytes, memory.slots, memory.segments)
     }
 
-    /// How operations reach the sidecar.
+    /// The path by which operations reach the sidecar, "ring" or "grpc".
     #[getter]
     fn submission_path(&self) -> &'static str {
         self.submission_path

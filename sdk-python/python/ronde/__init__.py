@@ -5,8 +5,8 @@
     client = ronde.connect()
     mean = client.allreduce(gradient)
 
-The program runs under `ronde run -np N python program.py`, or calls a function on N ranks by `ronde.run`. `ronde.torch`
-has the distributed optimizer for PyTorch.
+Start the program with `ronde run -np N python program.py`, or call a function on N ranks with `ronde.run`.
+`ronde.torch` has the distributed optimizer for PyTorch.
 """
 
 from ronde._ronde import __version__

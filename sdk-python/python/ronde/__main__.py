@@ -1,6 +1,7 @@
-"""`python -m ronde` is the command `ronde` of the environment that this package is installed in.
+"""`python -m ronde` runs the command `ronde` of the environment that this package is installed in.
 
-The command itself is a program beside `python`; this way to it is for environments whose `bin` folder is not on PATH.
+The command itself is a program beside `python`. Use `python -m ronde` where the environment's `bin` folder is not on
+PATH.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from ronde import command
 
 
 def main() -> None:
-    """Becomes the command."""
+    """Replaces this process with the command."""
     try:
         path = command.find()
     except FileNotFoundError as error:

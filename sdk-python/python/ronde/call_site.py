@@ -1,4 +1,4 @@
-"""Where in the user's program an operation was asked for: for reports of stalls and failures."""
+"""Finds the line of the user's program that submitted an operation, for reports of stalls and failures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import functools
 import os
 import sys
 
-# Between the user's line and this module: the package itself, and who calls it back.
+# Modules between the user's line and this one: the package itself, and callers of its hooks.
 _PASSED_OVER = ("ronde", "torch", "horovod")
-# Where relative names begin; a program that changes it later has longer names, which is no harm.
+# Names are relative to this directory. A program that changes its directory later gets longer names.
 _DIRECTORY = os.path.join(os.getcwd(), "")
 
 
@@ -18,10 +18,10 @@ def _is_passed_over(module: str) -> bool:
 
 
 def call_site() -> str | None:
-    """The line of the innermost frame that is the user's, as `file:line`; None in a thread that has none.
+    """Returns the line of the innermost frame of the user's code, as `file:line`; None in a thread without one.
 
-    A gradient's hook runs in the backward pass, so it is the line that called that, where PyTorch runs hooks in the
-    same thread, as it does for tensors on CPUs.
+    A gradient's hook runs in the backward pass. For tensors on CPUs, PyTorch runs hooks in the calling thread, and the
+    line is the one that called `backward`.
     """
     frame = sys._getframe(1)
     while frame is not None:

@@ -32,35 +32,35 @@ def connect(
     ring: bool | None = None,
     mapped: bool | None = None,
 ) -> Client:
-    """Pairs with the sidecar of this host, claims a rank and waits until all ranks of the job have done so.
+    """Connects to the sidecar of this host, claims a rank and waits until all ranks of the job have attached.
 
-    What is not given comes from the environment, as `ronde run` sets it. Timeouts are in seconds, above 0.
+    Defaults come from the environment, which `ronde run` sets. Timeouts are in seconds, above 0.
 
-    socket            -- the sidecar's session directory; else RONDE_SOCKET, else $XDG_RUNTIME_DIR/ronde or /run/ronde,
-                         whichever has a sidecar
-    job               -- the job's name; else RONDE_JOB
-    rank              -- the rank to claim, from 0; else RONDE_RANK
-    token_file        -- the file that gives the right to the rank; else RONDE_TOKEN_FILE, else the rank's file in the
-                         session directory
-    connect_timeout   -- how long to try to reach the sidecar; else RONDE_CONNECT_TIMEOUT, else 10
-    start_timeout     -- how long to wait for all other ranks; else RONDE_START_TIMEOUT, else 120
-    operation_timeout -- how long an operation may take before this rank gives it up; else RONDE_OPERATION_TIMEOUT, else
-                         as long as it takes
+    socket            -- the sidecar's session directory; default: RONDE_SOCKET, else $XDG_RUNTIME_DIR/ronde or
+                         /run/ronde, whichever has a sidecar
+    job               -- the job's name; default: RONDE_JOB
+    rank              -- the rank to claim, from 0; default: RONDE_RANK
+    token_file        -- the file with the token that authorizes the claim; default: RONDE_TOKEN_FILE, else the rank's
+                         file in the session directory
+    connect_timeout   -- how long to try to reach the sidecar; default: RONDE_CONNECT_TIMEOUT, else 10
+    start_timeout     -- how long to wait for all other ranks; default: RONDE_START_TIMEOUT, else 120
+    operation_timeout -- how long an operation may take before this rank gives it up; default: RONDE_OPERATION_TIMEOUT,
+                         else no limit
     inline            -- sends small tensors inside messages instead of through shared memory
-    ring              -- whether messages go over a ring in shared memory, where the sidecar takes one, instead of gRPC;
-                         else RONDE_RING (0 or 1), else they do
-    mapped            -- whether results from 64 KiB on stay in shared memory, as tensors that view it: no copy is made,
-                         and the memory is used again when the last view of it dies. They are like others, but
-                         change in a forked child with its parent's. While half of the memory is in use, results are
-                         copied. Else RONDE_MAPPED (0 or 1), else they do
+    ring              -- whether messages use a ring in shared memory, if the sidecar accepts one, instead of gRPC;
+                         default: RONDE_RING (0 or 1), else true
+    mapped            -- whether results of 64 KiB or more stay in shared memory, as tensors that view it without a
+                         copy. The memory is reused when the last view of it is gone. Such tensors are like others,
+                         but a forked child sees its parent's changes to them. While half of the memory is in use,
+                         results are copied. Default: RONDE_MAPPED (0 or 1), else true
 
     Raises, with `cause`:
     RondeError    -- "settings": a setting is missing or wrong (the text lists all of them, and names another launcher,
-                     such as torchrun, that has started this process as one of several); "token": the token file cannot
-                     be used; "connect": no sidecar answers within `connect_timeout`; "claim": the sidecar refuses the
-                     rank, token or job; "memory": shared memory fails; "protocol": another release of ronde is on the
-                     other side; "thread": the session's thread cannot be started
-    TimedOutError -- "start": not all ranks have attached within `start_timeout`; the message names those missing
+                     such as torchrun, if it started this process as one of several); "token": the token file cannot
+                     be used; "connect": no sidecar answers within `connect_timeout`; "claim": the sidecar rejects the
+                     rank, token or job; "memory": shared memory fails; "protocol": the sidecar is of another release
+                     of ronde; "thread": the session's thread cannot be started
+    TimedOutError -- "start": some ranks have not attached within `start_timeout`; the message names them
     PeerLostError, ShutDownError -- the job failed or ended before it started
     """
     given = {
@@ -79,11 +79,12 @@ def connect(
 
 
 def end_of_program(session: _ronde.Session) -> None:
-    """Parts from the sidecar in order, unless an exception ends the program: the others are told of that instead.
+    """Shuts the session down, unless an exception ends the program.
 
-    They hear of it when the process has gone, with its exit code and its traceback.
+    In that case the rank counts as failed: the other ranks receive its exit code and traceback once the process is
+    gone.
     """
-    # Set before exit handlers run; at a prompt it is any line's exception.
+    # `last_value` is set before exit handlers run. At an interactive prompt it is the exception of any line.
     if getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1"):
         session.abandon()
     else:
@@ -93,10 +94,10 @@ def end_of_program(session: _ronde.Session) -> None:
 class SharedMemory(NamedTuple):
     """A worker's shared memory: inputs in flight, arrays of `Client.empty`, and results that stay there.
 
-    mapped_bytes -- of all segments
-    in_use_bytes -- of these, what is in use
-    slots        -- inputs, arrays and results that use it
-    segments     -- how often memory was added
+    mapped_bytes -- the bytes of all segments
+    in_use_bytes -- the bytes in use among these
+    slots        -- the number of inputs, arrays and results in it
+    segments     -- the number of segments
     """
 
     mapped_bytes: int
@@ -106,77 +107,74 @@ class SharedMemory(NamedTuple):
 
 
 class Client(Collectives):
-    """A worker's session with its sidecar. Made by `connect`; ends with `close` or as a context manager.
+    """A worker's session with its sidecar. `connect` returns one; `close`, or its use as a context manager, ends it.
 
-    Ranks agree on operations by name, in any order. Operations without a name are numbered in the order of their calls,
-    which must then be the same on all ranks. Results are of the kind of the input: NumPy for NumPy, PyTorch for
-    PyTorch, NumPy for everything else.
+    Ranks match operations by name, in any order. Operations without a name are numbered in call order, which must then
+    be the same on all ranks. Results are of the library of the input: PyTorch for PyTorch, NumPy for everything else.
     """
 
     def __init__(self, session: _ronde.Session) -> None:
         self._session = session
         self._sets = {0: ProcessSet(0, range(session.size), session.rank)}
-        # Also when the program ends without a word: a session that just breaks counts as a lost rank.
+        # Closes the session also if the program ends without `close`: a session that breaks counts as a lost rank.
         weakref.finalize(self, end_of_program, session)
 
     def end_of_program(self) -> None:
-        """What becomes of the session when the program ends: `close`, unless an exception has ended it.
+        """Closes the session at the end of the program, unless an exception ends the program.
 
-        Then the other ranks are told of that, once the process has gone.
+        In that case the other ranks receive the failure once the process is gone.
         """
         end_of_program(self._session)
 
     def close(self) -> None:
-        """Ends the session in order: the epoch ends for all ranks. Operations in flight fail."""
+        """Shuts the session down: the epoch ends for all ranks. Operations in flight fail."""
         self._session.close()
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
-        """An array or a tensor in shared memory, whose elements are any, as those of `numpy.empty` are.
+        """Allocates an uninitialized array or tensor in shared memory.
 
-        The sidecar reads what is submitted from there, or from a part of it in one piece, where it lies: nothing is
-        copied, and so nobody may write there until the operation is complete, also not after the call of a form with
-        `_async`. It is like others otherwise. Its memory is given back when the last view of it dies, also after
-        `close`.
+        Submitting it, or a contiguous part of it, makes no copy (zero-copy): the sidecar reads it in place. Do not
+        write to it until the operation completes, also not after a call with `_async` returns. Otherwise it is like any
+        other array or tensor. Its memory is released with the last view of it, also after `close`.
 
         shape -- the dimensions, or the length of a vector
-        dtype -- a type that collectives take: by its name or NumPy's for a NumPy array ("bfloat16" makes a
-                 `ronde.Bfloat16`), PyTorch's for a PyTorch tensor
+        dtype -- a type that collectives accept: a name or a NumPy type for a NumPy array ("bfloat16" returns a
+                 `ronde.Bfloat16`), a PyTorch type for a PyTorch tensor
 
-        Raises ValueError for another type and for what is no shape; RefusedError with cause "limit" where shared memory
-        has no room (`--arena-mb`); and why the session is over, if it is.
+        Raises ValueError for another type or an invalid shape; RefusedError with cause "limit" if shared memory is full
+        (`--arena-mb`); and the session's error if it is over.
         """
         nbytes, view = viewer_of(dtype, shape)
         return view(self._session.empty(nbytes))
 
     def start_timeline(self, file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-        """Records what happens to each tensor in a file that Perfetto and chrome://tracing open (docs/TIMELINE.md).
+        """Records the phases of each operation in a file that Perfetto and chrome://tracing open (docs/TIMELINE.md).
 
         Rank 0 records for all ranks, until `stop_timeline` or the end of the session; on other ranks this does nothing.
-        What happens from this call's return on is recorded. A recording before this one is completed first.
+        The recording starts before this call returns. A previous recording is completed first.
 
-        file_path   -- the file, which is made anew
-        mark_cycles -- also marks the moments at which the coordinator issues orders
+        file_path   -- the file; an existing one is overwritten
+        mark_cycles -- also marks the times at which the coordinator issues orders
 
-        Raises RondeError with the cause "timeline" where the file cannot be written.
+        Raises RondeError with the cause "timeline" if the file cannot be written.
         """
         self._session.start_timeline(os.fspath(file_path), mark_cycles)
 
     def stop_timeline(self) -> None:
-        """Completes what `start_timeline`, or the variable RONDE_TIMELINE, has begun; the file is whole then.
+        """Completes the file that `start_timeline`, or the variable RONDE_TIMELINE, began.
 
-        Does nothing where nothing is recorded. Raises RondeError with the cause "timeline" when not all could be
-        written.
+        Does nothing without a recording. Raises RondeError with the cause "timeline" if a part could not be written.
         """
         self._session.stop_timeline()
 
     @property
     def is_open(self) -> bool:
-        """Whether operations can be submitted: the client is not closed and its epoch not over."""
+        """Whether operations can be submitted: the client is not closed and its epoch is not over."""
         return self._session.is_open
 
     @property
     def shared_memory(self) -> SharedMemory:
-        """What this worker has in shared memory now; zeros when the client is closed."""
+        """This worker's current use of shared memory; zeros when the client is closed."""
         return SharedMemory(*self._session.shared_memory())
 
     @property

@@ -1,4 +1,4 @@
-"""The collectives of a client: what each takes and gives."""
+"""The collectives of a client: their arguments and results."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
 
 
 class Collectives(Submission):
-    """What all ranks, or those of a process set, do together. `Client` has these methods.
+    """Operations that all ranks, or those of a process set, perform together. `Client` has these methods.
 
-    Each has a form with `_async`, which returns a handle as soon as the tensor's bytes have been taken (it may be
-    changed then, unless it lies in memory of `Client.empty`) and raises only what is wrong with the arguments,
-    RefusedError with cause "limit", and why the session is over, if it is. What befalls the operation later is raised
-    by `Handle.wait`.
+    Each has a form with `_async`, which copies the tensor's bytes and returns a handle. You may overwrite the tensor as
+    soon as it returns, unless it is in memory from `Client.empty`. This form raises only errors in the arguments,
+    RefusedError with cause "limit", and the session's error if it is over. `Handle.wait` raises later errors of the
+    operation.
 
-    These arguments and rules are the same everywhere:
+    These arguments and rules apply to all of them:
 
     tensor      -- a dense tensor of type uint8, int8, uint16, int16, int32, int64, float16, bfloat16, float32, float64
                    or bool; the type is the same on all ranks
-    name        -- what the ranks know the operation by; without one it gets a number in the order of calls
-    process_set -- whose ranks take part; without one all ranks of the job. Rows and results are in the order of its
+    name        -- identifies the operation on all ranks; default: a number in call order
+    process_set -- the ranks that take part; default: all ranks of the job. Rows and results are in the order of its
                    ranks; roots are always ranks of the job.
 
     Raises:
-    ValueError     -- the argument is none of these, or cannot be, and the text says why; this worker is not in the
-                      process set, or the set was removed; nothing was submitted
-    MismatchError  -- the ranks do not ask for the same; on all ranks, and the job goes on
-    RefusedError   -- it cannot be done, another rank gave it up, or (cause "limit") there is no room for it; the job
-                      goes on
+    ValueError     -- an argument is invalid, as the text explains; this worker is not in the process set, or the set
+                      was removed; nothing was submitted
+    MismatchError  -- the ranks submitted different requests; on all ranks, and the job continues
+    RefusedError   -- the request is not possible, another rank gave the operation up, or (cause "limit") there is no
+                      room for it; the job continues
     TimedOutError  -- `operation_timeout` has passed
     PeerLostError  -- a worker or sidecar is lost: the epoch is over
-    ShutDownError  -- another rank has left, or this client is closed
+    ShutDownError  -- another rank has shut down, or this client is closed
     RondeError     -- with another cause, such as "used_after_fork" in a forked child
     """
 
@@ -68,32 +68,31 @@ class Collectives(Submission):
         codec: str | Plugin | None = None,
         process_set: ProcessSet | None = None,
     ) -> Any:
-        """The reduction of all ranks' tensors, element by element, on every rank; of the input's type and shape.
+        """Reduces all ranks' tensors element by element. Every rank gets the result, of the input's type and shape.
 
         tensor -- its shape, and op, scales and codec, are the same on all ranks
-        op     -- Average, Sum, Min, Max, Product; of floating-point types also Adasum, Median, ClippedMean; of integers
-                  and bool also BitAnd, BitOr, BitXor. The average of integers is truncated toward zero. Of bool, Sum
-                  and Max are `or`, Product and Min are `and`, and Average is refused. float16 and bfloat16 are added
-                  in float32: ranks of one sidecar at once, then rounded at each addition between sidecars. Their
-                  average does not overflow on the way; for float16 that holds on up to 32 sidecars, and a sum beyond
-                  65,504 has 6 to 8 binary digits.
-                  `ronde.PluginOp("median")` reduces as a plugin does, tensors of the types that the plugin takes.
+        op     -- Average, Sum, Min, Max, Product; for floating-point types also Adasum, Median, ClippedMean; for
+                  integers and bool also BitAnd, BitOr, BitXor. The average of integers is truncated toward zero. For
+                  bool, Sum and Max are `or`, Product and Min are `and`, and Average is rejected. float16 and bfloat16
+                  are added in float32: all ranks of one sidecar first, then rounded at each addition between sidecars.
+                  Their average does not overflow in between; for float16 that holds on up to 32 sidecars, and a sum
+                  beyond 65,504 has 6 to 8 binary digits.
+                  `ronde.PluginOp("median")` reduces with a plugin, for tensors of the types that the plugin accepts.
         prescale_factor, postscale_factor -- multiply each rank's tensor before the reduction and the result after it;
                   finite and not 0. Integers are multiplied as float64 and truncated toward zero, saturating;
                   their average with a postscale is the sum times postscale / ranks, truncated once.
-        out    -- a NumPy array or PyTorch tensor of the same type and shape, for the result; may be `tensor`. It is
-                  written when the result is waited for. After an error its elements mean nothing. Without one a
-                  large result stays in shared memory, and what is returned is a view of that: see `connect`.
-        codec  -- "float16" or "bfloat16": how the elements are written on the way between sidecars, each rounded twice;
-                  for the Sum and Average of float32
-                  `ronde.Plugin("topk", ratio=0.01)` has a plugin encode them, for the Sum and Average of the types
-                  that the plugin takes. The result is the same bits on all ranks, also of a lossy codec.
+        out    -- a NumPy array or PyTorch tensor of the same type and shape for the result; may be `tensor`. The wait
+                  for the result writes it. After an error its contents are unspecified. Without `out`, a large result
+                  stays in shared memory, and the returned tensor is a view of it (`mapped` of `connect`).
+        codec  -- "float16" or "bfloat16": the encoding of elements between sidecars, which rounds each twice; for the
+                  Sum and Average of float32.
+                  `ronde.Plugin("topk", ratio=0.01)` encodes them with a plugin, for the Sum and Average of the types
+                  that the plugin accepts. The result has the same bits on all ranks, also with a lossy codec.
 
-        Raises what is common; ValueError also for an `out` that does not fit, a scale that is 0 or not finite, an `op`
-        that is no reduction and a codec that is not known, or that is a plugin next to an `op` that it does not go
-        with; RefusedError also for what `op` and `codec` do not go with, for a plugin that the sidecar does not have or
-        that takes neither these parameters nor this type, and for one that fails; MismatchError also when two sidecars
-        have different plugins by one name.
+        Raises the common errors. ValueError also for an `out` that does not fit, a scale that is 0 or not finite, an
+        invalid `op`, and an unknown codec or one that cannot be used with `op`. RefusedError also for an `op` that
+        excludes `codec`, for a plugin that the sidecar does not have, that does not accept these parameters or this
+        type, or that fails. MismatchError also if two sidecars have different plugins under one name.
         """
         handle = self.allreduce_async(
             tensor, op, name, prescale_factor, postscale_factor, out=out, codec=codec, process_set=process_set
@@ -128,13 +127,12 @@ class Collectives(Submission):
         codec: str | Plugin | None = None,
         process_set: ProcessSet | None = None,
     ) -> list[Any]:
-        """`allreduce` of several tensors, none of which is reduced before all are there on all ranks.
+        """`allreduce` of several tensors as a group: the reduction starts when all tensors are ready on all ranks.
 
-        tensors -- as many on all ranks, each as for `allreduce`; results come in their order
-        out     -- a place for each result, as for `allreduce`; may be `tensors`
+        tensors -- the same number on all ranks, each as for `allreduce`; results are in their order
+        out     -- a target for each result, as for `allreduce`; may be `tensors`
 
-        A tensor that fails does not keep the others from being reduced; its error is raised. Raises what `allreduce`
-        does.
+        If a tensor fails, the others are still reduced, and its error is raised. Raises what `allreduce` does.
         """
         handle = self.grouped_allreduce_async(
             tensors, op, name, prescale_factor, postscale_factor, out=out, codec=codec, process_set=process_set
@@ -160,15 +158,15 @@ class Collectives(Submission):
     def allgather(
         self, tensor: Any, name: str | None = None, *, out: Any = None, process_set: ProcessSet | None = None
     ) -> Any:
-        """All ranks' tensors, one after the other along the first dimension, on every rank.
+        """Concatenates all ranks' tensors along the first dimension, on every rank.
 
-        The dimensions are the same on all ranks but for the first, the rows, which may differ and be 0. The result is
+        All dimensions but the first are the same on all ranks. The first, the rows, may differ and be 0. The result is
         of shape (sum of all ranks' rows, *rest).
 
-        out -- as for `allreduce`, of the result's shape. That it has as many rows is known when all ranks' are: it is
-               then that ValueError is raised, on this rank alone.
+        out -- as for `allreduce`, of the result's shape. The number of rows is known only when all ranks have submitted
+               theirs: a wrong one raises ValueError then, on this rank only.
 
-        Raises what is common; ValueError also for an `out` that does not fit and for a scalar, which has no rows.
+        Raises the common errors; ValueError also for an `out` that does not fit and for a scalar, which has no rows.
         """
         return self.allgather_async(tensor, name, out=out, process_set=process_set).wait()
 
@@ -182,7 +180,7 @@ class Collectives(Submission):
     def grouped_allgather(
         self, tensors: Sequence[Any], name: str | None = None, *, process_set: ProcessSet | None = None
     ) -> list[Any]:
-        """`allgather` of several tensors, none of which is gathered before all are there on all ranks."""
+        """`allgather` of several tensors as a group: it starts when all tensors are ready on all ranks."""
         return self.grouped_allgather_async(tensors, name, process_set=process_set).wait()
 
     def grouped_allgather_async(
@@ -200,13 +198,13 @@ class Collectives(Submission):
         out: Any = None,
         process_set: ProcessSet | None = None,
     ) -> Any:
-        """The tensor of rank `root_rank`, on every rank.
+        """Sends the tensor of rank `root_rank` to every rank.
 
         root_rank -- a rank of the job, in the process set; the same on all ranks
         tensor    -- its shape is the same on all ranks
         out       -- as for `allreduce`
 
-        Raises what is common; ValueError also for a root that is not in the set.
+        Raises the common errors; ValueError also for a root that is not in the set.
         """
         return self.broadcast_async(tensor, root_rank, name, out=out, process_set=process_set).wait()
 
@@ -231,7 +229,7 @@ class Collectives(Submission):
         *,
         process_set: ProcessSet | None = None,
     ) -> list[Any]:
-        """`broadcast` of several tensors, none of which is sent before all are there on all ranks."""
+        """`broadcast` of several tensors as a group: it starts when all tensors are ready on all ranks."""
         return self.grouped_broadcast_async(tensors, root_rank, name, process_set=process_set).wait()
 
     def grouped_broadcast_async(
@@ -256,14 +254,14 @@ class Collectives(Submission):
         out: Any = None,
         process_set: ProcessSet | None = None,
     ) -> Any:
-        """This rank's rows of the reduction of all ranks' tensors.
+        """Reduces all ranks' tensors and returns this rank's rows of the result.
 
-        tensor -- with a first dimension, the rows, which are divided: of r rows over n ranks the first r % n ranks get
-                  one more than r // n. Its shape, op and scales are the same on all ranks.
+        tensor -- its first dimension, the rows, is divided: of r rows over n ranks, the first r % n ranks get one more
+                  than r // n. Its shape, op and scales are the same on all ranks.
         op     -- Average, Sum, Min, Max, Product, BitAnd, BitOr or BitXor, as for `allreduce`
         out    -- as for `allreduce`, of the shape of this rank's rows
 
-        Raises what is common; ValueError also for an `out` that does not fit and for a scalar, which has no rows.
+        Raises the common errors; ValueError also for an `out` that does not fit and for a scalar, which has no rows.
         """
         handle = self.reduce_scatter_async(
             tensor, op, name, prescale_factor, postscale_factor, out=out, process_set=process_set
@@ -297,7 +295,7 @@ class Collectives(Submission):
         *,
         process_set: ProcessSet | None = None,
     ) -> list[Any]:
-        """`reduce_scatter` of several tensors, none of which is reduced before all are there on all ranks."""
+        """`reduce_scatter` of several tensors as a group: it starts when all tensors are ready on all ranks."""
         handle = self.grouped_reduce_scatter_async(
             tensors, op, name, prescale_factor, postscale_factor, process_set=process_set
         )
@@ -326,16 +324,16 @@ class Collectives(Submission):
         out: Any = None,
         process_set: ProcessSet | None = None,
     ) -> Any:
-        """The rows that all ranks have for this one, in the order of ranks.
+        """Sends rows to every rank and returns the rows received from all ranks, in the order of ranks.
 
-        tensor -- with a first dimension, its rows; the others are the same on all ranks
+        tensor -- its first dimension is the rows; the others are the same on all ranks
         splits -- how many of the rows each rank gets, as integers in the order of ranks; may be 0, and add up to the
-                  number of rows. Without it every rank gets as many, for which the rows must be divisible.
+                  number of rows. Without it every rank gets the same number, by which the rows must be divisible.
         out    -- as for `allgather`
 
-        Returns the tensor, or (tensor, received_splits) if splits were given: how many rows came from each rank, as
-        int32 of PyTorch for PyTorch, else of NumPy. Raises what is common; ValueError also for splits or an `out` that
-        do not fit and for a scalar.
+        Returns the tensor, or (tensor, received_splits) if splits were given: the rows received from each rank, as
+        int32 of PyTorch for PyTorch, else of NumPy. Raises the common errors; ValueError also for splits or an `out`
+        that do not fit and for a scalar.
         """
         return self.alltoall_async(tensor, splits, name, out=out, process_set=process_set).wait()
 
@@ -371,9 +369,9 @@ class Collectives(Submission):
         *,
         process_set: ProcessSet | None = None,
     ) -> Any:
-        """The reduction of all ranks' tensors on rank `root_rank`; None on the others.
+        """Reduces all ranks' tensors. Returns the result on rank `root_rank`, and None on the others.
 
-        tensor, op, scales -- as for `reduce_scatter`, and a scalar may be
+        tensor, op, scales -- as for `reduce_scatter`; scalars are allowed
         root_rank          -- as for `broadcast`
 
         Raises what `broadcast` does.
@@ -403,7 +401,7 @@ class Collectives(Submission):
     def gather(
         self, tensor: Any, root_rank: int, name: str | None = None, *, process_set: ProcessSet | None = None
     ) -> Any:
-        """What `allgather` gives, on rank `root_rank`; None on the others. Raises what both do."""
+        """Returns the result of `allgather` on rank `root_rank`, and None on the others. Raises what both raise."""
         return self.gather_async(tensor, root_rank, name, process_set=process_set).wait()
 
     def gather_async(
@@ -417,10 +415,10 @@ class Collectives(Submission):
     def scatter(
         self, tensor: Any, root_rank: int, name: str | None = None, *, process_set: ProcessSet | None = None
     ) -> Any:
-        """This rank's rows of the tensor of rank `root_rank`, divided as by `reduce_scatter`.
+        """Returns this rank's rows of the tensor of rank `root_rank`, divided as by `reduce_scatter`.
 
-        tensor    -- on the root; only its type and shape count. On other ranks a PyTorch tensor asks for the result as
-                     one, and anything else, such as None, for NumPy's.
+        tensor    -- on the root, the tensor to divide. On other ranks it only selects the result's library: a PyTorch
+                     tensor selects PyTorch, and anything else, such as None, NumPy.
         root_rank -- as for `broadcast`
 
         Raises what `broadcast` does; ValueError also for a scalar, which has no rows.
@@ -437,13 +435,14 @@ class Collectives(Submission):
         return self._request("scatter", read_any(tensor), name, process_set, root=root)
 
     def send(self, tensor: Any, to_rank: int, tag: int = 0, *, process_set: ProcessSet | None = None) -> None:
-        """Hands a tensor to one other rank, which calls `recv`; returns once that has taken it, or will.
+        """Sends a tensor to one other rank, which calls `recv`. Returns once it is or will be received.
 
         to_rank -- a rank of the job, in the process set, other than this one
-        tag     -- tells messages between the same two ranks apart, 0 to 2^32 - 1; those with the same tag arrive in
+        tag     -- distinguishes messages between the same two ranks, 0 to 2^32 - 1; those with the same tag arrive in
                    order
 
-        Other ranks take no part. Raises what is common; ValueError also for a rank that is not in the set or this one.
+        Other ranks take no part. Raises the common errors; ValueError also for this rank and for one that is not in the
+        set.
         """
         self.send_async(tensor, to_rank, tag, process_set=process_set).wait()
 
@@ -455,14 +454,14 @@ class Collectives(Submission):
     def recv(
         self, from_rank: int | None, tag: int = 0, *, like: Any = None, process_set: ProcessSet | None = None
     ) -> Any:
-        """The tensor that another rank sends with `send`, of the sender's type and shape.
+        """Receives the tensor that another rank sends with `send`, of the sender's type and shape.
 
-        from_rank -- a rank of the job, in the process set, other than this one; None for any of them: the message is
-                     the one that was announced first of those that no earlier receive takes
+        from_rank -- a rank of the job, in the process set, other than this one; None for any of them: it receives the
+                     message that was announced first of those that no earlier receive matches
         tag       -- as for `send`
-        like      -- a PyTorch tensor asks for the result as one on its device, anything else for NumPy's
+        like      -- a PyTorch tensor selects PyTorch, on its device, for the result; anything else NumPy
 
-        Receives with one tag take messages in the order of the calls, those from a given rank and those from any.
+        Receives with one tag match messages in call order, those from a given rank and those from any rank alike.
         Raises what `send` does.
         """
         return self.recv_async(from_rank, tag, like=like, process_set=process_set).wait()
@@ -476,9 +475,9 @@ class Collectives(Submission):
         return self._receive(like, process_set, **options)
 
     def barrier(self, name: str | None = None, *, process_set: ProcessSet | None = None) -> None:
-        """Returns when every rank has called it with this name; without one, equally often.
+        """Returns when every rank has called it with this name, or, without a name, equally often.
 
-        Does not wait for operations in flight. Raises what is common.
+        Does not wait for operations in flight. Raises the common errors.
         """
         self.barrier_async(name, process_set=process_set).wait()
 
@@ -487,24 +486,24 @@ class Collectives(Submission):
         return self._request("barrier", read_nothing, name, process_set)
 
     def join(self) -> int:
-        """Says that this rank has no more tensors; returns, when all ranks have said so, the one that was the last.
+        """Declares that this rank has no more tensors. Returns, once all ranks have joined, the rank that joined last.
 
-        Until then the other ranks' `allreduce` with Average, Sum or Adasum goes on with zeros for this one, by whose
-        number an average is still divided, and `barrier` with this one counted as there; everything else on all ranks
-        of the job is refused. Other process sets go on as ever. Raises what is common.
+        Until then `allreduce` with Average, Sum or Adasum on the other ranks uses zeros for this rank, which still
+        counts in the divisor of an average, and `barrier` does not wait for it. All other operations on all ranks of
+        the job are rejected. Other process sets are not affected. Raises the common errors.
         """
         last: int = self.join_async().wait()
         return last
 
     def join_async(self) -> Handle:
-        """`join` in flight. Until it is complete nothing else is submitted on all ranks of the job by this rank."""
+        """`join` in flight. Until it completes, this rank may submit nothing else on the set of all ranks."""
         return self._request("join", lambda operation: operation.last_joined())
 
     def add_process_set(self, ranks: Iterable[int]) -> ProcessSet:
-        """Forms a process set of some ranks of the job. All ranks of the job call it, with the same ranks.
+        """Creates a process set of some ranks of the job. All ranks of the job must call it, with the same ranks.
 
-        Raises what is common; ValueError also for what are no ranks; RefusedError also for a rank twice, one that the
-        job does not have, and ranks that form a process set already.
+        Raises the common errors; ValueError also for invalid ranks; RefusedError also for a duplicate rank, one that
+        the job does not have, and ranks that already form a process set.
         """
         members = [rank_number(rank) for rank in ranks]
         number = self._request("add_process_set", lambda operation: operation.set_id(), ranks=members).wait()
@@ -513,10 +512,10 @@ class Collectives(Submission):
         return added
 
     def remove_process_set(self, process_set: ProcessSet) -> bool:
-        """Dissolves a process set, whose `id` becomes None. All ranks of the job call it.
+        """Removes a process set and sets its `id` to None. All ranks of the job must call it.
 
-        Operations of the set that some of its ranks have not submitted yet are refused. Returns False, and does
-        nothing, for the set of all ranks and for one that is not there (any more). Raises what is common.
+        Operations of the set that some of its ranks have not submitted yet fail with RefusedError. Returns False, and
+        does nothing, for the set of all ranks and for one that does not exist (any more). Raises the common errors.
         """
         number = process_set.id
         if not number or self._sets.get(number) is not process_set:

@@ -1,4 +1,4 @@
-"""Where the command `ronde` of this package is."""
+"""Finds the command `ronde` of this package."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ COMMAND = "ronde"
 
 
 def find() -> str:
-    """The path of the command: what RONDE_BIN names, else that which was installed with this package, else on PATH.
+    """Returns the path of the command: that of RONDE_BIN, else the one installed with this package, else that on PATH.
 
-    Raises FileNotFoundError when there is none.
+    Raises FileNotFoundError if there is none.
     """
     path = os.environ.get("RONDE_BIN") or _installed() or shutil.which(COMMAND)
     if path is None:
@@ -22,7 +22,7 @@ def find() -> str:
 
 
 def _installed() -> str | None:
-    """The command that was installed with this package, wherever pip has put scripts."""
+    """Returns the command that pip installed with this package, wherever pip puts scripts."""
     try:
         files = importlib.metadata.files("ronde") or []
     except importlib.metadata.PackageNotFoundError:

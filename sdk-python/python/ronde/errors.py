@@ -1,4 +1,4 @@
-"""What ronde raises. Wrong arguments raise ValueError; everything else is a RondeError with its culprit as data."""
+"""The exceptions of ronde. Wrong arguments raise ValueError. Everything else is a RondeError that names the culprit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LastCall:
-    """What a rank asked for last.
+    """The last operation that a rank submitted.
 
     collective -- such as "allreduce"
     operation  -- the name by which the ranks know it, such as "allreduce.grad.7"
-    site       -- the place in its program, "train.py:88"; None where the client does not tell
+    site       -- the line of its program, such as "train.py:88"; None if the client does not report it
     seconds    -- how long before the failure
     """
 
@@ -27,16 +27,16 @@ class LastCall:
 
 @dataclass(frozen=True)
 class FailureRecord:
-    """What is known of the rank that failed first; the same on all ranks.
+    """How the rank that failed first ended. All ranks get the same record.
 
     rank          -- its number
     host          -- the name of its host
-    pid           -- the number of its process there
-    ended         -- how its process ended, in words; None where no launcher watched it
-    exit_code     -- the code with which it left
+    pid           -- the ID of its process there
+    ended         -- a description of how its process ended; None if no launcher watched it
+    exit_code     -- its exit code
     signal        -- the signal that ended it
-    out_of_memory -- whether its control group says that memory ran out
-    last_call     -- what it asked for last
+    out_of_memory -- whether its control group reports that memory ran out
+    last_call     -- the last operation that it submitted
     stderr        -- the last lines of its standard error, at most 20, control characters escaped
     """
 
@@ -54,12 +54,13 @@ class FailureRecord:
 class RondeError(RuntimeError):
     """A collective, the session or the job failed.
 
-    cause   -- one word for what happened, such as "mismatch", "rank_lost", "limit", "connect"
-    rank    -- the rank at fault or gone, where one is known
-    sidecar -- the sidecar at fault or gone, where one is known
-    tensor  -- the operation concerned, where it is one
-    blame   -- who can put it right: "caller", "peer", "local" or "bug"
-    record  -- of a rank that failed: how, what it did last, its last words (FailureRecord); the text has all of it
+    cause   -- what happened, in one word, such as "mismatch", "rank_lost", "limit", "connect"
+    rank    -- the rank that failed or was lost, if known
+    sidecar -- the sidecar that failed or was lost, if known
+    tensor  -- the name of the operation that failed, if it is one
+    blame   -- where to fix it: "caller", "peer", "local" or "bug"
+    record  -- for a failed rank: how it ended, its last call and its last output (FailureRecord); the text contains
+               all of it
     """
 
     def __init__(
@@ -81,29 +82,29 @@ class RondeError(RuntimeError):
         self.record = record
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Exceptions travel between processes of a launcher or a data loader."""
+        """Makes exceptions picklable, for processes of a launcher or a data loader."""
         parts = (str(self), self.cause, self.rank, self.sidecar, self.tensor, self.blame, self.record)
         return (type(self), parts)
 
 
 class MismatchError(RondeError):
-    """Ranks disagree about an operation. It failed on all of them; the job goes on."""
+    """Ranks submitted different requests under one name. The operation failed on all of them; the job continues."""
 
 
 class RefusedError(RondeError):
-    """A request was refused, withdrawn, or over a limit. The job goes on."""
+    """A request was rejected, withdrawn, or over a limit. The job continues."""
 
 
 class PeerLostError(RondeError):
-    """A worker or a sidecar died or went silent. The epoch is over: close the client and connect anew."""
+    """A worker or a sidecar died or stopped responding. The epoch is over: close the client and connect again."""
 
 
 class ShutDownError(RondeError):
-    """A rank left while others had operations pending, or this client is closed."""
+    """A rank shut down while others had operations pending, or this client is closed."""
 
 
 class TimedOutError(RondeError):
-    """This rank's own deadline passed."""
+    """A deadline of this rank passed."""
 
 
 def from_parts(
@@ -115,7 +116,7 @@ def from_parts(
     blame: str,
     record: tuple[Any, ...] | None = None,
 ) -> RondeError:
-    """The exception for an error of the native client."""
+    """Returns the exception for an error of the native client."""
     kind = _KINDS.get(cause, RondeError)
     return kind(message, cause, rank, sidecar, tensor, blame, None if record is None else _record(*record))
 

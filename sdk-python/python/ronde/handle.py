@@ -1,4 +1,4 @@
-"""Operations in flight."""
+"""Handles of operations in flight."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Handle:
     def __init__(
         self, log_notices: Callable[[], None], operation: _ronde.Operation, read: Callable[[_ronde.Operation], Any]
     ) -> None:
-        self._log_notices = log_notices  # of the client, whose end would be the operation's
+        self._log_notices = log_notices  # keeps the client alive, whose end would be the operation's
         self._operation = operation
-        # The input's bytes have been taken; this knows how to make a result of its kind.
+        # Makes a result of the input's kind. The input's bytes have been copied already.
         self._read: Callable[[_ronde.Operation], Any] | None = read
         self._result: Any = None
         self._error: Exception | None = None
@@ -31,13 +31,13 @@ class Handle:
         return self._read is None or self._operation.poll()
 
     def wait(self, timeout: float | None = None) -> Any:
-        """What the call without `_async` returns; may be called again and then gives, or raises, the same.
+        """Returns what the call without `_async` returns. Further calls return, or raise, the same.
 
-        timeout -- how long to wait, in seconds; None for as long as it takes
+        timeout -- how long to wait, in seconds; None for no limit
 
-        Raises TimeoutError after `timeout`: the operation goes on, and `wait` may be called again. Raises why the
-        operation or the session failed as `Client.allreduce` does; also ShutDownError when the result is to be copied
-        from shared memory and the client was closed before this call, which is what reads it.
+        Raises TimeoutError after `timeout`: the operation continues, and `wait` may be called again. Raises errors of
+        the operation or the session as `Client.allreduce` does. Also raises ShutDownError if this call would have to
+        copy the result from shared memory and the client is closed already.
         """
         if self._read is not None:
             self._wait(self._read, timeout)
@@ -46,7 +46,7 @@ class Handle:
         return self._result
 
     def finish(self) -> None:
-        """Waits until the operation is no longer in flight, and leaves its result unread, or why it failed."""
+        """Waits until the operation is no longer in flight. Reads no result and raises no error of it."""
         if self._read is not None:
             self._wait(lambda operation: None, None)
 
@@ -62,7 +62,7 @@ class Handle:
         try:
             self._result = read(self._operation)
         except Exception as error:
-            # Without the frames that lead here: they would keep the result's place alive as long as the error.
+            # Without the traceback, whose frames would keep the result's memory alive as long as the error.
             self._error = error.with_traceback(None)
         finally:
             self._read = None
@@ -74,7 +74,7 @@ class MessageHandle(Handle):
     def __init__(
         self, log_notices: Callable[[], None], operation: _ronde.Operation, read: Callable[[_ronde.Operation], Any]
     ) -> None:
-        # Not an attribute that the reader sets: a handle that refers to itself would outlive its last user.
+        # Not an attribute that the reader sets: a handle that refers to itself would outlive its last reference.
         sources: list[int] = []
 
         def read_message(operation: _ronde.Operation) -> Any:
@@ -85,9 +85,9 @@ class MessageHandle(Handle):
         self._sources = sources
 
     def source(self) -> int:
-        """The rank of the job that sent the message; waits until it is complete.
+        """Waits until the operation is complete. Returns the rank of the job that sent the message.
 
-        Raises why the operation failed, as `wait` does.
+        Raises the error if the operation failed, as `wait` does.
         """
         self.wait()
         return self._sources[0] if self._sources else self._operation.source()
@@ -104,14 +104,14 @@ class GroupHandle:
         return all(handle.poll() for handle in self._handles)
 
     def finish(self) -> None:
-        """Waits until none of the operations is in flight, and leaves their results unread."""
+        """Waits until none of the operations is in flight. Reads no results."""
         for handle in self._handles:
             handle.finish()
 
     def wait(self, timeout: float | None = None) -> list[Any]:
-        """The results in the order of the tensors; may be called again.
+        """Returns the results in the order of the tensors; may be called again.
 
-        timeout -- how long to wait for all of them together, in seconds; None for as long as it takes
+        timeout -- how long to wait for all of them together, in seconds; None for no limit
 
         Raises what `Handle.wait` does, for the first tensor that failed.
         """

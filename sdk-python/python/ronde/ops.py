@@ -1,4 +1,4 @@
-"""How elements of several ranks become one. The first six numbers are Horovod's."""
+"""Reduction operations, which combine elements of several ranks into one. The first six numbers are Horovod's."""
 
 Average = 0
 """The sum divided by the number of ranks; of integers truncated toward zero. Not for bool."""
@@ -16,8 +16,8 @@ Median = 6
 """The median of each element; of an even number the mean of the two middle values. Floating-point types, all-reduce
 only."""
 ClippedMean = 7
-"""The mean of tensors, each of which is first shortened to the median of all their Euclidean norms where it is longer.
-Floating-point types, all-reduce only."""
+"""The mean of tensors after clipping each to the median of all their Euclidean norms. Floating-point types, all-reduce
+only."""
 BitAnd = 9
 """The bitwise *and*; of bool, whether all are true. Integers and bool only."""
 BitOr = 10

@@ -1,4 +1,4 @@
-"""Plugins: sandboxed programs in the sidecar that compress or reduce tensors, as an operation names them."""
+"""Plugins: sandboxed programs in the sidecar that compress or reduce the tensors of an operation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INT_MAX = 1 << 63
 
 
 class _Named:
-    """A plugin under some parameters. Equal ones are equal, and can be keys."""
+    """A plugin with parameters. It is hashable and compares by value."""
 
     def __init__(self, name: str, /, **parameters: Any) -> None:
         if not isinstance(name, str):
@@ -24,12 +24,12 @@ class _Named:
 
     @property
     def name(self) -> str:
-        """The plugin's name, with its version behind an @ if it was given."""
+        """The plugin's name, followed by @ and its version if one was given."""
         return self._name
 
     @property
     def parameters(self) -> dict[str, ParameterValue]:
-        """What was given; all other parameters have their defaults."""
+        """The given parameters; all others have their defaults."""
         return dict(self._parameters)
 
     def __eq__(self, other: object) -> bool:
@@ -48,26 +48,26 @@ class _Named:
 
 
 class Plugin(_Named):
-    """A plugin that is a codec: how contributions to a sum or an average are encoded on their way between sidecars.
+    """A plugin that is a codec: it encodes contributions to a sum or an average for the transfer between sidecars.
 
         client.allreduce(gradient, name="gradient", codec=ronde.Plugin("topk", ratio=0.01))
 
-    name       -- `NAME` or `NAME@VERSION`, one that the sidecars have: plugins/README.md lists those that come with
-                  ronde
-    parameters -- by keyword, of the types that the plugin's manifest declares: bool, int, float (finite; an int does,
-                  too) or str for one of several choices; also NumPy's scalars. Others have their defaults. All ranks
-                  give the same.
+    name       -- `NAME` or `NAME@VERSION` of a plugin that the sidecars have; plugins/README.md lists those that come
+                  with ronde
+    parameters -- keywords, of the types that the plugin's manifest declares: bool, int, float (finite; an int is
+                  accepted, too) or str for one of several choices; also NumPy's scalars. The others have their
+                  defaults. All ranks must give the same.
 
-    A codec that keeps something between operations, such as the residuals of error feedback, knows a tensor by process
+    A codec that keeps state between operations, such as the residuals of error feedback, identifies a tensor by process
     set and name: give the operations on one tensor the same `name`.
 
-    Raises ValueError for a name that is no str and for a value of another type. Whether there is such a plugin, with
-    such parameters, for such tensors, the sidecar says: RefusedError, on all ranks.
+    Raises ValueError for a name that is not a str and for a value of another type. The sidecar checks whether it has
+    such a plugin for these parameters and tensors: if not, the operation raises RefusedError on all ranks.
     """
 
 
 class PluginOp(_Named):
-    """A plugin that is a reducer, where a reduction such as Sum is taken: `op=ronde.PluginOp("median")`.
+    """A plugin that is a reducer, in place of a reduction such as Sum: `op=ronde.PluginOp("median")`.
 
     name, parameters -- as for `Plugin`
 
@@ -76,12 +76,12 @@ class PluginOp(_Named):
 
 
 def call_of(plugin: Plugin | PluginOp) -> tuple[str, list[tuple[str, ParameterValue]]]:
-    """The name and the parameters, as the native client takes them."""
+    """Returns the name and the parameters in the form that the native client takes."""
     return plugin.name, list(plugin.parameters.items())
 
 
 def _value(name: str, key: str, given: Any) -> ParameterValue:
-    # Bool first: Python's are ints.
+    # Bool comes first: Python's bools are ints.
     if isinstance(given, (bool, numpy.bool_)):
         return bool(given)
     if isinstance(given, str):

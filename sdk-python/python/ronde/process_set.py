@@ -1,4 +1,4 @@
-"""Some of a job's ranks, which perform collectives among themselves."""
+"""Process sets: subsets of a job's ranks that perform collectives among themselves."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 class ProcessSet:
-    """A process set, as `Client.add_process_set` and `Client.global_process_set` give it.
+    """A process set, as `Client.add_process_set` and `Client.global_process_set` return it.
 
-    id    -- its number, 0 for that of all ranks; None once it is removed
+    id    -- its number, 0 for the set of all ranks; None once it is removed
     ranks -- its ranks in the job, ascending
     """
 
@@ -25,7 +25,7 @@ class ProcessSet:
         return len(self.ranks)
 
     def rank(self) -> int:
-        """This worker's number among its ranks, from 0. Raises ValueError when this worker is not in it."""
+        """This worker's number among its ranks, from 0. Raises ValueError if this worker is not in it."""
         if not self.included():
             raise ValueError(f"rank {self._me} is not part of provided process set {self}")
         return self.ranks.index(self._me)

@@ -1,10 +1,10 @@
-"""Running a function on all ranks of a job, from a program that is none of them.
+"""Runs a function on all ranks of a job, from a program that is not one of them.
 
-The function and its arguments are pickled by cloudpickle into a folder that only this user can read. The workers are
-`python -m ronde.run_worker`, started by `ronde run`. On this host they read the function from that folder and leave
-their results there. With several hosts, the lowest rank that sees the folder hands the function to the others and
-collects their results, over the job's own sealed and authenticated links. What is unpickled is thus always what this
-user's program, or its own ranks, have pickled; nothing listens anywhere, and nobody else can hand anything in.
+cloudpickle writes the function and its arguments to a folder that only this user can read. `ronde run` starts the
+workers, `python -m ronde.run_worker`. On this host they read the function from that folder and write their results
+there. With several hosts, the lowest rank that sees the folder broadcasts the function and gathers the results over the
+job's encrypted and authenticated links. So a process unpickles only what this user's program or its own ranks have
+pickled. Nothing listens for connections, and no other user can inject data.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
     Path = str | os.PathLike[str]
 
-# What workers are told: that all of them see the folder, or that some may not.
+# Arguments of workers: all of them see the folder, or some may not.
 HERE, ELSEWHERE = "here", "elsewhere"
 CALL, REPORT, RESULT, ERROR = "call", "report.json", "result", "error"
-# Before the pickled call: the length of the caller's `sys.path` as JSON.
+# The header before the pickled call: the length of the caller's `sys.path` as JSON.
 HEADER = struct.Struct(">Q")
-# After Ctrl-C the launcher ends its workers, which takes 5 s at most when they do not obey.
+# After Ctrl-C the launcher ends its workers. It takes at most 5 s if they ignore SIGTERM.
 GRACE_S = 15
 
 
@@ -53,7 +53,7 @@ def run(
     executable: Path | None = None,
     options: Sequence[str] = (),
 ) -> list[Any]:
-    """Calls `func(*args, **kwargs)` on each of `np` new processes, the ranks of a job; returns what each gave, by rank.
+    """Calls `func(*args, **kwargs)` on each of `np` new processes, the ranks of a job. Returns their results by rank.
 
         def train(rate):
             hvd.init()
@@ -62,23 +62,23 @@ def run(
 
         losses = ronde.run(train, args=(0.1,), np=4)
 
-    func          -- a function, also one of a notebook or a lambda: cloudpickle takes along what it uses. What it
-                     imports has to be installed on all hosts; folders of this process's `sys.path` are searched there
-                     too.
-    np            -- how many ranks
-    hosts         -- "alpha:4,beta:4": hosts and how many ranks each may take; else all are on this one. This host, or
-                     one that shares its temporary folder (TMPDIR), is among them.
-    hostfile      -- a file with a line `alpha slots=4` for each host, in place of `hosts`
+    func          -- a function, also a lambda or one of a notebook: cloudpickle includes the objects that it uses.
+                     Modules that it imports must be installed on all hosts. The workers search the folders of this
+                     process's `sys.path`, too.
+    np            -- the number of ranks
+    hosts         -- hosts and the number of ranks on each, such as "alpha:4,beta:4"; default: all ranks on this host.
+                     They must include this host, or one that shares its temporary folder (TMPDIR).
+    hostfile      -- a file with a line `alpha slots=4` for each host, instead of `hosts`
     start_timeout, ssh_port, ssh_identity_file, network_interfaces, output_filename, verbose -- as for `ronde run`
-    executable    -- the Python of the workers; else this one
+    executable    -- the Python of the workers; default: this one
     options       -- more options of `ronde run`, such as ["--sidecars", "2"]
 
-    The environment is this process's. What ranks print appears as under `ronde run`. Each rank calls `init` itself, or
-    `ronde.connect`, if it needs to; sessions left open by `ronde.torch` are ended.
+    Workers inherit this process's environment. Output of the ranks appears as under `ronde run`. Each rank calls `init`
+    or `ronde.connect` itself if it needs to. Sessions that `ronde.torch` leaves open are closed.
 
-    Raises ImportError when cloudpickle is not installed; ValueError for `hosts` together with `hostfile`; whatever
-    pickling raises, before anything is started; and RuntimeError when a rank fails, with that rank's traceback: the
-    others are ended then.
+    Raises ImportError if cloudpickle is not installed; ValueError for `hosts` together with `hostfile`; errors of
+    pickling, before anything starts; and RuntimeError if a rank fails, with that rank's traceback, after ending the
+    other ranks.
     """
     if hosts is not None and hostfile is not None:
         raise ValueError("hosts and hostfile are both given; give one of them")
@@ -102,7 +102,7 @@ def run(
 
 
 class Call(NamedTuple):
-    """What to call on each rank."""
+    """The function that each rank calls, and its arguments."""
 
     func: Callable[..., Any]
     args: tuple[Any, ...]
@@ -110,10 +110,10 @@ class Call(NamedTuple):
 
 
 class LauncherError(RuntimeError):
-    """The launcher has failed, most often because a rank has.
+    """The launcher failed, in most cases because a rank failed.
 
     status -- its exit status
-    told   -- why, with the traceback of the first rank that failed
+    reason -- why it failed, with the traceback of the first rank that failed
     """
 
     def __init__(self, status: int, reason: str) -> None:
@@ -124,13 +124,13 @@ class LauncherError(RuntimeError):
 def run_by(
     launcher: Callable[[str], list[str]], call: Call, size: int, where: str, executable: Path | None = None
 ) -> list[Any]:
-    """Makes a call on each of the ranks that a launcher starts; returns what each gave, by rank.
+    """Makes a call on each of the ranks that a launcher starts. Returns their results by rank.
 
-    launcher -- gives the launcher's words, up to the worker's command; its argument is where `ronde run` is to put its
-                report
-    where    -- HERE when all ranks see this process's temporary folder, ELSEWHERE when some may not
+    launcher -- returns the launcher's arguments, up to the worker's command; its argument is the path of the report
+                that `ronde run` writes
+    where    -- HERE if all ranks see this process's temporary folder, ELSEWHERE if some may not
 
-    Raises LauncherError when the launcher fails, RuntimeError for a rank without a result, and what pickling raises.
+    Raises LauncherError if the launcher fails, RuntimeError for a rank without a result, and errors of pickling.
     """
     pickled = _pickled(call)
     with tempfile.TemporaryDirectory(prefix="ronde-call-") as name:
@@ -151,12 +151,12 @@ def write_private(path: pathlib.Path, content: bytes) -> None:
 
 
 def dumps(value: Any) -> bytes:
-    """The value pickled by cloudpickle. Raises ImportError when that is not installed."""
+    """Pickles a value with cloudpickle. Raises ImportError if that is not installed."""
     try:
         import cloudpickle
     except ImportError as error:
         raise ImportError(
-            "ronde.run needs cloudpickle, which takes functions to other processes; install it here and on all hosts: "
+            "ronde.run needs cloudpickle to send functions to other processes; install it here and on all hosts: "
             "pip install cloudpickle"
         ) from error
     pickled: bytes = cloudpickle.dumps(value)
@@ -164,20 +164,20 @@ def dumps(value: Any) -> bytes:
 
 
 def environment() -> dict[str, str]:
-    """This process's variables; the workers find this package where it is found here."""
+    """Returns this process's variables, with this package's folder on PYTHONPATH for the workers."""
     package = str(pathlib.Path(__file__).parent.parent)
     path = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{path}" if path else package}
 
 
 def _pickled(call: Call) -> bytes:
-    """A call, behind the folders where its modules are found."""
+    """Returns a pickled call after a header with the folders of its modules."""
     path = json.dumps([os.path.abspath(entry) for entry in sys.path]).encode()
     return HEADER.pack(len(path)) + path + dumps(tuple(call))
 
 
 def _launcher(**given: Path | int | None) -> list[str]:
-    """The command that starts the job, with the options that were given."""
+    """Returns the command that starts the job, with the given options."""
     launcher = [command.find(), "run"]
     for option, value in given.items():
         if value is not None:
@@ -191,7 +191,7 @@ def _comma_list(value: str | Sequence[str] | None) -> str | None:
 
 
 def _wait(arguments: list[str], environment: dict[str, str]) -> int:
-    """The exit status of the launcher. An exception here, such as Ctrl-C, ends the job."""
+    """Returns the exit status of the launcher. An exception here, such as Ctrl-C, ends the job."""
     with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, env=environment) as launcher:
         try:
             return launcher.wait()
@@ -204,14 +204,14 @@ def _wait(arguments: list[str], environment: dict[str, str]) -> int:
 
 
 def _failure(folder: pathlib.Path, status: int) -> str:
-    """What went wrong, for the caller's exception: the launcher's word, and the first failing rank's traceback."""
-    # Others fail because that one did, and later.
+    """Returns the text of the caller's exception: the launcher's reason, and the first failing rank's traceback."""
+    # Other ranks fail later, because the first one did.
     errors = sorted(folder.glob(f"{ERROR}.*"), key=lambda path: path.stat().st_mtime_ns)
     try:
         report = json.loads((folder / REPORT).read_text())
         reason, output = report["failure"] or "", "\n".join(report["starter_said"])
     except FileNotFoundError:
-        reason = f"the launcher ended with exit code {status} before there was a job; what it said is above"
+        reason = f"the launcher ended with exit code {status} before there was a job; its output is above"
         if errors:
             reason = f"rank {errors[0].name.rpartition('.')[2]} failed"
         output = ""

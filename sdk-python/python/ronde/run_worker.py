@@ -1,4 +1,4 @@
-"""What each rank of `ronde.run` runs: `python -m ronde.run_worker here|elsewhere FOLDER`."""
+"""The worker program of `ronde.run`: `python -m ronde.run_worker here|elsewhere FOLDER`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from ronde.client import Client
 
-# A rank that is done waits for the slowest one; the launcher ends the job when one fails. A month.
+# A rank that is done waits for the slowest one, for up to a month. The launcher ends the job when a rank fails.
 RESULTS_TIMEOUT_S = 30 * 24 * 3600.0
 
 
 class Exchange(Protocol):
-    """How calls and results travel between this rank and the program that wants them."""
+    """Transfers the call and the results between this rank and the program that called `ronde.run`."""
 
     def call(self) -> bytes:
         """The call, as the program has written it."""
@@ -38,7 +38,7 @@ class Exchange(Protocol):
 
 
 class Folder:
-    """By the folder itself: all ranks are on the program's host."""
+    """Exchanges through the folder itself: all ranks are on the program's host."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
@@ -53,7 +53,7 @@ class Folder:
 
 
 class Job:
-    """By the job's own links: the lowest rank that sees the folder reads and writes for all."""
+    """Exchanges over the job's links: the lowest rank that sees the folder reads and writes for all."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
@@ -72,7 +72,7 @@ class Job:
             self._home = int(seen.argmax())
             own = (self._path / CALL).read_bytes() if client.rank == self._home else b""
             content = broadcast_bytes(client, own, self._home)
-            # The first session that is closed ends those of all ranks.
+            # Closing the first session ends those of all ranks.
             client.barrier("ronde.run.called")
             return content
 
@@ -86,7 +86,7 @@ class Job:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Makes the call, and hands its result back or says why there is none."""
+    """Makes the call and delivers its result, or the reason why there is none."""
     where, folder = arguments[0], pathlib.Path(arguments[1])
     exchanges: dict[str, Callable[[pathlib.Path], Exchange]] = {HERE: Folder, ELSEWHERE: Job}
     exchange = exchanges[where](folder)
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def perform(call: bytes) -> Any:
-    """Makes the call where its modules are found."""
+    """Makes the call, with the caller's folders on `sys.path`."""
     start = HEADER.size
     end = start + HEADER.unpack_from(call)[0]
     sys.path.extend(entry for entry in json.loads(call[start:end]) if entry not in sys.path)
@@ -110,19 +110,19 @@ def perform(call: bytes) -> Any:
     try:
         return func(*args, **kwargs)
     except SystemExit as error:
-        # The other ranks wait for this one's result.
+        # The other ranks wait for this rank's result.
         raise RuntimeError(f"the function ended its process by SystemExit({error.code!r})") from error
 
 
 def end_sessions() -> None:
-    """Ends what the function left open: the rank is needed for its result."""
+    """Closes sessions that the function left open. The rank needs its own session to deliver the result."""
     if torch := sys.modules.get("ronde.torch"):
         torch.shutdown()
     gc.collect()
 
 
 def is_private(path: pathlib.Path) -> bool:
-    """Whether this is a folder of this user's that nobody else can enter; its name may be known to others."""
+    """Returns whether this is a folder of this user that no other user can enter. Its name may be known to others."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -131,13 +131,13 @@ def is_private(path: pathlib.Path) -> bool:
 
 
 def rank_number() -> int:
-    """This worker's rank, as the launcher has said, which may be `mpirun`."""
+    """Returns this worker's rank, from the variables of the launcher, which may be `mpirun`."""
     place = mpi_process(os.environ)
     return place.rank if "RONDE_RANK" not in os.environ and place is not None else int(os.environ["RONDE_RANK"])
 
 
 def broadcast_bytes(client: Client, content: bytes, root: int) -> bytes:
-    """The root's bytes on all ranks."""
+    """Returns the root's bytes on all ranks."""
     length = int(client.broadcast(numpy.array([len(content)]), root, "ronde.run.call.length")[0])
     own = numpy.frombuffer(content, numpy.uint8) if client.rank == root else numpy.zeros(length, numpy.uint8)
     received: numpy.ndarray[Any, Any] = client.broadcast(own, root, "ronde.run.call")
@@ -145,7 +145,7 @@ def broadcast_bytes(client: Client, content: bytes, root: int) -> bytes:
 
 
 def gather_bytes(client: Client, content: bytes, root: int) -> list[bytes]:
-    """The bytes of all ranks, by rank, on the root; nothing on the others."""
+    """Returns the bytes of all ranks, by rank, on the root; nothing on the others."""
     lengths = client.allgather(numpy.array([len(content)]), "ronde.run.result.lengths")
     gathered = client.gather(numpy.frombuffer(content, numpy.uint8), root, "ronde.run.result")
     if gathered is None:

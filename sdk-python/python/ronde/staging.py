@@ -1,7 +1,7 @@
-"""Page-locked memory between GPUs and the sidecar: lent for one operation, and used again.
+"""A pool of page-locked (pinned) memory for copies between GPUs and the sidecar.
 
-A copy from or to a GPU goes straight only into page-locked memory, and making that takes long. Buffers come in powers
-of two and are handed out last in, first out; one whose copy is still under way waits for its event.
+A copy from or to a GPU is direct only with pinned memory, which is slow to allocate. Buffer sizes are powers of two.
+Buffers are leased last in, first out. One whose copy is still in progress is not leased before its event completes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _LEAST_BYTES = 4096
 
 
 class Pool:
-    """Buffers that nobody uses now.
+    """A pool of idle buffers.
 
-    make -- makes one of so many bytes, as a tensor of uint8
+    make -- allocates one of so many bytes, as a tensor of uint8
     """
 
     def __init__(self, make: Callable[[int], torch.Tensor], idle_bytes_max: int = IDLE_BYTES_MAX) -> None:
@@ -31,12 +31,12 @@ class Pool:
         self._idle: dict[int, list[tuple[torch.Tensor, Any]]] = {}
         self._idle_bytes = 0
         self._lock = threading.Lock()
-        # What dies may die anywhere, also while the lock is held.
+        # A lease may be finalized anywhere, also while this thread holds the lock, so returning takes no lock.
         self._returned: collections.deque[tuple[torch.Tensor, Any]] = collections.deque()
         self.made = 0
 
     def lease(self, shape: Sequence[int], dtype: torch.dtype) -> Lease:
-        """Memory for a tensor; it comes back when the loan dies."""
+        """Leases memory for a tensor. It returns to the pool when the lease is finalized."""
         elements = 1
         for dimension in shape:
             elements *= dimension
@@ -49,11 +49,11 @@ class Pool:
         return Lease(self, buffer, buffer[:nbytes].view(dtype).reshape(tuple(shape)))
 
     def take_back(self, buffer: torch.Tensor, event: Any) -> None:
-        """A buffer that may be used again once the event has come; None if at once."""
+        """Returns a buffer to the pool. It may be reused after the event; at once if that is None."""
         self._returned.append((buffer, event))
 
     def _sort_returned(self) -> list[tuple[torch.Tensor, Any]]:
-        """Puts what was returned where it can be found; what is too much is given up."""
+        """Sorts returned buffers by size. Returns those beyond the limit, which are released."""
         too_much = []
         while self._returned:
             buffer, event = self._returned.popleft()
@@ -89,7 +89,7 @@ class Lease:
     """A tensor in a pool's memory.
 
     tensor -- in main memory, contiguous
-    event  -- set by the borrower: what has to come before the memory is used again
+    event  -- set by the user of the lease: the event after which the memory may be reused
     """
 
     def __init__(self, pool: Pool, buffer: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -103,7 +103,7 @@ class Lease:
 
 
 def from_device(tensor: torch.Tensor) -> Lease:
-    """The elements of a tensor on a GPU, once what computes them is done and they are here."""
+    """Copies a tensor from a GPU. Waits for the kernels that compute it and for the copy."""
     with torch.cuda.device(tensor.device):
         lease = _pinned.lease(tensor.shape, tensor.dtype)
         lease.tensor.copy_(tensor.detach(), non_blocking=True)
@@ -114,12 +114,12 @@ def from_device(tensor: torch.Tensor) -> Lease:
 
 
 def for_device(shape: Sequence[int], dtype: torch.dtype) -> Lease:
-    """Memory for a result that goes to a GPU."""
+    """Leases memory for a result that goes to a GPU."""
     return _pinned.lease(shape, dtype)
 
 
 def to_device(lease: Lease, target: torch.Tensor) -> torch.Tensor:
-    """Copies a result to where it goes, in the order of the current stream; does not wait for it."""
+    """Copies a result to a GPU on the current stream. Does not wait for the copy."""
     with torch.cuda.device(target.device), torch.no_grad():
         target.copy_(lease.tensor, non_blocking=True)
         lease.event = torch.cuda.Event()

@@ -1,4 +1,4 @@
-"""How operations are submitted: arguments checked, tensors handed over, results read."""
+"""Submits operations: checks arguments, passes tensors to the native client, reads results."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 class Submission:
-    """The base of a client: one way for all operations."""
+    """The base of a client, through which it submits all operations."""
 
     _session: _ronde.Session
     _sets: dict[int, ProcessSet]
 
     def completions(self) -> _ronde.Completions:
-        """Counts operations submitted with `notify` that complete while no thread waits for them.
+        """Returns a counter of operations submitted with `notify` that complete while no thread waits for them.
 
-        For programs that wait for any of many operations. Raises why the session is over.
+        It is for programs that wait for any of many operations. Raises the session's error if it is over.
         """
         return self._session.completions()
 
     def log_notices(self) -> None:
-        """Logs what the sidecar has to say to people, such as which rank is late. Waits do this by themselves."""
+        """Logs the sidecar's notices, for example about stragglers. Waits call this by themselves."""
         for notice in self._session.take_notices():
             _log.warning("%s", notice)
 
@@ -52,14 +52,14 @@ class Submission:
         read: Callable[[_ronde.Operation], Any] | None = None,
         **options: Any,
     ) -> Handle:
-        """One operation on a tensor, which may be a source already; without a `read` its result is of the same kind."""
+        """Submits one operation on a tensor or a source. Without `read`, its result is of the tensor's library."""
         source = tensor if isinstance(tensor, Source) else source_of(tensor)
         self._label(options, name, process_set)
         if "mapped" not in options:
             options["mapped"] = out is None and source.view is not None
         operation = self._session.submit(kind, source.dtype, source.shape, source.address, source.nbytes, **options)
         if read is None:
-            # While it is in flight: nobody waits for that.
+            # The result's memory is allocated while the operation is in flight, which costs no time.
             is_small = source.nbytes < MAPPED_BYTES_MIN and kind in _LIKE_THE_INPUT
             place = source.empty(source.shape) if out is None and is_small else None
             read = read_tensor(source, out, place)
@@ -75,7 +75,7 @@ class Submission:
         process_set: ProcessSet | None = None,
         codec: Plugin | None = None,
     ) -> Handle:
-        """An all-reduce of a gradient whose memory may be replaced by the result's, instead of being written."""
+        """All-reduces a gradient. The result may replace the gradient's memory instead of being copied to it."""
         source, target = source_of(gradient), target_of(gradient)
         view = source.view if owns_memory(gradient) else None
 
@@ -102,7 +102,7 @@ class Submission:
         reads: Sequence[Callable[[_ronde.Operation], Any]] | None = None,
         **options: Any,
     ) -> GroupHandle:
-        """Operations on several tensors; without `reads` their results are of the same kind."""
+        """Submits a group of operations. Without `reads`, their results are of the tensors' libraries."""
         sources = [tensor if isinstance(tensor, Source) else source_of(tensor) for tensor in tensors]
         targets = _targets_like(out, sources)
         self._label(options, name, process_set)
@@ -136,7 +136,7 @@ class Submission:
         return self._session.submit(kind, None, (), 0, 0, **options)
 
     def _set(self, process_set: ProcessSet | None) -> ProcessSet:
-        """The set, once it is known to be there with this rank in it."""
+        """Returns the set, after checking that it exists and contains this rank."""
         if process_set is None:
             return self._sets[0]
         if process_set.id is None or self._sets.get(process_set.id) is not process_set:
@@ -150,7 +150,7 @@ class Submission:
         return process_set
 
     def _label(self, options: dict[str, Any], name: str | None, process_set: ProcessSet | None) -> None:
-        """Adds what an operation is called, whose it is, and who asks for it."""
+        """Adds an operation's name, process set and call site to its options."""
         if name is not None:
             options["name"] = name
         number = self._set(process_set).id
@@ -165,9 +165,9 @@ class Submission:
 def read_tensor(
     source: Source, out: Target | None = None, place: Target | None = None
 ) -> Callable[[_ronde.Operation], Any]:
-    """Reads a result into `out`; without one it is a view of shared memory or new memory, of the input's kind.
+    """Returns a reader of results into `out`. Without `out`, the result is a view of shared memory or new memory.
 
-    place -- new memory that has been made already, if the result is of its shape
+    place -- memory that is already allocated, for a result of its shape
     """
     empty, view = source.empty, source.view  # not the source, which keeps the input alive
 
@@ -188,7 +188,7 @@ def read_tensor(
 
 
 def read_any(like: Any) -> Callable[[_ronde.Operation], Any]:
-    """Reads a result of a type and shape that another rank chose."""
+    """Returns a reader of results whose type and shape another rank determines."""
     kind = kind_of(like)
 
     def read(operation: _ronde.Operation) -> Any:
@@ -200,8 +200,8 @@ def read_any(like: Any) -> Callable[[_ronde.Operation], Any]:
 
 
 def read_nothing(operation: _ronde.Operation) -> None:
-    """Of an operation without a result on this rank."""
-    operation.shape()  # raises why it failed
+    """Reads an operation without a result on this rank."""
+    operation.shape()  # raises the error if it failed
 
 
 def _targets_like(out: Sequence[Any] | None, sources: Sequence[Source]) -> list[Target | None]:
@@ -213,7 +213,7 @@ def _targets_like(out: Sequence[Any] | None, sources: Sequence[Source]) -> list[
 
 
 def target_of_rows(out: Any, source: Source, rows: int | None) -> Target | None:
-    """The place for a result of other rows, if one is given; None for as many as only the other ranks know."""
+    """Returns the target for a result with other rows, if `out` is given. `rows` is None if not known yet."""
     if out is None:
         return None
     target = target_of(out)
@@ -222,13 +222,13 @@ def target_of_rows(out: Any, source: Source, rows: int | None) -> Target | None:
 
 
 def share_of(rows: int, process_set: ProcessSet) -> int:
-    """How many of the rows are this rank's when they are divided."""
+    """Returns this rank's number of rows when they are divided."""
     each, more = divmod(rows, process_set.size())
     return each + (process_set.rank() < more)
 
 
 def splits_of(splits: Any) -> dict[str, Any]:
-    """How many rows each rank gets; whether they fit the tensor and the ranks is the native client's to check."""
+    """Returns the option for the rows of each rank. The native client checks that they fit tensor and ranks."""
     if splits is None:
         return {}
     array = numpy.asarray(splits)
@@ -242,7 +242,7 @@ def splits_of(splits: Any) -> dict[str, Any]:
 def reduction(
     op: int | PluginOp, prescale_factor: float, postscale_factor: float, codec: str | Plugin | None = None
 ) -> dict[str, Any]:
-    """The options of a reduction. Raises ValueError for a codec where a reduction belongs and the other way round."""
+    """Returns the options of a reduction. Raises ValueError for a codec as `op` and for a reduction as `codec`."""
     if isinstance(op, Plugin):
         raise ValueError(f"op={op} is a codec; give codec={op}, or ronde.PluginOp for a plugin that reduces")
     if isinstance(codec, PluginOp):
@@ -260,7 +260,7 @@ def reduction(
 
 
 def rank_number(rank: Any) -> int:
-    """What may be a rank."""
+    """Returns a rank as an integer. Raises ValueError for anything that cannot be a rank."""
     try:
         number = operator.index(rank)
     except TypeError:
@@ -271,15 +271,15 @@ def rank_number(rank: Any) -> int:
 
 
 def tag_number(tag: int) -> int:
-    """What may be a tag."""
+    """Returns a tag. Raises ValueError if it is out of range."""
     if not 0 <= tag < 1 << 32:
         raise ValueError(f"tags are integers from 0 to 2^32 - 1, not {tag}")
     return tag
 
 
-# Results of less are copied: the native client's limit.
+# Smaller results are copied; the native client has the same limit.
 MAPPED_BYTES_MIN = 64 << 10
-# Whose result has the input's shape.
+# Operations whose result has the input's shape.
 _LIKE_THE_INPUT = frozenset(("allreduce", "broadcast"))
 # The native client's number of a reduction by a plugin.
 BY_PLUGIN = 8

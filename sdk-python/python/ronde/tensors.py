@@ -1,7 +1,7 @@
-"""Tensors of any library as address, length, dtype and shape, and results in the caller's own kind.
+"""Tensors of any library as address, length, dtype and shape, and results in the caller's own library.
 
-The native client reads and writes memory by address; this module is the only place that hands addresses out, and it
-keeps the tensor behind one alive for as long as the address is used.
+The native client reads and writes memory by address. Only this module passes addresses to it, and it keeps the tensor
+at an address alive for as long as the address is used.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DTYPES = frozenset(_ronde.DTYPES)
 
 
 class Source:
-    """A contiguous tensor in this process's memory, to be read, and how to make a result of the same kind.
+    """A contiguous tensor in this process's memory to read from, and a constructor of results of the same library.
 
-    is_writable -- whether `owner` is the user's tensor itself, and a result may be written there
+    is_writable -- whether `owner` is the user's tensor itself, into which a result may be written
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class Source:
         self.shape = tuple(shape)
         self.nbytes = nbytes
         self.empty = empty
-        self.view = view  # None where results are copied in any case
+        self.view = view  # None if results are always copied
 
 
 class Target:
-    """Memory that a result is read into; `finish` gives the tensor that the user gets."""
+    """Memory that a result is read into; `finish` returns the tensor for the user."""
 
     def __init__(
         self, owner: Any, address: int, dtype: str, shape: Sequence[int], nbytes: int, finish: Callable[[], Any]
@@ -66,18 +66,18 @@ class Target:
 
 
 class Empty(Protocol):
-    """Makes memory for a result of some shape."""
+    """Allocates memory for a result."""
 
     def __call__(self, shape: Sequence[int]) -> Target:
-        """Memory for a result of this shape."""
+        """Returns memory for a result of this shape."""
         ...
 
 
 class View(Protocol):
-    """Makes a tensor that views a result in shared memory, whose owner it keeps."""
+    """Makes a tensor that views a result in shared memory and keeps that memory alive."""
 
     def __call__(self, memory: _ronde.Memory, shape: Sequence[int]) -> Any:
-        """A tensor of this shape."""
+        """Returns a tensor of this shape."""
         ...
 
 
@@ -86,7 +86,7 @@ class Bfloat16:
 
     bits -- a uint16 array; each element is the upper half of the float32 of the same value
 
-    Raises ValueError for anything else. Where tensors are taken, one of these is, and the results are of its kind.
+    Raises ValueError for anything else. Collectives accept it as a tensor, and then their results are `Bfloat16`, too.
     """
 
     def __init__(self, bits: numpy.ndarray[Any, Any]) -> None:
@@ -96,7 +96,7 @@ class Bfloat16:
 
     @classmethod
     def from_float32(cls, values: Any) -> Bfloat16:
-        """The nearest bfloat16 numbers of an array, ties to even; NaN becomes the quiet one."""
+        """Rounds an array to the nearest bfloat16 numbers, ties to even; any NaN becomes the quiet NaN."""
         array = numpy.asarray(values, dtype=numpy.float32)
         wide = array.view(numpy.uint32)
         rounded = (wide + (numpy.uint32(0x7FFF) + (wide >> 16 & 1)) >> 16).astype(numpy.uint16)
@@ -116,7 +116,7 @@ class Bfloat16:
 
 
 def source_of(tensor: Any) -> Source:
-    """Any tensor as a source: PyTorch, NumPy, DLPack, `__array_interface__`, or the buffer protocol."""
+    """Returns any tensor as a source: of PyTorch, NumPy, DLPack, `__array_interface__`, or the buffer protocol."""
     torch_module = sys.modules.get("torch")
     if torch_module is not None and isinstance(tensor, torch_module.Tensor):
         return _torch_source(tensor)
@@ -126,7 +126,7 @@ def source_of(tensor: Any) -> Source:
 
 
 def target_of(tensor: Any) -> Target:
-    """A tensor of the user as the place where a result goes. It must be writable."""
+    """Returns a tensor of the user as the target of a result. It must be writable."""
     torch_module = sys.modules.get("torch")
     if torch_module is not None and isinstance(tensor, torch_module.Tensor):
         return _torch_target(tensor)
@@ -138,18 +138,18 @@ def target_of(tensor: Any) -> Target:
 
 
 def target_like(out: Any, source: Source) -> Target | None:
-    """The place for a result like the source, if one is given."""
+    """Returns the target for a result of the source's type and shape, if `out` is given."""
     if out is None:
         return None
     if out is source.owner and source.is_writable:
-        # The memory stays, also when a tensor of PyTorch is given other memory meanwhile.
+        # Keeps the memory alive, also if the PyTorch tensor gets other memory meanwhile.
         owner = out if isinstance(out, numpy.ndarray) else out.detach()
         return Target(owner, source.address, source.dtype, source.shape, source.nbytes, lambda: out)
     return check_target(target_of(out), source, source.shape)
 
 
 def check_target(target: Target, source: Source, shape: tuple[int | None, ...]) -> Target:
-    """The place, once it is known that a result of the source's type and of this shape fits."""
+    """Returns the target, after checking that a result of the source's type and of this shape fits."""
     if (target.dtype, target.shape) != (source.dtype, shape):
         raise ValueError(
             f"out is of type {target.dtype} and shape {target.shape}, but the result will be of type "
@@ -159,7 +159,7 @@ def check_target(target: Target, source: Source, shape: tuple[int | None, ...]) 
 
 
 def owns_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is in rows in main memory that no larger tensor has a part in."""
+    """Returns whether a tensor is contiguous in main memory and has its storage to itself."""
     import torch
 
     is_plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
@@ -167,7 +167,10 @@ def owns_memory(tensor: torch.Tensor) -> bool:
 
 
 def kind_of(like: Any) -> Callable[[str, Sequence[int]], Target]:
-    """Makes memory for results whose type and shape another rank chose: PyTorch's when `like` is its, else NumPy's."""
+    """Returns an allocator for results whose type and shape another rank determines.
+
+    The results are PyTorch tensors if `like` is one, else NumPy arrays.
+    """
     torch_module = sys.modules.get("torch")
     if torch_module is None or not isinstance(like, torch_module.Tensor):
         return _numpy_empty
@@ -181,11 +184,11 @@ def kind_of(like: Any) -> Callable[[str, Sequence[int]], Target]:
 
 
 def viewer_of(dtype: Any, shape: int | Sequence[int]) -> tuple[int, Callable[[_ronde.Memory], Any]]:
-    """How many bytes a tensor has, and what makes one that views so much shared memory.
+    """Returns the bytes of a tensor, and a function that makes one as a view of so much shared memory.
 
-    dtype -- PyTorch's for its tensors; else by name or as NumPy has it, for NumPy's
+    dtype -- a PyTorch type for PyTorch tensors; a name or a NumPy type for NumPy arrays
 
-    Raises ValueError for a type that ronde does not have, and for what is no shape.
+    Raises ValueError for an unsupported type and an invalid shape.
     """
     torch_module = sys.modules.get("torch")
     is_torch = torch_module is not None and isinstance(dtype, torch_module.dtype)
@@ -206,7 +209,7 @@ def viewer_of(dtype: Any, shape: int | Sequence[int]) -> tuple[int, Callable[[_r
 
 
 def _numpy_dtype_name(dtype: Any) -> str:
-    """NumPy has no bfloat16."""
+    """Returns the name of a NumPy type, or "bfloat16", which NumPy lacks."""
     if isinstance(dtype, str) and dtype == "bfloat16":
         return dtype
     try:
@@ -216,7 +219,7 @@ def _numpy_dtype_name(dtype: Any) -> str:
 
 
 def integers_like(like: Any, values: Sequence[int]) -> Any:
-    """Numbers as int32 of the kind of a tensor: PyTorch in main memory, else NumPy."""
+    """Returns integers as int32 of the library of `like`: PyTorch in main memory, else NumPy."""
     torch_module = sys.modules.get("torch")
     if torch_module is not None and isinstance(like, torch_module.Tensor):
         return torch_module.tensor(values, dtype=torch_module.int32)
@@ -224,7 +227,7 @@ def integers_like(like: Any, values: Sequence[int]) -> Any:
 
 
 def check_dtype(name: str) -> str:
-    """The name, if ronde has such elements."""
+    """Returns the name of a supported type. Raises ValueError for others."""
     if name not in DTYPES:
         raise ValueError(f"dtype {name} is not supported; ronde has {', '.join(sorted(DTYPES))}")
     return name
@@ -248,7 +251,7 @@ def _as_array(tensor: Any) -> numpy.ndarray[Any, Any]:
 
 def _numpy_source(array: numpy.ndarray[Any, Any]) -> Source:
     check_dtype(array.dtype.name)
-    # Also turns other byte orders into the machine's.
+    # Also converts other byte orders to the machine's.
     dtype = array.dtype.newbyteorder("=")
     dense = numpy.ascontiguousarray(array, dtype=dtype)
 
@@ -257,7 +260,7 @@ def _numpy_source(array: numpy.ndarray[Any, Any]) -> Source:
 
     view = functools.partial(_numpy_view, dtype)
     is_writable = dense is array and array.flags.writeable
-    # `ascontiguousarray` makes a scalar one-dimensional, so the shape is the original's.
+    # `ascontiguousarray` makes a scalar one-dimensional, so use the original's shape.
     return Source(dense, _address(dense), dense.dtype.name, array.shape, dense.nbytes, empty, view, is_writable)
 
 
@@ -308,7 +311,7 @@ def _bfloat16_target(tensor: Bfloat16) -> Target:
 
 
 def _address(array: numpy.ndarray[Any, Any]) -> int:
-    # Sized zero, some arrays have an address of no meaning; no byte of it is touched.
+    # Some arrays of size zero have an invalid address; the client accesses no byte of it.
     address: int = array.__array_interface__["data"][0]
     return address
 
@@ -337,29 +340,29 @@ def _cuda_source(tensor: torch.Tensor) -> Source:
     _check_dense_layout(tensor)
     device, dtype = tensor.device, tensor.dtype
     name = check_dtype(torch_dtype_name(dtype))
-    loan = staging.from_device(tensor)
+    lease = staging.from_device(tensor)
 
     def empty(shape: Sequence[int]) -> Target:
         import torch
 
         return _cuda_target(torch.empty(tuple(shape), dtype=dtype, device=device))
 
-    return Source(loan, loan.tensor.data_ptr(), name, tensor.shape, loan.tensor.nbytes, empty)
+    return Source(lease, lease.tensor.data_ptr(), name, tensor.shape, lease.tensor.nbytes, empty)
 
 
 def _cuda_target(tensor: torch.Tensor) -> Target:
     from ronde import staging
 
-    loan = staging.for_device(tensor.shape, tensor.dtype)
-    name, nbytes = torch_dtype_name(tensor.dtype), loan.tensor.nbytes
-    return Target(loan, loan.tensor.data_ptr(), name, tensor.shape, nbytes, lambda: staging.to_device(loan, tensor))
+    lease = staging.for_device(tensor.shape, tensor.dtype)
+    name, nbytes = torch_dtype_name(tensor.dtype), lease.tensor.nbytes
+    return Target(lease, lease.tensor.data_ptr(), name, tensor.shape, nbytes, lambda: staging.to_device(lease, tensor))
 
 
 def _torch_view(dtype: torch.dtype, memory: _ronde.Memory, shape: Sequence[int]) -> torch.Tensor:
     import torch
 
     name = torch_dtype_name(dtype)
-    # NumPy has no bfloat16, and PyTorch does not take all of its other types.
+    # NumPy has no bfloat16, and PyTorch does not accept all of NumPy's other types.
     bits = _numpy_view(numpy.int16 if name in ("bfloat16", "uint16") else name, memory, shape)
     tensor = torch.from_numpy(bits)
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
@@ -386,12 +389,12 @@ def _torch_target(tensor: torch.Tensor) -> Target:
 
 def _torch_memory(tensor: torch.Tensor, finish: Callable[[], Any]) -> Target:
     dtype = torch_dtype_name(tensor.dtype)
-    # The memory stays, also when the tensor is given other memory meanwhile.
+    # Keeps the memory alive, also if the tensor gets other memory meanwhile.
     return Target(tensor.detach(), tensor.data_ptr(), dtype, tensor.shape, tensor.nbytes, finish)
 
 
 def _torch_dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in main memory, contiguous."""
+    """Returns the tensor, contiguous in main memory."""
     _check_dense_layout(tensor)
     check_dtype(torch_dtype_name(tensor.dtype))
     if _is_dense(tensor):
@@ -403,7 +406,7 @@ def _torch_dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements of a strided tensor lie in main memory as they are counted."""
+    """Returns whether a strided tensor is contiguous in main memory."""
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
@@ -416,7 +419,7 @@ def _check_dense_layout(tensor: torch.Tensor) -> None:
 
 @functools.cache
 def torch_dtype_name(dtype: torch.dtype) -> str:
-    """The name of a PyTorch type as ronde has it."""
+    """Returns ronde's name of a PyTorch type."""
     return str(dtype).partition(".")[2]
 
 

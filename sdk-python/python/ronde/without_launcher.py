@@ -1,8 +1,8 @@
-"""Sidecars for processes that no launcher of ronde has started: a program by itself, or one under `mpirun`.
+"""Starts sidecars for processes without a launcher of ronde: a single program, or processes under `mpirun`.
 
-The process with local rank 0 starts a sidecar that serves this host's processes only and ends with it; the others find
-it in a directory that only this user can read. Under any other launcher of several processes (torchrun, srun, MPICH's
-mpiexec, jsrun on several hosts) nothing is started: each process would train alone.
+The process with local rank 0 starts a sidecar that serves this host's processes only and ends with it. The others find
+it through a directory that only this user can read. Under any other launcher of several processes (torchrun, srun,
+MPICH's mpiexec, jsrun on several hosts) nothing is started: each process would train alone.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _MPI = ("mpirun", "jsrun")
 
 
 class MpiProcess(NamedTuple):
-    """A process among those that `mpirun` has started.
+    """A process that `mpirun` started.
 
-    rank, size             -- among all
+    rank, size             -- among all processes
     local_rank, local_size -- among those of this host
-    job                    -- what tells this run from others on this host
+    job                    -- identifies this run on this host
     """
 
     rank: int
@@ -53,11 +53,11 @@ class MpiProcess(NamedTuple):
 
 
 def settings_without_launcher(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings that `ronde.connect` lacks when neither the environment nor the caller says where a sidecar is.
+    """Returns settings for `ronde.connect`; starts a sidecar if neither the environment nor the caller names one.
 
-    Empty when one of them does, except for the rank, which is MPI's under `mpirun`. Raises RondeError with cause
-    "settings" under `mpirun` on several hosts and under every other launcher of several processes, and "connect" when
-    no sidecar can be started.
+    If one of them does, only the rank may be set, to MPI's under `mpirun`. Raises RondeError with cause "settings"
+    under `mpirun` on several hosts and under every other launcher of several processes, and "connect" if no sidecar
+    can be started.
     """
     process = mpi_process(os.environ)
     if any(name in os.environ for name in _FOUND_BY) or given.get("socket") is not None or _is_served():
@@ -80,7 +80,7 @@ def settings_without_launcher(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _start_timeout() -> dict[str, float]:
-    """How long ranks wait for the last one, as Horovod's variable says and nothing of ronde's does."""
+    """Returns the start timeout of Horovod's variable, unless ronde's own is set."""
     text = os.environ.get(_START_TIMEOUT)
     if text is None or "RONDE_START_TIMEOUT" in os.environ:
         return {}
@@ -91,7 +91,7 @@ def _start_timeout() -> dict[str, float]:
 
 
 def mpi_process(environment: Mapping[str, str]) -> MpiProcess | None:
-    """The place of this process among those of Open MPI's `mpirun` (or `jsrun`); None when neither has started it."""
+    """Returns this process's rank and size under Open MPI's `mpirun` (or `jsrun`); None if neither started it."""
     launched = _ronde.LaunchedBy.detect(dict(environment))
     if launched is None or launched.launcher not in _MPI:
         return None
@@ -100,7 +100,7 @@ def mpi_process(environment: Mapping[str, str]) -> MpiProcess | None:
     if rank is None or size is None or local_rank is None or local_size is None:
         return None
     job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or ""
-    # The job's name in PMIx; without one, the session of the processes, which they share with their `mpirun`.
+    # PMIx names the job. Without PMIx, use the session ID, which the processes share with their `mpirun`.
     job = job or f"session {os.getsid(0)}"
     return MpiProcess(rank, size, local_rank, local_size, job)
 
@@ -112,7 +112,7 @@ def _is_served() -> bool:
 
 
 class _Sidecar:
-    """The sidecar that this process has started, once; it serves until this process ends."""
+    """The sidecar that this process started; it serves until this process ends."""
 
     process: subprocess.Popen[bytes] | None = None
     started_by = 0
@@ -123,12 +123,12 @@ _sidecar = _Sidecar()
 
 
 def _own_sidecar(ranks: int) -> str:
-    """The directory of this process's own sidecar; starts it when there is none, or it has ended."""
+    """Returns the session directory of this process's own sidecar. Starts one if there is none or it has ended."""
     is_there = _sidecar.started_by == os.getpid() and _sidecar.process is not None
     if is_there and _sidecar.process is not None and _sidecar.process.poll() is None:
         return _sidecar.socket
     arguments = [_program(), "sidecar", "--local-ranks", str(ranks), "--job", _JOB]
-    # In a session of its own: it is asked to leave by the end of its input, not by the interrupt that ends the program.
+    # A new session: the end of its input stops the sidecar, not the interrupt that ends the program.
     process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     try:
         socket = _socket_directory(process)
@@ -144,7 +144,7 @@ def _own_sidecar(ranks: int) -> str:
 
 
 def _socket_directory(process: subprocess.Popen[bytes]) -> str:
-    """Where the sidecar serves. It says more later, which nobody reads: its output is closed."""
+    """Reads the session directory from the sidecar's first message. Closes its output, so later messages are lost."""
     deadline = time.monotonic() + START_TIMEOUT_S
     line = b""
     assert process.stdout is not None
@@ -153,7 +153,7 @@ def _socket_directory(process: subprocess.Popen[bytes]) -> str:
             ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
             part = os.read(output.fileno(), 65_536) if ready else b""
             if not part:
-                how = "has ended" if ready else f"has said nothing for {START_TIMEOUT_S:.0f} s"
+                how = "has ended" if ready else f"has reported nothing for {START_TIMEOUT_S:.0f} s"
                 raise RondeError(f"the sidecar that this process has started {how}; its reason is above", "connect")
             line += part
     message = json.loads(line.splitlines()[0])
@@ -165,13 +165,13 @@ def _socket_directory(process: subprocess.Popen[bytes]) -> str:
 
 
 def _close_in_child() -> None:
-    """In a forked child: the sidecar is its parent's, whose end must not wait for the child's."""
+    """Closes the sidecar's input in a forked child, so that the end of the parent alone stops the sidecar."""
     if _sidecar.process is not None and _sidecar.process.stdin is not None:
         _sidecar.process.stdin.close()
 
 
 def _end_sidecar() -> None:
-    """Asks the sidecar to end, and waits for it: nothing is left behind."""
+    """Stops the sidecar and waits for its exit."""
     process = _sidecar.process
     if process is None or _sidecar.started_by != os.getpid() or process.stdin is None:
         return
@@ -184,7 +184,7 @@ def _end_sidecar() -> None:
 
 
 def _shared_sidecar(process: MpiProcess) -> str:
-    """The directory of the sidecar of all processes of this host."""
+    """Returns the session directory of the sidecar that all processes of this host share."""
     directory = _rendezvous_directory(process)
     file = directory / _FILE
     if process.local_rank == 0:
@@ -202,7 +202,7 @@ def _shared_sidecar(process: MpiProcess) -> str:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
             _check_is_private(directory)
             message = json.loads(file.read_text())
-            # What an earlier run left behind does not count.
+            # Ignore the file of an earlier run.
             if message["starter"] == _identity(message["starter"][0]):
                 return str(message["socket"])
         time.sleep(_POLL_INTERVAL_S)
@@ -213,21 +213,21 @@ def _shared_sidecar(process: MpiProcess) -> str:
 
 
 def _rendezvous_directory(process: MpiProcess) -> pathlib.Path:
-    """A directory whose name all processes of this run know; the one with local rank 0 makes and removes it."""
+    """Returns a directory that all processes of this run can name. Local rank 0 creates and removes it."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     digest = hashlib.sha256(process.job.encode()).hexdigest()[:16]
     return pathlib.Path(base) / f"ronde-mpi-{os.getuid()}-{digest}"
 
 
 def _check_is_private(directory: pathlib.Path) -> None:
-    """Raises RondeError unless nobody else can write to it or read it, and FileNotFoundError when it is not there."""
+    """Raises RondeError if another user can access the directory, and FileNotFoundError if it does not exist."""
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise RondeError(f"{directory} is not a directory of this user alone; remove it", "settings")
 
 
 def _identity(pid: int) -> list[int]:
-    """A process and when it started; numbers of processes come again."""
+    """Returns a process's ID and start time. IDs alone are reused."""
     fields = pathlib.Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()
     return [int(pid), int(fields[19])]
 

@@ -1,4 +1,4 @@
-"""Loading data while the model computes: a base for data loaders, and a mixin that reads ahead in a thread."""
+"""Data loading in parallel with computation: a base class for data loaders, and a mixin that prefetches in a thread."""
 
 from ronde.data.loader import AsyncDataLoaderMixin, BaseDataLoader
 

@@ -1,4 +1,4 @@
-"""Data loaders of any framework, and reading ahead for them."""
+"""Data loaders for any framework, and prefetching for them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Callable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# How long a reader may still be inside `_iterate` when its batches are not wanted any more.
+# How long `close` waits for a reader that is inside `_iterate`.
 CLOSE_TIMEOUT_S = 10.0
 
 _log = logging.getLogger("ronde.data")
 
 
 class BaseDataLoader(ABC):
-    """A loader of batches: says how many there are, how to read them, and what to do with each before it is used."""
+    """A loader of batches. A subclass defines their number, how to read them, and how to process each one."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -31,7 +31,7 @@ class BaseDataLoader(ABC):
         """Reads the batches of one pass."""
 
     def _process_batch(self, batch: Any) -> Any:
-        """What is yielded for a batch, such as the batch on a device; by default the batch itself."""
+        """Returns what the iteration yields for a batch, for example the batch on a device; by default the batch."""
         return batch
 
     def __iter__(self) -> Iterator[Any]:
@@ -40,16 +40,16 @@ class BaseDataLoader(ABC):
 
 
 class AsyncDataLoaderMixin:
-    """Makes a loader read ahead: a thread runs `_iterate` and fills a queue, from which the iteration takes batches.
+    """Prefetches batches: a thread runs `_iterate` and fills a queue, from which the iteration takes batches.
 
         class Loader(AsyncDataLoaderMixin, MyLoader): ...
 
-    It stands in front of the loader, and hands it all further arguments. Each pass has a thread of its own, which ends
-    with the pass, also with one that is left early. `_process_batch` runs in the thread that iterates. What `_iterate`
-    raises is raised by the iteration, after the batches before it.
+    It precedes the loader among the base classes and passes all further arguments to it. Each pass has its own thread,
+    which ends with the pass, also if the pass is left early. `_process_batch` runs in the iterating thread. The
+    iteration raises exceptions of `_iterate`, after the batches before them.
 
-    async_loader_queue_size -- how many batches are read ahead; 0 for none: then there is no thread
-    debug_data_loader       -- logs (`ronde.data`, at level info) how long each batch was waited for
+    async_loader_queue_size -- how many batches to prefetch; 0 disables prefetching and the thread
+    debug_data_loader       -- logs (`ronde.data`, at level info) how long the iteration waits for each batch
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class AsyncDataLoaderMixin:
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
-        """Ends the passes that are under way, and their threads. The loader may be iterated over again."""
+        """Ends all running passes and their threads. The loader may be iterated over again."""
         for reader in list(self._readers):
             reader.close()
 
@@ -88,12 +88,12 @@ class AsyncDataLoaderMixin:
             reader.close()
 
 
-# What is in the queue: a batch, the end of the pass, or why it ended before.
+# Kinds of queue items: a batch, the end of the pass, or the error that ended it.
 _BATCH, _END, _ERROR = object(), object(), object()
 
 
 class _Reader:
-    """A thread that reads one pass, and the queue that it fills."""
+    """The thread that reads one pass, and the queue that it fills."""
 
     def __init__(self, iterate: Callable[[], Iterator[Any]], size: int) -> None:
         self._iterate = iterate
@@ -103,19 +103,19 @@ class _Reader:
         self._thread.start()
 
     def take(self) -> tuple[object, Any]:
-        """What is next; waits for it."""
+        """Waits for the next item and returns it."""
         return self._queue.get()
 
     def ready(self) -> int:
-        """How many batches can be taken at once."""
+        """Returns how many batches are in the queue."""
         return self._queue.qsize()
 
     def close(self) -> None:
-        """Ends the thread, and a `take` that waits; does nothing the second time."""
+        """Ends the thread and a waiting `take`. A second call does nothing."""
         if self._is_closed.is_set():
             return
         self._is_closed.set()
-        # Makes room for what the thread may be about to put in; behind that it looks whether it is wanted.
+        # Make room for an item that the thread may be about to put in. After that it checks `_is_closed`.
         self._drain()
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
@@ -125,7 +125,7 @@ class _Reader:
         self._put_end()
 
     def _put_end(self) -> None:
-        """Replaces what is left by the end. A thread that is still alive puts in one batch more, at any time."""
+        """Replaces the remaining items by the end. A thread that is still alive may add one more batch at any time."""
         for _ in range(2):
             self._drain()
             try:

@@ -1,4 +1,4 @@
-"""Training that goes back to its last commit and on when a collective fails: states, and the loop around a function.
+"""Training that restores its last commit and continues when a collective fails: states, and the retry loop.
 
 `ronde.torch.elastic` has both for PyTorch. The number of ranks does not change while a job runs.
 """

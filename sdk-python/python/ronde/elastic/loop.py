@@ -1,4 +1,4 @@
-"""The loop around a function that goes back to its state's last commit when a collective fails."""
+"""The retry loop around a function, which restores the state's last commit when a collective fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ronde.errors import PeerLostError, RondeError
 if TYPE_CHECKING:
     from ronde.elastic.state import State
 
-# What fails so often without a commit in between will not succeed.
+# A function that fails so often without a commit in between will not succeed.
 RESETS_MAX = 10
 
 Result = TypeVar("Result")
@@ -21,14 +21,14 @@ _log = logging.getLogger("ronde.elastic")
 
 
 def run_fn(func: Callable[..., Result], reset: Callable[[], None]) -> Callable[..., Result]:
-    """The function `func(state, *args, **kwargs)` within the loop.
+    """Wraps the function `func(state, *args, **kwargs)` in the loop.
 
-    Before each call the state is made the same on all ranks. When a collective fails, the state goes back to its last
-    commit, and on HostsUpdatedInterrupt it stays; then the session is begun again by `reset`, the state's callbacks are
-    called, and so is the function. While the loop runs, the state is a listener of `notification_manager`.
+    Before each call the state is synchronized on all ranks. When a collective fails, the last commit of the state is
+    restored; on HostsUpdatedInterrupt the state is kept. Then `reset` restarts the session, and the loop calls the
+    state's callbacks and the function again. While the loop runs, the state is a listener of `notification_manager`.
 
-    A job's ranks are fixed: one that is lost does not come back. So PeerLostError is raised again, as is the failure
-    after which the session cannot be begun again, and the last one of 10 without a commit in between.
+    A job's ranks are fixed, and a lost rank does not return. So the loop raises PeerLostError, a failure after which
+    the session cannot restart, and the last one of 10 failures without a commit in between.
     """
 
     @functools.wraps(func)
@@ -57,7 +57,7 @@ def _repeat(call: Callable[[], Result], state: State, reset: Callable[[], None])
             commits = state.commits
             if resets > RESETS_MAX:
                 raise
-            _log.warning("going back to the last commit, because a collective failed: %s", error)
+            _log.warning("restoring the last commit, because a collective failed: %s", error)
             failure, skip_sync = error, False
             state.restore()
         except HostsUpdatedInterrupt as interrupt:
@@ -67,7 +67,7 @@ def _repeat(call: Callable[[], Result], state: State, reset: Callable[[], None])
 
 
 def _begin_again(reset: Callable[[], None], failure: RondeError | None) -> None:
-    """Begins the session again. When that fails, the failure that made it necessary is raised."""
+    """Restarts the session. If that fails, raises the failure that made it necessary."""
     try:
         reset()
     except RondeError as error:

@@ -1,4 +1,4 @@
-"""What a training goes back to: states that are saved, restored, and made the same on all ranks."""
+"""States of a training that are saved, restored, and synchronized on all ranks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Callable
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of the job have changed, so that the training begins again with its present state.
+    """The hosts of the job have changed, so the training restarts with its current state.
 
-    skip_sync -- whether the ranks that are left have the same state already: hosts were only removed
+    skip_sync -- whether the remaining ranks already have the same state, because hosts were only removed
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -27,9 +27,9 @@ class HostUpdateResult:
 
 
 class State:
-    """What a training has reached. A subclass says how it is saved, restored and made the same on all ranks.
+    """The state of a training. A subclass implements how to save, restore and synchronize it.
 
-    bcast_object -- gives the object of rank 0 to all ranks
+    bcast_object -- broadcasts the object of rank 0 to all ranks
     get_rank     -- this worker's rank
     """
 
@@ -43,35 +43,35 @@ class State:
 
     @property
     def commits(self) -> int:
-        """How often the state was committed."""
+        """The number of commits."""
         return self._commits
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], None]]) -> None:
-        """Has these called, in their order, when the session was begun anew, before the state is made the same."""
+        """Adds callbacks. They run in order after the session restarts, before the state is synchronized."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The session was begun anew."""
+        """Resets the state and runs the callbacks after the session restarts."""
         self._host_messages = queue.SimpleQueue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """The hosts have changed, which rank 0 is told. The next commit tells all ranks. May be called in any thread.
+        """Notes on rank 0 that the hosts have changed. The next commit notifies all ranks. May be called in any thread.
 
         update_res -- of `HostUpdateResult`
         """
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
-        """Saves the state, to which a failure goes back, and looks whether the hosts have changed."""
+        """Saves the state, which a failure restores, and checks whether the hosts have changed."""
         self.save()
         self._commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt, on all ranks at once, if rank 0 was told that the hosts have changed."""
+        """Raises HostsUpdatedInterrupt on all ranks at once, if rank 0 was notified that the hosts have changed."""
         previous = latest = self._last_updated_timestamp
         changes = HostUpdateResult.no_update
         while not self._host_messages.empty():
@@ -84,25 +84,25 @@ class State:
             raise HostsUpdatedInterrupt(changes == HostUpdateResult.removed)
 
     def save(self) -> None:
-        """Keeps the present state in memory."""
+        """Saves the current state in memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to what was saved last."""
+        """Restores the state that was saved last."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Makes the state of rank 0 that of all ranks."""
+        """Broadcasts the state of rank 0 to all ranks."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """The session was begun anew; by default nothing depends on it."""
+        """Runs after the session restarts; does nothing by default."""
 
 
 class ObjectState(State):
     """A state of plain objects, which are its attributes. Attributes that are added later are not part of it.
 
-    Saving keeps the objects themselves: one that is changed in place is changed in what was saved, too.
+    Saving makes no copies: an object that is changed in place changes in the saved state, too.
     """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
@@ -111,15 +111,15 @@ class ObjectState(State):
         self._show()
 
     def save(self) -> None:
-        """Keeps the present state in memory."""
+        """Saves the current state in memory."""
         self._saved_state = {name: getattr(self, name) for name in self._saved_state}
 
     def restore(self) -> None:
-        """Goes back to what was saved last."""
+        """Restores the state that was saved last."""
         self._show()
 
     def sync(self) -> None:
-        """Makes the state of rank 0 that of all ranks."""
+        """Broadcasts the state of rank 0 to all ranks."""
         if self._saved_state:
             ObjectState.save(self)
             self._saved_state = self._bcast_object(self._saved_state)

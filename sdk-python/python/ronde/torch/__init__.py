@@ -1,4 +1,4 @@
-"""ronde for PyTorch: the calls that users of Horovod know.
+"""ronde for PyTorch, with the functions of `horovod.torch`.
 
 import ronde.torch as hvd
 
@@ -83,7 +83,7 @@ from ronde.torch.sparse import sparse_allreduce_async
 from ronde.torch.sync_batch_norm import SyncBatchNorm
 
 HorovodInternalError = RondeError
-"""What Horovod's users catch: every failure of a collective, of the session or of the job is one."""
+"""The base of all errors of collectives, the session and the job, under Horovod's name."""
 
 __all__ = [
     "Adasum",

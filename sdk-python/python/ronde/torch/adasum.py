@@ -1,4 +1,4 @@
-"""The optimizer for Adasum: each rank steps by itself, and the changes of the parameters are reduced."""
+"""The optimizer for Adasum: each rank makes a local step, and ranks reduce the changes of the parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DeltaReducer(Watcher):
-    """How the changes of one optimizer's parameters are reduced, and how often each was passed."""
+    """Reduces the changes of one optimizer's parameters, and counts backward passes."""
 
     def __init__(
         self, names: dict[torch.Tensor, str], compression: type[Compressor] | PluginCompressor, passes: int
@@ -29,15 +29,15 @@ class DeltaReducer(Watcher):
         self._compression = compression
 
     def reset(self) -> None:
-        """Starts again, as after a step."""
+        """Resets the counts, as after a step."""
         self._start_delays()
 
     def handles(self) -> MutableMapping[torch.Tensor, tuple[int, Any]]:
-        """None: gradients are not reduced, and a step waits for the reductions of its changes."""
+        """Always empty: gradients are not reduced, and a step waits for the reductions of its changes."""
         return {}
 
     def local(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """A closure whose backward passes are counted for each call of it."""
+        """Wraps a closure so that backward passes are counted for each call of it."""
 
         def evaluate() -> Any:
             self._start_delays()
@@ -46,7 +46,7 @@ class DeltaReducer(Watcher):
         return evaluate
 
     def reduce(self, parameters: list[torch.Tensor], before: list[torch.Tensor]) -> None:
-        """Puts each parameter where it was, moved by the Adasum of all ranks' changes. Overwrites `before`."""
+        """Sets each parameter to its value `before` plus the Adasum of all ranks' changes. Overwrites `before`."""
         self._start_delays()
         window = Window()
         with torch.no_grad():
@@ -63,7 +63,7 @@ class DeltaReducer(Watcher):
             raise too_many_passes()
 
     def begin(self, parameter: torch.Tensor, change: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """The reduction of one change, in flight."""
+        """Starts the reduction of one change. The returned function waits for it."""
         name = self._name(parameter)
         compressed, context = self._compression.compress(change)
         handle = gradients.begin_allreduce(compressed, f"adasum.{name}", Adasum, 1.0, 1.0, global_process_set)
@@ -71,7 +71,7 @@ class DeltaReducer(Watcher):
 
 
 class _Move:
-    """One parameter's move: called to begin, waited for to end."""
+    """The update of one parameter. Calling it starts the reduction; `wait` applies the result."""
 
     def __init__(self, reducer: DeltaReducer, parameter: torch.Tensor, change: torch.Tensor) -> None:
         self._reducer = reducer
@@ -84,17 +84,17 @@ class _Move:
         return self
 
     def wait(self) -> None:
-        assert self._finish is not None  # the window calls before it waits
+        assert self._finish is not None  # the window calls this object before it waits
         self._parameter.add_(self._finish())
 
 
 class AdasumDistributed(Wrapping):
-    """What is laid over the wrapped optimizer's class."""
+    """The mixin over the wrapped optimizer's class."""
 
     _ronde: DeltaReducer
 
     def synchronize(self) -> None:
-        """Does nothing: gradients stay this rank's own, and can be clipped as such."""
+        """Does nothing: gradients stay local to this rank, and can be clipped locally."""
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -103,9 +103,9 @@ class AdasumDistributed(Wrapping):
         yield
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Makes a step of the wrapped optimizer on this rank, then reduces what it has changed.
+        """Makes a step of the wrapped optimizer on this rank, then reduces the changes.
 
-        closure -- computes loss and gradients again, of this rank's own data; ranks may call it differently often
+        closure -- recomputes loss and gradients of this rank's data; the number of calls may differ between ranks
         """
         parameters = trainable(self)
         before = [parameter.detach().clone() for parameter in parameters]
@@ -115,5 +115,5 @@ class AdasumDistributed(Wrapping):
         return result
 
 
-# PyTorch lays hooks over a class's step once; the wrapped class has them.
+# PyTorch installs hooks over a class's step once; the wrapped class has them already.
 AdasumDistributed.step.hooked = True  # type: ignore[attr-defined]

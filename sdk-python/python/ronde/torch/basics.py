@@ -1,4 +1,4 @@
-"""Beginning and end of a session, and what a process can ask about itself and about ronde."""
+"""Begins and ends the session, and answers queries about this process and about ronde."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IS_DYNAMIC_BY = ("RONDE_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS")
 
 
 class _Arguments:
-    """What `init` was given last, for those who begin again."""
+    """The last arguments of `init`, for `init_again`."""
 
     given: tuple[Any, Any, dict[str, Any]] = (None, None, {})
 
@@ -32,30 +32,30 @@ _arguments = _Arguments()
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **settings: Any) -> None:
-    """Connects this process to its sidecar; does nothing when it is connected already.
+    """Connects this process to its sidecar. Does nothing if it is connected already.
 
-    comm         -- the ranks that take part, as a list of their numbers or a communicator of mpi4py, both in ascending
-                    order; without it all. All processes of the job call `init`, each with the ranks among which it
-                    counts. With communicators `mpirun` must have started the job.
+    comm         -- the ranks that take part, as a list of numbers or a communicator of mpi4py, in ascending order;
+                    default: all. All processes of the job must call `init`, each with a list that includes it. With
+                    communicators, `mpirun` must have started the job.
     process_sets -- sets to register, the same on all ranks; or "dynamic", so that `add_process_set` and
                     `remove_process_set` may be called, as with HOROVOD_DYNAMIC_PROCESS_SETS=1
-    settings     -- what `ronde.connect` takes
+    settings     -- arguments of `ronde.connect`
 
     Ranks are those of `ronde run` or `horovodrun`. Under Open MPI's `mpirun` on one host they are those of MPI, and a
-    process that no launcher started is a job of one rank: the process with local rank 0 then starts the sidecar. On
-    several hosts `horovodrun --mpi` starts `mpirun`. Under another launcher of several processes (torchrun, srun,
-    MPICH's mpiexec) and without a job of ronde this raises RondeError with cause "settings": each process would train
+    process without a launcher is a job of one rank. In both cases the process with local rank 0 starts the sidecar. On
+    several hosts, start the job with `horovodrun --mpi`. Under another launcher of several processes (torchrun, srun,
+    MPICH's mpiexec) without a job of ronde, this raises RondeError with cause "settings": each process would train
     alone.
 
-    Raises what `ronde.connect` does, and ValueError for arguments that are none of these and for a process set that
-    comes twice; the session stays then.
+    Raises what `ronde.connect` does, and ValueError for invalid arguments and a duplicate process set; the session
+    stays open then.
     """
     if world.is_begun():
         return
     _check(comm, process_sets)
     _arguments.given = (comm, process_sets, dict(settings))
     settings = {**without_launcher.settings_without_launcher(settings), **settings}
-    # Behind what ends a sidecar that was started here, and so called before it.
+    # Registered after the handler that stops a sidecar started here, so it runs before that one.
     atexit.unregister(_end_of_program)
     atexit.register(_end_of_program)
     client = connect(**settings)
@@ -74,11 +74,11 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
 
 
 def shutdown() -> None:
-    """Ends the session, for all ranks; runs by itself when the program ends.
+    """Ends the session for all ranks. Runs automatically when the program ends.
 
-    Operations in flight fail and results not yet read are lost. Does nothing when there is no session. `init` may be
-    called again, any number of times. Where `init` was given some ranks only, it waits for those of the others: a
-    session ends for the whole job.
+    Operations in flight fail, and unread results are lost. Does nothing without a session. `init` may be called again,
+    any number of times. If `init` was given only some ranks, it waits for the other ranks' `shutdown`: a session ends
+    for the whole job.
     """
     ended = world.end()
     if ended is None:
@@ -91,14 +91,14 @@ def shutdown() -> None:
 
 
 def init_again() -> None:
-    """`shutdown`, then `init` with what it was given last."""
+    """Calls `shutdown`, then `init` with its last arguments."""
     shutdown()
     comm, sets, settings = _arguments.given
     init(comm, sets, **settings)
 
 
 def _end_of_program() -> None:
-    """`shutdown`, unless an exception ends the program: then other ranks hear of that."""
+    """Calls `shutdown`, unless an exception ends the program: then the other ranks receive the failure."""
     if getattr(sys, "last_value", None) is None or hasattr(sys, "ps1"):
         shutdown()
     elif (ended := world.end()) is not None:
@@ -106,12 +106,12 @@ def _end_of_program() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether `init` has been called, and `shutdown` not since."""
+    """Returns whether `init` has been called, and `shutdown` has not been called since."""
     return world.is_begun()
 
 
 def client() -> Client:
-    """The process's client: ronde's own interface. Raises ValueError before `init`, as all that needs it does."""
+    """Returns the process's client, ronde's native interface. Raises ValueError before `init`."""
     return world.current().client
 
 
@@ -151,68 +151,68 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begins to record what happens to each tensor, in Chrome's trace format; rank 0 writes the file.
+    """Starts to record the phases of each operation in Chrome's trace format. Rank 0 writes the file.
 
-    file_path   -- where; an earlier file is replaced
-    mark_cycles -- whether the moments are marked at which operations are ordered
+    file_path   -- the file; an existing one is replaced
+    mark_cycles -- whether to mark the times at which the coordinator orders operations
 
-    Raises ValueError before `init`, and HorovodInternalError when the file cannot be written.
+    Raises ValueError before `init`, and HorovodInternalError if the file cannot be written.
     """
     client().start_timeline(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Ends the recording; the file is complete then. Raises ValueError before `init`."""
+    """Ends the recording and completes the file. Raises ValueError before `init`."""
     client().stop_timeline()
 
 
 def mpi_threads_supported() -> bool:
-    """Raises ValueError: there is no MPI inside."""
+    """Raises ValueError: ronde contains no MPI."""
     raise ValueError("ronde has not been built with MPI support: it needs none")
 
 
 def mpi_enabled() -> bool:
-    """False: MPI moves no tensor, also not in a job that `mpirun` has started."""
+    """Returns False: MPI moves no tensors, not even in a job that `mpirun` started."""
     return False
 
 
 def mpi_built() -> bool:
-    """False: see `mpi_enabled`."""
+    """Returns False: MPI moves no tensors."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """Whether a session is open: programs ask this to know that they run without MPI."""
+    """Returns whether a session is open. Programs use this to detect a controller without MPI."""
     return world.is_begun()
 
 
 def gloo_built() -> bool:
-    """True: programs ask this to know that they can run on CPUs without MPI. There is no Gloo inside."""
+    """Returns True, though ronde contains no Gloo. Programs use this to detect support for CPUs without MPI."""
     return True
 
 
 def nccl_built() -> int:
-    """0: this release does not use NCCL."""
+    """Returns 0: this release does not use NCCL."""
     return 0
 
 
 def ddl_built() -> bool:
-    """False: ronde does not use IBM's DDL."""
+    """Returns False: ronde does not use IBM's DDL."""
     return False
 
 
 def ccl_built() -> bool:
-    """False: ronde does not use oneCCL."""
+    """Returns False: ronde does not use oneCCL."""
     return False
 
 
 def cuda_built() -> bool:
-    """False: tensors on GPUs go through main memory in this release."""
+    """Returns False: tensors on GPUs go through main memory in this release."""
     return False
 
 
 def rocm_built() -> bool:
-    """False: as `cuda_built`."""
+    """Returns False: tensors on GPUs go through main memory in this release."""
     return False
 
 
@@ -236,7 +236,7 @@ def _sets_begin(comm: Any, sets: Sequence[Any] | str | None) -> None:
 
 
 def _restrict(begun: world.World, comm: Any, socket: Any) -> None:
-    """Makes a world of some ranks; all ranks of the job tell each other theirs."""
+    """Restricts the world to some ranks, after all ranks of the job have exchanged their lists."""
     session = begun.client
     if communicators.is_communicator(comm):
         communicators.check_started_by_mpi(session.size)
@@ -246,7 +246,7 @@ def _restrict(begun: world.World, comm: Any, socket: Any) -> None:
     everybodys = process_sets.exchanged(session, [mine, _sidecar_of_this_process(socket)], "comm")
     _check_restriction(mine, begun)
     hosts = {rank: host for rank, (_, host) in enumerate(everybodys)}
-    # Everybody hears the same and registers the same, in the same order.
+    # All ranks receive the same lists and register the same sets in the same order.
     for ranks in sorted({tuple(ranks) for ranks, _ in everybodys if _is_ranks_of(ranks, session.size)}):
         if len(ranks) == session.size:
             continue
@@ -277,7 +277,7 @@ def _check_restriction(mine: list[int], begun: world.World) -> None:
 
 
 def _sidecar_of_this_process(socket: Any) -> str:
-    """What workers of one sidecar have in common, also in containers of their own: the directory they share."""
+    """Returns an identifier that workers of one sidecar share, also across containers: that of its directory."""
     directory = os.fspath(socket or os.environ.get("RONDE_SOCKET") or os.sep)
     found = os.stat(directory)
     return f"{os.uname().nodename if directory == os.sep else ''}:{found.st_dev}:{found.st_ino}"

@@ -1,4 +1,4 @@
-"""Ranks as users give them: lists of numbers, and communicators of mpi4py, which need not be installed."""
+"""Conversion of users' ranks: lists of numbers, and communicators of mpi4py, which is optional."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def is_communicator(given: Any) -> bool:
-    """Whether it is a communicator of mpi4py."""
+    """Returns whether an object is a communicator of mpi4py."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and isinstance(given, mpi.Comm)
 
 
 def rank_list(given: Any, who: str) -> list[int]:
-    """Ranks as numbers. Raises ValueError for anything else."""
+    """Returns ranks as numbers. Raises ValueError for anything else."""
     try:
         ranks = [operator.index(rank) for rank in given]
     except TypeError:
@@ -25,7 +25,7 @@ def rank_list(given: Any, who: str) -> list[int]:
 
 
 def world_ranks(communicator: Any) -> list[int]:
-    """The ranks of a communicator's processes among all that `mpirun` started, in its own order."""
+    """Returns the ranks in MPI.COMM_WORLD of a communicator's processes, in its own order."""
     mpi = sys.modules["mpi4py.MPI"]
     group, everybody = communicator.Get_group(), mpi.COMM_WORLD.Get_group()
     try:
@@ -37,7 +37,7 @@ def world_ranks(communicator: Any) -> list[int]:
 
 
 def check_started_by_mpi(job_size: int) -> None:
-    """Raises ValueError when MPI does not know the job's other processes, so that its ranks mean nothing."""
+    """Raises ValueError if MPI does not know the job's other processes, because its ranks have no meaning then."""
     size = sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size()
     if size != job_size:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What happens to a gradient before it is handed over, and after the result is back; or on its way between sidecars."""
+"""Compression of gradients: around the submission in this process, or by a plugin between sidecars."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ronde.plugins import Plugin, PluginOp
 
 
 class Compressor(Protocol):
-    """A pair of functions around a reduction."""
+    """A pair of functions that run before and after a reduction."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor to reduce, and what `decompress` needs to know."""
+        """Returns the tensor to reduce, and a context for `decompress`."""
         ...
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The result as the caller wants it."""
+        """Returns the result in the form of the original tensor."""
         ...
 
 
@@ -29,12 +29,12 @@ class NoneCompressor:
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor itself."""
+        """Returns the tensor itself."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The tensor itself."""
+        """Returns the tensor itself."""
         del ctx
         return tensor
 
@@ -46,14 +46,14 @@ class _Cast:
 
     @classmethod
     def compress(cls, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor in the other type, if it has floating-point elements."""
+        """Returns the tensor in the other type, if it has floating-point elements."""
         if not tensor.dtype.is_floating_point:
             return tensor, tensor.dtype
         return tensor.to(cls.dtype), tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The tensor in its original type."""
+        """Returns the tensor in its original type."""
         dtype: torch.dtype = ctx
         return tensor.to(dtype)
 
@@ -71,7 +71,7 @@ class BF16Compressor(_Cast):
 
 
 class PluginCompressor(NoneCompressor):
-    """Leaves tensors as they are: a plugin encodes them in the sidecar. Made by `Compression.plugin`."""
+    """Leaves tensors as they are; a plugin encodes them in the sidecar. `Compression.plugin` returns one."""
 
     def __init__(self, codec: Plugin) -> None:
         self.codec = codec
@@ -81,7 +81,7 @@ class PluginCompressor(NoneCompressor):
 
 
 class Compression:
-    """The compressors. Any class with these two functions is one, also if it changes the shape."""
+    """The compressors. Any class with `compress` and `decompress` is one, even if it changes the shape."""
 
     none: type[Compressor] = NoneCompressor
     fp16: type[Compressor] = FP16Compressor
@@ -89,14 +89,14 @@ class Compression:
 
     @staticmethod
     def plugin(name: str, /, **parameters: Any) -> PluginCompressor:
-        """A plugin that is a codec, for all-reduces with Average and Sum: `Compression.plugin("topk", ratio=0.01)`.
+        """Returns a codec plugin for all-reduces with Average and Sum: `Compression.plugin("topk", ratio=0.01)`.
 
         name, parameters -- as for `ronde.Plugin`
 
-        Tensors stay as they are, also their type, which has to be one that the plugin takes; they are encoded on the
-        way between sidecars. All ranks end with the same bits. A codec with error feedback keeps what it has left out
-        of a tensor by its name and adds it the next time, so `allreduce` is to be given a name; the distributed
-        optimizer names all gradients, those of the n-th optimizer `optimizer.n.NAME`, from 0 on.
+        Tensors keep their type, which the plugin must accept. They are encoded only for the transfer between sidecars.
+        All ranks get the same bits. A codec with error feedback keeps the residual of a tensor under its name and adds
+        it the next time, so give `allreduce` a name. The distributed optimizer names all gradients, those of the n-th
+        optimizer `optimizer.n.NAME`, from 0 on.
 
         Raises ValueError as `ronde.Plugin` does.
         """
@@ -104,7 +104,7 @@ class Compression:
 
 
 def codec_of(compression: type[Compressor] | PluginCompressor, op: int | PluginOp) -> Plugin | None:
-    """The plugin that encodes, where the compression is one. Raises ValueError with a reduction that it is not for."""
+    """Returns the plugin if the compression is one. Raises ValueError for a reduction that excludes codecs."""
     if not isinstance(compression, PluginCompressor):
         return None
     if op not in (Average, Sum):
@@ -115,11 +115,11 @@ def codec_of(compression: type[Compressor] | PluginCompressor, op: int | PluginO
 
 
 def keeps_results(compression: type[Compressor] | PluginCompressor) -> bool:
-    """Whether what the compressor has left as it is needs nothing done to its result."""
+    """Returns whether an unchanged tensor's result needs no decompression by this compressor."""
     return compression.decompress in (NoneCompressor.decompress, _Cast.decompress)
 
 
 def check_no_plugin(compression: type[Compressor] | PluginCompressor, operation: str) -> None:
-    """Raises ValueError where the compression is a plugin."""
+    """Raises ValueError if the compression is a plugin."""
     if isinstance(compression, PluginCompressor):
         raise ValueError(f"{operation} takes no plugin, but was given {compression}; only allreduce does")

@@ -1,6 +1,6 @@
-"""Making all ranks start from the same parameters and optimizer state.
+"""Broadcasts parameters and optimizer state, so that all ranks start from the same.
 
-Nothing that comes over the network is unpickled: the structure of a state travels as JSON, its tensors as tensors.
+Nothing from the network is unpickled: the structure of a state is sent as JSON, its tensors as tensors.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ronde.torch.wrapping import made_gradient
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Gives all ranks the parameters of rank `root_rank`, in place.
+    """Broadcasts the parameters of rank `root_rank` to all ranks, in place.
 
     params    -- a `state_dict()`, or a list of tensors or of (name, tensor), with the same names, types and shapes on
                  all ranks; a list without names in the same order
     root_rank -- from 0 to size - 1
 
-    Raises ValueError for anything else and a root out of range, and what `ronde.Client.broadcast` does. Parameters are
-    in part the root's after an error.
+    Raises ValueError for anything else and a root out of range, and what `ronde.Client.broadcast` does. After an error
+    only some parameters may be the root's.
     """
     window = Window()
     for name, tensor in _named(params):
@@ -39,21 +39,21 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Gives all ranks the options and the state of rank `root_rank`'s optimizer.
+    """Broadcasts the options and the state of rank `root_rank`'s optimizer to all ranks.
 
-    State that the root has is made on ranks that lack it, and state that it does not have is dropped. An optimizer that
-    was never stepped stays so: no step is made to create state. Where this rank's optimizer had no state, parameters
-    without a gradient get one of zeros, as Horovod leaves them; the distributed optimizer counts it as none.
+    Ranks that lack a state of the root get it, and state that the root does not have is dropped. No step is made to
+    create state. If this rank's optimizer had no state, parameters without a gradient get one of zeros, as in Horovod;
+    the distributed optimizer counts it as none.
 
-    model -- helps to find embeddings whose gradients are sparse, as some optimizers want them
+    model -- identifies embeddings with sparse gradients, which some optimizers require
 
-    Options and state are dense and sparse (COO) tensors, numbers, texts, None, types of PyTorch and NumPy, scalars and
-    arrays of NumPy, devices (each rank keeps its own), and lists, tuples and dictionaries of them. Sparse tensors are
-    coalesced where they arrive. Numbers and the like travel as JSON; nothing is unpickled.
+    Options and state may be dense and sparse (COO) tensors, numbers, strings, None, types of PyTorch and NumPy, scalars
+    and arrays of NumPy, devices (each rank keeps its own), and lists, tuples and dictionaries of these. Receivers get
+    sparse tensors coalesced. Everything but tensors is sent as JSON; nothing is unpickled.
 
-    Raises ValueError for LBFGS and for a root out of range; on all ranks, when the root's optimizer has any other
-    value, or when one rank's optimizer differs from the root's in the number of groups or parameters, or in the shape
-    of a parameter; else what `ronde.Client.broadcast` does.
+    Raises ValueError for LBFGS and for a root out of range; on all ranks, if the root's optimizer has any other value,
+    or if one rank's optimizer differs from the root's in the number of groups or parameters, or in the shape of a
+    parameter. Also raises what `ronde.Client.broadcast` does.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state: it is nested and of varying size")
@@ -74,7 +74,7 @@ def broadcast_optimizer_state(
 
 
 def _check_alike(optimizer: torch.optim.Optimizer, description: dict[str, Any]) -> None:
-    """Raises ValueError on all ranks when one of them has another optimizer than the root: others would wait for it."""
+    """Raises ValueError on all ranks if one has another optimizer than the root, so that no rank waits for it."""
     mine = optimizer_state.difference(optimizer, description)
     members = members_of(global_process_set)
     everybodys = exchanged(client(), mine, "optimizer_state.differences", members)
@@ -84,7 +84,7 @@ def _check_alike(optimizer: torch.optim.Optimizer, description: dict[str, Any]) 
 
 
 def _make_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
-    """Gives parameters that have no gradient one of zeros, a sparse one where the optimizer or the model wants that."""
+    """Sets missing gradients to zeros, sparse ones where the optimizer or the model requires that."""
     modules = [] if model is None else list(model.modules())
     sparse = {
         each.weight for each in modules if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and each.sparse
@@ -114,7 +114,7 @@ def _in_place(tensor: torch.Tensor, root_rank: int, name: str | None) -> Any:
 
 
 class _InPlace:
-    """A broadcast that a window waits for."""
+    """A broadcast in flight, for a window to wait for."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -124,7 +124,7 @@ class _InPlace:
 
 
 def _broadcast_json(value: Any, root_rank: int, name: str) -> Any:
-    """The root's value; only what JSON can say."""
+    """Broadcasts a value that JSON can represent."""
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     received = broadcast_bytes(text if mpi_ops.rank() == root_rank else None, root_rank, name)
     return json.loads(bytes(received.tolist()).decode())

@@ -1,4 +1,4 @@
-"""Which gradients no rank has, and which are sparse elsewhere: what a rank without one must know."""
+"""Finds gradients that no rank has, and gradients that are sparse on other ranks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class GradientVote:
-    """The vote of all ranks on who has which gradients.
+    """A vote, in which all ranks report which gradients they have.
 
-    It takes a small operation, so it is not held in each step: in steps 1, 2, 4, 8, ... and in each step after one in
-    which some rank lacked a gradient. All ranks count alike, and again from 0 where they were not in step.
+    Each vote costs a small all-reduce, so it runs only in steps 1, 2, 4, 8, ... and in each step after one in which a
+    rank lacked a gradient. All ranks count steps alike, and restart from 0 when their step counts may differ.
     """
 
     def __init__(self) -> None:
         self._steps = 0
-        self._is_partial = False  # some rank lacked a gradient when it was last asked
+        self._is_partial = False  # whether a rank lacked a gradient in the last vote
         self._generation = -1
         self._ranks = 0
 
     def begin(self, name: str, parameters: list[torch.Tensor], process_set: ProcessSet) -> InFlight | None:
-        """Sends the other ranks of a set which gradients are here; None where this step has no vote."""
+        """Reports this rank's gradients to the ranks of a set. Returns None if this step has no vote."""
         if self._generation != world.generation():
             self._generation, self._steps, self._is_partial = world.generation(), 0, False
         self._steps += 1
@@ -45,7 +45,7 @@ class GradientVote:
     def result(
         self, vote_in_flight: InFlight, parameters: list[torch.Tensor]
     ) -> tuple[list[torch.Tensor], dict[torch.Tensor, int]]:
-        """The parameters for which no rank has a gradient; and of those that are sparse somewhere, the dimensions."""
+        """Returns the parameters whose gradient no rank has, and the sparse dimensions of those sparse on some rank."""
         counts, sparse, dimensions = vote_in_flight.wait().tolist()
         self._is_partial = any(count < self._ranks for count in counts)
         on_no_rank = [parameter for parameter, count in zip(parameters, counts) if count == 0]

@@ -1,12 +1,12 @@
-"""The collectives as functions of autograd, and how each is submitted.
+"""The collectives as autograd functions, and their submission.
 
 First gradients follow Horovod's rules: the gradient of an all-reduce is reduced the same way; that of an all-gather is
 averaged, and each rank takes its own rows; that of a broadcast is averaged, and the root takes it; that of a
 reduce-scatter is gathered.
 
-A backward pass consists of differentiable operations, so gradients of any order are right. Seen as a function of the
-upstream gradients of all ranks together, a backward pass is linear, and its own gradient is the exact adjoint. Where a
-name was given, the collectives of the backward pass are called `NAME.backward`; otherwise they have no name either.
+A backward pass consists of differentiable operations, so gradients of any order are correct. As a function of the
+upstream gradients of all ranks together, a backward pass is linear, and its own gradient is the exact adjoint. With a
+name, the collectives of the backward pass are named `NAME.backward`; otherwise they have no name either.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def begin_allreduce(
     out: torch.Tensor | None = None,
     codec: Plugin | None = None,
 ) -> int:
-    """A handle of the operation."""
+    """Starts the operation and returns its handle."""
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:
@@ -62,7 +62,7 @@ def begin_grouped_allreduce(
     in_place: bool = False,
     codec: Plugin | None = None,
 ) -> int:
-    """A handle of the operation."""
+    """Starts the operation and returns its handle."""
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:
@@ -76,7 +76,7 @@ def begin_grouped_allreduce(
 
 
 def begin_allgather(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> int:
-    """A handle of the operation."""
+    """Starts the operation and returns its handle."""
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:
@@ -86,7 +86,7 @@ def begin_allgather(tensor: torch.Tensor, name: str | None, process_set: Process
 
 
 def begin_grouped_allgather(tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet) -> int:
-    """A handle of the operation."""
+    """Starts the operation and returns its handle."""
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:
@@ -103,7 +103,7 @@ def begin_broadcast(
     process_set: ProcessSet,
     out: torch.Tensor | None = None,
 ) -> int:
-    """A handle of the operation."""
+    """Starts the operation and returns its handle."""
     members, current = members_of(process_set), world.current()
     ranks = range(current.size) if process_set.ranks is None else process_set.ranks
     if root_rank not in ranks:
@@ -118,14 +118,14 @@ def begin_broadcast(
 
 
 def begin_alltoall(tensor: torch.Tensor, splits: Splits | None, name: str | None, process_set: ProcessSet) -> int:
-    """A handle of the operation. Its result is (tensor, received splits), also without splits."""
+    """Starts the operation and returns its handle. Its result is (tensor, received splits), also without splits."""
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:
         client, source = current.client, _gatherable(tensor, "alltoall")
         if splits is None:
             rows, rest = divmod(source.shape[0], size_of(process_set))
-            equal = None if rest else [rows] * size_of(process_set)  # the client refuses rows that are not divisible
+            equal = None if rest else [rows] * size_of(process_set)  # the client rejects rows that are not divisible
             return client.alltoall_async(source, equal, name, process_set=members)
         sent = source[: sum(splits.rows)]
         handle = client.alltoall_async(sent, splits.rows, name, process_set=members)
@@ -137,7 +137,7 @@ def begin_alltoall(tensor: torch.Tensor, splits: Splits | None, name: str | None
 def begin_reducescatter(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet, prescale: float, postscale: float
 ) -> int:
-    """A handle of the operation."""
+    """Starts the operation and returns its handle."""
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:
@@ -156,7 +156,7 @@ def begin_grouped_reducescatter(
     prescale: float,
     postscale: float,
 ) -> int:
-    """A handle of the operation."""
+    """Starts the operation and returns its handle."""
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:
@@ -168,7 +168,7 @@ def begin_grouped_reducescatter(
 
 
 class Splits:
-    """How many rows each rank gets, checked."""
+    """The rows of each rank, after validation."""
 
     def __init__(self, rows: list[int], device: torch.device) -> None:
         self.rows = rows
@@ -176,7 +176,7 @@ class Splits:
 
     @classmethod
     def of(cls, given: Any, tensor: torch.Tensor, process_set: ProcessSet) -> Splits | None:
-        """What the user gave. Raises ValueError when it does not fit the tensor and the ranks."""
+        """Converts the user's splits. Raises ValueError if they do not fit the tensor and the ranks."""
         check_tensor(tensor)
         if given is None:
             return None
@@ -185,7 +185,7 @@ class Splits:
             raise ValueError(f"alltoall expects splits to be 32-bit integers, torch.int32; not {splits.dtype}")
         if splits.dim() != 1:
             raise ValueError(f"alltoall expects splits to be a 1-D tensor; not of shape {tuple(splits.shape)}")
-        members_of(process_set)  # tells of a set that is not there before its size is asked for
+        members_of(process_set)  # raises for a set that does not exist, before its size is used
         rows, ranks = [int(each) for each in splits.tolist()], size_of(process_set)
         if len(rows) != ranks:
             raise ValueError(f"alltoall expects splits to have {ranks} entries, one for each rank; not {len(rows)}")
@@ -213,20 +213,20 @@ class AllReduce(torch.autograd.Function):
         process_set: ProcessSet,
         codec: Plugin | None,
     ) -> torch.Tensor:
-        """The reduction."""
+        """Reduces the tensor."""
         ctx.name, ctx.options = name, (op, prescale, postscale, process_set)
         return check_tensor(_wait(begin_allreduce(tensor, name, op, prescale, postscale, process_set, codec=codec)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Reduces the gradient the same way, but without a codec: what a codec loses would be lost twice."""
+        """Reduces the gradient the same way, but without a codec, which would lose precision twice."""
         again = AllReduce if _is_linear(ctx.options[0]) else _AllReduceOnce
         reduced = again.apply(gradients[0], _backward(ctx.name), *ctx.options, None)
         return reduced, None, None, None, None, None, None
 
 
 class _AllReduceOnce(AllReduce):
-    """The gradient of an all-reduce that is not linear; it is reduced by Horovod's rule, which has no derivative."""
+    """A non-linear all-reduce, whose gradient follows Horovod's rule and has no derivative."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -248,7 +248,7 @@ class GroupedAllReduce(torch.autograd.Function):
         codec: Plugin | None,
         *tensors: torch.Tensor,
     ) -> Any:
-        """The reductions."""
+        """Reduces the tensors."""
         ctx.name, ctx.options = name, (op, prescale, postscale, process_set)
         scales = (prescale, postscale)
         return tuple(_wait(begin_grouped_allreduce(tensors, name, op, *scales, process_set, codec=codec)))
@@ -262,7 +262,7 @@ class GroupedAllReduce(torch.autograd.Function):
 
 
 class _GroupedAllReduceOnce(GroupedAllReduce):
-    """As `_AllReduceOnce`, for a group."""
+    """`_AllReduceOnce` for a group."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
@@ -277,13 +277,13 @@ class AllGather(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet, op: int = Average
     ) -> torch.Tensor:
-        """All ranks' rows."""
+        """Gathers all ranks' rows."""
         ctx.rows, ctx.name, ctx.process_set, ctx.op = _rows(tensor), name, process_set, op
         return check_tensor(_wait(begin_allgather(tensor, name, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """The reduced gradient, of which this rank takes its own rows."""
+        """Reduces the gradient and returns this rank's rows of it."""
         name = _backward(ctx.name)
         reduced = AllReduce.apply(gradients[0], name, ctx.op, 1.0, 1.0, ctx.process_set, None)
         return _own_rows([reduced], [ctx.rows], name, ctx.process_set)[0], None, None, None
@@ -294,13 +294,13 @@ class GroupedAllGather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, op: int, *tensors: torch.Tensor) -> Any:
-        """All ranks' rows of each."""
+        """Gathers all ranks' rows of each tensor."""
         ctx.rows, ctx.name, ctx.process_set, ctx.op = [_rows(each) for each in tensors], name, process_set, op
         return tuple(_wait(begin_grouped_allgather(tensors, name, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """The reduced gradients, of which this rank takes its own rows."""
+        """Reduces the gradients and returns this rank's rows of each."""
         name = _backward(ctx.name)
         reduced = GroupedAllReduce.apply(name, ctx.op, 1.0, 1.0, ctx.process_set, None, *gradients)
         return (None, None, None, *_own_rows(reduced, ctx.rows, name, ctx.process_set))
@@ -313,16 +313,16 @@ class Broadcast(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
-        """The root's tensor."""
+        """Broadcasts the root's tensor."""
         ctx.root_rank, ctx.name, ctx.process_set = root_rank, name, process_set
         return check_tensor(_wait(begin_broadcast(tensor, root_rank, name, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """The average at the root, zeros elsewhere."""
+        """Returns the average at the root, zeros elsewhere."""
         reduced = AllReduce.apply(gradients[0], _backward(ctx.name), Average, 1.0, 1.0, ctx.process_set, None)
         if world.current().rank != ctx.root_rank:
-            # Zeros that still depend on the average: a second backward pass has to run the collective here too.
+            # The zeros depend on the average, so that a second backward pass runs the collective here, too.
             nowhere = torch.zeros((), dtype=torch.bool, device=reduced.device)
             reduced = torch.where(nowhere, reduced, torch.zeros_like(reduced))
         return reduced, None, None, None
@@ -335,7 +335,7 @@ class AllToAll(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, splits: Splits | None, name: str | None, process_set: ProcessSet
     ) -> Any:
-        """The rows for this rank, and how many came from each."""
+        """Exchanges rows. Returns those for this rank, and how many came from each rank."""
         ctx.name, ctx.process_set, ctx.rows = name, process_set, _rows(tensor)
         result, received = _wait(begin_alltoall(tensor, splits, name, process_set))
         ctx.received = received.tolist()
@@ -344,7 +344,7 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Each row's gradient goes back to where the row came from."""
+        """Sends each row's gradient back to the rank that the row came from."""
         splits = Splits(ctx.received, torch.device("cpu"))
         returned, _ = AllToAll.apply(gradients[0], splits, _backward(ctx.name), ctx.process_set)
         if returned.shape[0] < ctx.rows:
@@ -366,13 +366,13 @@ class ReduceScatter(torch.autograd.Function):
         prescale: float,
         postscale: float,
     ) -> torch.Tensor:
-        """This rank's rows."""
+        """Returns this rank's rows of the reduction."""
         ctx.name, ctx.options = name, (op, process_set, prescale, postscale)
         return check_tensor(_wait(begin_reducescatter(tensor, name, op, process_set, prescale, postscale)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """All ranks' rows, scaled."""
+        """Gathers all ranks' rows, scaled."""
         scaled = _scaled(gradients[0], _scatter_factor("reducescatter", *ctx.options))
         gathered = AllGather.apply(scaled, _backward(ctx.name), ctx.options[1], Sum)
         return gathered, None, None, None, None, None
@@ -391,13 +391,13 @@ class GroupedReduceScatter(torch.autograd.Function):
         postscale: float,
         *tensors: torch.Tensor,
     ) -> Any:
-        """This rank's rows of each."""
+        """Returns this rank's rows of each reduction."""
         ctx.name, ctx.options = name, (op, process_set, prescale, postscale)
         return tuple(_wait(begin_grouped_reducescatter(tensors, name, op, process_set, prescale, postscale)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """All ranks' rows of each, scaled."""
+        """Gathers all ranks' rows of each gradient, scaled."""
         factor = _scatter_factor("grouped_reducescatter", *ctx.options)
         scaled = [_scaled(gradient, factor) for gradient in gradients]
         gathered = GroupedAllGather.apply(_backward(ctx.name), ctx.options[1], Sum, *scaled)
@@ -405,7 +405,7 @@ class GroupedReduceScatter(torch.autograd.Function):
 
 
 class _Then:
-    """An operation in flight whose result is changed when it is there."""
+    """An operation in flight with a function that transforms its result."""
 
     def __init__(self, in_flight: InFlight, change: Callable[[Any], Any]) -> None:
         self._in_flight = in_flight
@@ -419,7 +419,7 @@ class _Then:
 
 
 def _written(in_flight: InFlight, places: Sequence[torch.Tensor | None]) -> InFlight:
-    """Lets autograd know of results in place, so that it refuses to use what was there for a gradient."""
+    """Marks results in place as modified, so that autograd rejects uses of the old contents for a gradient."""
     written = [place for place in places if place is not None and not place.is_inference()]
     if not written:
         return in_flight
@@ -433,12 +433,12 @@ def _written(in_flight: InFlight, places: Sequence[torch.Tensor | None]) -> InFl
 
 
 def _scales(tensors: Sequence[torch.Tensor], prescale: float, postscale: float) -> tuple[float, float]:
-    """The factors as they count for these tensors.
+    """Returns the factors, rounded as Horovod rounds them for these tensors.
 
-    Horovod multiplies float32, and what is narrower, by a factor that was rounded to float32, and scripts compare bits
-    with PyTorch's own product. A group has one pair of factors, so they are rounded only where that is right for all.
+    Horovod multiplies float32 and narrower types by a factor rounded to float32, and scripts compare bits with
+    PyTorch's own product. A group has one pair of factors, so they are rounded only if that is right for all tensors.
     """
-    if prescale == postscale == 1.0:  # what nearly every operation has
+    if prescale == postscale == 1.0:  # the most frequent case
         return 1.0, 1.0
     if not tensors or not all(tensor.dtype in _SCALED_IN_FLOAT32 for tensor in tensors):
         return prescale, postscale
@@ -454,7 +454,7 @@ def _wait(handle: int) -> Any:
 
 
 def check_tensor(given: Any) -> torch.Tensor:
-    """The tensor. Raises ValueError for anything else."""
+    """Returns the tensor. Raises ValueError for anything else."""
     if not isinstance(given, torch.Tensor):
         raise ValueError(f"a {type(given).__name__} is not supported; give a torch.Tensor")
     return given
@@ -482,7 +482,7 @@ def _gatherable(given: Any, operation: str) -> torch.Tensor:
 def _own_rows(
     gathered: Sequence[torch.Tensor], rows: list[int], name: str | None, process_set: ProcessSet
 ) -> list[torch.Tensor]:
-    """Of each tensor the rows that this rank gave, where each rank gave `rows`."""
+    """Returns this rank's own rows of each gathered tensor, to which each rank contributed `rows`."""
     name = None if name is None else f"{name}.rows"
     every = _wait(begin_allgather(torch.tensor([rows]), name, process_set))
     me = int(process_set.rank() or 0)
@@ -491,7 +491,7 @@ def _own_rows(
 
 
 def _backward(name: str | None) -> str | None:
-    """What the collective of a backward pass is called."""
+    """Returns the name of the collective in the backward pass."""
     return None if name is None else f"{name}.backward"
 
 
@@ -524,7 +524,7 @@ def _scatter_factor(
 
 
 def _integers(given: Any) -> torch.Tensor:
-    """Any iterable of integers as a tensor; other numbers keep their type, for which they are refused."""
+    """Converts any iterable of integers to a tensor. Other numbers keep their type, so that validation rejects them."""
     try:
         splits = torch.as_tensor(given if hasattr(given, "__len__") else list(given))
     except (TypeError, ValueError, RuntimeError) as error:

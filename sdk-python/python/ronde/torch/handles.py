@@ -1,4 +1,4 @@
-"""What a distributed optimizer shows of its reductions in flight, in Horovod's form."""
+"""A distributed optimizer's reductions in flight, in the form of Horovod's `_handles`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Handles(MutableMapping):  # type: ignore[type-arg]  # Python 3.9 cannot subscript it at run time
-    """Of each parameter whose gradient is in flight, (handle, context of the compressor), as Horovod's `_handles`.
+    """A mapping from each parameter whose gradient is in flight to (handle, context), as Horovod's `_handles`.
 
-    `synchronize(handle)` waits for that gradient alone. Deleting an entry leaves the gradient as it is; the reduction
-    itself goes on, as other ranks take part in it. Members of a group have an entry each.
+    `synchronize(handle)` waits for that gradient only. Deleting an entry leaves the gradient unchanged; the reduction
+    itself continues, because other ranks take part in it. Each member of a group has an entry.
     """
 
     def __init__(self, reducer: Reducer) -> None:

@@ -1,7 +1,7 @@
-"""Adasum in two steps, as Horovod does it on GPUs: the mean of each host's ranks first, then Adasum across the hosts.
+"""Hierarchical Adasum, as in Horovod on GPUs: first the mean of each host's ranks, then Adasum across the hosts.
 
-RONDE_HIERARCHICAL_ADASUM=1 on all ranks asks for it; a host is what one sidecar serves. Fewer vectors are combined
-then, and fewer bytes travel.
+RONDE_HIERARCHICAL_ADASUM=1 on all ranks enables it. A host here is the set of ranks of one sidecar. It combines fewer
+vectors and sends fewer bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VARIABLE = "RONDE_HIERARCHICAL_ADASUM"
 
 
 def is_asked_for() -> bool:
-    """Whether Adasum goes by hosts."""
+    """Returns whether hierarchical Adasum is enabled."""
     return os.environ.get(_VARIABLE) == "1"
 
 
@@ -30,12 +30,12 @@ class Hosts:
     """The process sets of the two steps.
 
     client  -- the session
-    hosts   -- of each rank of the job, in their order, a text that those of the same host share
+    hosts   -- for each rank of the job, in rank order, a string that ranks of the same host share
     """
 
     def __init__(self, client: Client, hosts: list[str]) -> None:
         self._client = client
-        self._own: ProcessSet | None = None  # None where the other set, or that of all ranks, is the same
+        self._own: ProcessSet | None = None  # None if the other set, or the set of all ranks, is the same
         self._first: ProcessSet | None = None
         members = [[rank for rank, host in enumerate(hosts) if host == each] for each in dict.fromkeys(hosts)]
         mine = hosts[client.rank]
@@ -50,7 +50,7 @@ class Hosts:
         self._first = client.add_process_set([ranks[0] for ranks in members])
 
     def begin(self, tensor: torch.Tensor, name: str | None, prescale: float, postscale: float, out: Any) -> InFlight:
-        """The first step, in flight; who waits for it does the second, so all ranks wait in the same order."""
+        """Starts the first step. Its wait runs the second one, so all ranks must wait in the same order."""
         client = self._client
         if self._is_one:
             return client.allreduce_async(tensor, Average, name, prescale, postscale, out=out)
@@ -59,13 +59,13 @@ class Hosts:
         return _TwoSteps(self, tensor, name, (prescale, postscale), out)
 
     def mean(self, tensor: torch.Tensor, name: str | None, prescale: float) -> InFlight | None:
-        """The mean of this host's ranks, in flight; None on a host with one."""
+        """Starts the mean of this host's ranks. Returns None on a host with one rank."""
         if self._own is None:
             return None
         return self._client.allreduce_async(tensor, Average, _part(name, "host"), prescale, process_set=self._own)
 
     def across(self, mean: torch.Tensor, name: str | None, scales: tuple[float, float], out: Any) -> torch.Tensor:
-        """The Adasum of all hosts' means, by the first rank of each, told to its others."""
+        """Computes the Adasum of all hosts' means on the first rank of each, and broadcasts it to the host's others."""
         client, (prescale, postscale) = self._client, scales
         result = mean
         if client.rank == self.leader:
@@ -86,16 +86,16 @@ class _TwoSteps:
         self._hosts, self._name, self._out = hosts, name, out
         prescale, postscale = scales
         self._mean = hosts.mean(tensor, name, prescale)
-        # A host with one rank has nothing to average: its tensor is scaled on the way.
+        # A host with one rank has nothing to average: the second step scales its tensor.
         self._tensor = tensor.clone() if self._mean is None else tensor
         self._scales = scales if self._mean is None else (1.0, postscale)
 
     def poll(self) -> bool:
-        """Whether the first step is done: the second one, which is short, begins when it is waited for."""
+        """Returns whether the first step is done. The second one, which is short, begins in `wait`."""
         return self._mean is None or self._mean.poll()
 
     def wait(self) -> Any:
-        """The result."""
+        """Runs the second step and returns the result."""
         mean = self._tensor if self._mean is None else self._mean.wait()
         return self._hosts.across(mean, self._name, self._scales, self._out)
 

@@ -1,21 +1,22 @@
-"""Collectives on PyTorch tensors, by the names, arguments and rules that users of Horovod know.
+"""Collectives on PyTorch tensors, with Horovod's names, arguments and rules.
 
-What all of them have in common:
+Common to all of them:
 
-tensor      -- dense, on any device; of a type that `ronde.Client.allreduce` takes, the same on all ranks
-tensors     -- of a grouped call: any iterable of such tensors, also a generator, in the same order on all ranks
-name        -- what the ranks know the operation by; operations without one are matched in the order of their calls
-process_set -- whose ranks take part; all of them without it. A root is always a rank of the job.
+tensor      -- dense, on any device; of a type that `ronde.Client.allreduce` accepts, the same on all ranks
+tensors     -- for grouped calls: any iterable of such tensors, also a generator, in the same order on all ranks
+name        -- identifies the operation on all ranks; operations without one are matched in call order
+process_set -- the ranks that take part; default: all. A root is always a rank of the job.
 
-A function whose name ends in `_async` returns a handle for `synchronize` and `poll`; the tensor may be changed at once.
-One with a further `_` writes the result into the tensor that it was given; others return a new one of the same device.
+A function whose name ends in `_async` returns a handle for `synchronize` and `poll`. You may overwrite the tensor as
+soon as it returns. A function with a trailing `_` writes the result into its tensor; others return a new tensor on the
+same device.
 
-A function that is called differentiable is so to any order, and its backward pass runs collectives: whether the input
-requires a gradient, and the order of such calls, are the same on all ranks. docs/PYTORCH.md lists the gradients.
+A differentiable function is so to any order, and its backward pass runs collectives. Whether the input requires a
+gradient, and the order of such calls, must be the same on all ranks. docs/PYTORCH.md lists the gradients.
 
-All raise HorovodInternalError when the operation fails (its subclasses say how: see `ronde.errors`), and ValueError,
-before anything was submitted, for arguments that cannot be, for a name that is under way already, for a process set
-that is not registered or without this process, and before `init`.
+All raise HorovodInternalError if the operation fails; `ronde.errors` defines its subclasses. They raise ValueError,
+before anything is submitted, for invalid arguments, for a name that is already in flight, for a process set that is not
+registered or does not contain this process, and before `init`.
 """
 
 from __future__ import annotations
@@ -100,20 +101,20 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The reduction of all ranks' tensors, of the same shape. Differentiable: its gradient is reduced the same way.
+    """Reduces all ranks' tensors, of the same shape. Differentiable: its gradient is reduced the same way.
 
     With op=Average and op=Sum that gradient is differentiable, too, to any order; with another `op` a second derivative
     raises RuntimeError.
 
-    average     -- deprecated: op=Average or op=Sum; with `op` too, ValueError
-    compression -- what is done to the tensor before, and undone after; `Compression.plugin` names a plugin that does it
-                   on the way between sidecars, but not for the gradient
-    op          -- Average unless given; any of `ronde.Client.allreduce`, also `PluginOp`. Adasum is for the set of all
-                   ranks only, else NotImplementedError
+    average     -- deprecated: use op=Average or op=Sum; together with `op` it raises ValueError
+    compression -- compresses the tensor before and decompresses the result after; with `Compression.plugin` a plugin
+                   does so between sidecars, but not for the gradient
+    op          -- any reduction of `ronde.Client.allreduce`, also `PluginOp`; default: Average. Adasum on a process set
+                   raises NotImplementedError
     prescale_factor, postscale_factor -- multiply each tensor before the reduction, and its result
 
-    The average of integers is truncated toward zero. float16 and bfloat16 are added in float32: ranks of one sidecar at
-    once, then rounded at each addition between sidecars.
+    The average of integers is truncated toward zero. float16 and bfloat16 are added in float32: all ranks of one
+    sidecar first, then rounded at each addition between sidecars.
     """
     op = _reduce_op(average, op, process_set)
     codec = codec_of(compression, op)
@@ -145,7 +146,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """`allreduce` into `tensor`, whose elements mean nothing after an error; without gradient and compression."""
+    """`allreduce` into `tensor`, without gradient and compression. After an error its contents are unspecified."""
     op = _reduce_op(average, op, process_set)
     return _tensor(allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set))
 
@@ -174,7 +175,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """`allreduce` of several tensors, none of which is reduced before all are there on all ranks. Differentiable."""
+    """`allreduce` of several tensors as a group, which starts when all are ready on all ranks. Differentiable."""
     op = _reduce_op(average, op, process_set)
     tensors = _listed(tensors)
     pairs = [compression.compress(tensor) for tensor in tensors]
@@ -236,9 +237,9 @@ def grouped_allreduce_async_(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """All ranks' tensors one after the other along the first dimension, in which they may differ. Differentiable.
+    """Concatenates all ranks' tensors along the first dimension, in which they may differ. Differentiable.
 
-    The result is of shape (sum of all ranks' rows, *rest); scalars are refused.
+    The result is of shape (sum of all ranks' rows, *rest). Scalars raise ValueError.
     """
     result: torch.Tensor = gradients.AllGather.apply(tensor, name, process_set)
     return result
@@ -252,7 +253,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 def grouped_allgather(
     tensors: Iterable[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """`allgather` of several tensors, none of which is gathered before all are there on all ranks. Differentiable."""
+    """`allgather` of several tensors as a group, which starts when all are ready on all ranks. Differentiable."""
     tensors = _listed(tensors)
     return list(gradients.GroupedAllGather.apply(name, process_set, Average, *tensors)) if tensors else []
 
@@ -271,7 +272,7 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The tensor of rank `root_rank`, of the same shape on all ranks. Differentiable.
+    """Broadcasts the tensor of rank `root_rank`, of the same shape on all ranks. Differentiable.
 
     Raises ValueError for a root that is not in the process set.
     """
@@ -315,14 +316,14 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The rows that all ranks have for this one, in the order of ranks. Differentiable.
+    """Sends rows to every rank and returns the rows received from all ranks, in rank order. Differentiable.
 
-    splits -- how many rows each rank gets, in the order of ranks, from the first row on: int32 in one dimension, or any
-              iterable of integers; may be 0. Without it every rank gets as many, for which the rows must be divisible;
-              ranks may have different numbers of rows then, too.
+    splits -- how many rows each rank gets, in rank order, starting at the first row: int32 in one dimension, or any
+              iterable of integers; may be 0. Without it every rank gets the same number, by which the rows must be
+              divisible; ranks may have different numbers of rows then, too.
 
     Returns the tensor, or (tensor, received_splits) if splits were given: how many rows came from each rank, as int32
-    on the device of the splits. Raises ValueError for splits that are not as said or add up to more than the rows.
+    on the device of the splits. Raises ValueError for invalid splits, and for those with a sum beyond the rows.
     """
     checked = gradients.Splits.of(splits, tensor, process_set)
     result, received = gradients.AllToAll.apply(tensor, checked, name, process_set)
@@ -349,7 +350,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """This rank's rows of the reduction of all ranks' tensors, of the same shape. Differentiable for Average and Sum.
+    """Reduces all ranks' tensors and returns this rank's rows of the result. Differentiable for Average and Sum.
 
     Of r rows over n ranks the first r % n ranks get one more than r // n. `op` is Average, Sum, Min, Max or Product; a
     backward pass through one of the last three raises RuntimeError. Raises ValueError for a scalar.
@@ -381,7 +382,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """`reducescatter` of several tensors, none reduced before all are there on all ranks. Differentiable."""
+    """`reducescatter` of several tensors as a group, which starts when all are ready on all ranks. Differentiable."""
     check_no_plugin(compression, "grouped_reducescatter")
     tensors = _listed(tensors)
     pairs = [compression.compress(tensor) for tensor in tensors]
@@ -406,13 +407,13 @@ def grouped_reducescatter_async(
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more tensors; returns, when all ranks have said so, the one that was the last.
+    """Declares that this rank has no more tensors. Returns, once all ranks have joined, the rank that joined last.
 
-    device -- accepted for Horovod's sake
+    device -- accepted for compatibility with Horovod; ignored
 
-    Until then the other ranks' `allreduce` with Average, Sum or Adasum goes on with zeros for this one, by whose number
-    an average is still divided; other operations on all ranks fail. Raises NotImplementedError when `init` was given
-    some ranks only.
+    Until then `allreduce` with Average, Sum or Adasum on the other ranks uses zeros for this rank, which still counts
+    in the divisor of an average. Other operations on all ranks fail. Raises NotImplementedError if `init` was given
+    only some ranks.
     """
     del device
     current = world.current()
@@ -420,7 +421,7 @@ def join(device: int = -1) -> int:
         raise NotImplementedError("join is for all ranks of the job; hvd.init was given some of them only")
     with world.traced("join", None):
         last = current.client.join()
-    # Ranks have made different numbers of steps; from here on they count alike again.
+    # Ranks have made different numbers of steps; from here on their counts agree again.
     world.restart_counting()
     return last
 
@@ -446,7 +447,7 @@ def _reduce_op(average: bool | None, op: int | PluginOp | None, process_set: Pro
 
 
 def _listed(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors of a group, on one device. Any iterable is read once, and a generator only here."""
+    """Returns the tensors of a group, which are on one device. Reads any iterable, also a generator, once."""
     listed = [gradients.check_tensor(tensor) for tensor in tensors]
     devices = {str(tensor.device) for tensor in listed}
     if len(devices) > 1:

@@ -1,8 +1,8 @@
-"""Python objects between ranks.
+"""Exchange of Python objects between ranks.
 
-They travel as pickles, so receiving one runs what its sender put into it. That is the user's call and never ronde's:
-only ranks of this job can send, over the sealed path, but who lets another rank send objects trusts it with this
-process. Parameters and optimizer state do not travel this way: see `broadcast_optimizer_state`.
+Objects are pickled, so receiving one executes code of its sender. Only the program requests this, never ronde itself.
+Only ranks of this job can send, over encrypted links, but a program that receives objects trusts their sender with its
+process. Parameters and optimizer state are not pickled: `broadcast_optimizer_state` sends JSON and tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from ronde.torch import gradients, world
 from ronde.torch.process_sets import ProcessSet, global_process_set
 
-try:  # Functions and classes of `__main__` too, where it is installed.
+try:  # If installed, cloudpickle also handles functions and classes of `__main__`.
     import cloudpickle
 except ImportError:
     cloudpickle = None
@@ -25,13 +25,13 @@ except ImportError:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The object of rank `root_rank`: a copy on other ranks, the object itself there.
+    """Broadcasts the object of rank `root_rank`. Returns a copy on other ranks, and the object itself on the root.
 
-    obj  -- what can be pickled; with the package cloudpickle also functions and classes of the program itself. Only the
-            root's counts
-    name -- what the ranks know the operation by
+    obj  -- any object that pickle accepts; with the package cloudpickle also functions and classes of the program
+            itself. Only that of the root is used
+    name -- identifies the operation on all ranks
 
-    Raises what `broadcast` does, and on the root what pickling does.
+    Raises what `broadcast` does, and on the root errors of pickling.
     """
     is_root = world.current().rank == root_rank
     received = broadcast_bytes(_pickled(obj) if is_root else None, root_rank, name, process_set)
@@ -39,7 +39,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """All ranks' objects, in the order of ranks. As for `broadcast_object`; objects may differ in type and size."""
+    """Returns all ranks' objects, in rank order. As `broadcast_object`; objects may differ in type and size."""
     content = _pickled(obj)
     lengths = torch.tensor([content.numel()], dtype=torch.int64)
     lengths = _wait(gradients.begin_allgather(lengths, _part(name, "sz"), process_set))
@@ -50,7 +50,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 def broadcast_bytes(
     content: torch.Tensor | None, root_rank: int, name: str | None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The bytes of rank `root_rank`, as uint8 in one dimension; only that rank gives some, and knows how many."""
+    """Broadcasts the bytes of rank `root_rank`, as uint8 in one dimension. Only that rank passes and knows them."""
     if content is None:
         content = torch.zeros(0, dtype=torch.uint8)
     length = torch.tensor([content.numel()], dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The distributed optimizer: gradients are reduced while the backward pass still computes others."""
+"""The distributed optimizer, which reduces gradients while the backward pass still computes others."""
 
 from __future__ import annotations
 
@@ -36,44 +36,44 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """An optimizer of the same class that reduces gradients over all ranks before each step.
+    """Returns an optimizer of the same class that reduces gradients over all ranks before each step.
 
-    named_parameters          -- names by which the ranks agree, usually `model.named_parameters()`
-    compression               -- what is done to a gradient before it is handed over, and undone after. With
-                                 `Compression.plugin` a plugin does it on the way between sidecars; for dense gradients,
-                                 op=Average and op=Sum. All ranks of the set make such optimizers in the same order:
-                                 what is left out of the first one's gradients comes to the first one's again
-    backward_passes_per_step  -- backward passes whose gradients are summed here before they are reduced
-    op                        -- Average or another reduction, also `PluginOp`. With Adasum each rank makes a step by
-                                 itself, and the changes of the parameters are reduced, not the gradients
+    named_parameters          -- names that identify parameters on all ranks, usually `model.named_parameters()`
+    compression               -- compresses a gradient before the submission and decompresses the result. With
+                                 `Compression.plugin` a plugin does so between sidecars, for dense gradients,
+                                 op=Average and op=Sum. All ranks of the set must make such optimizers in the same
+                                 order, because residuals of error feedback are kept by this order
+    backward_passes_per_step  -- backward passes whose gradients are summed locally before the reduction
+    op                        -- Average or another reduction, also `PluginOp`. With Adasum each rank makes a local
+                                 step, and the changes of the parameters are reduced, not the gradients
     gradient_predivide_factor -- with Average: divides by this before and by the rest after the sum
-    num_groups                -- deprecated: groups
-    groups                    -- how gradients are reduced together: in so many groups of about as many parameters each,
-                                 or by the lists of parameters given, such as `[one.parameters(), two.parameters()]`;
-                                 those in no list go alone. As in Horovod, members that require no gradient and those
-                                 that are not the optimizer's are left out
-    sparse_as_dense           -- makes sparse gradients dense; without it what each rank has is gathered
-    process_set               -- whose ranks reduce; other ranks step by themselves
+    num_groups                -- deprecated: use groups
+    groups                    -- which gradients to reduce together: a number of groups with about as many parameters
+                                 each, or lists of parameters, such as `[one.parameters(), two.parameters()]`; those in
+                                 no list are reduced one by one. As in Horovod, members that require no gradient and
+                                 those that are not the optimizer's are ignored
+    sparse_as_dense           -- makes sparse gradients dense; without it all ranks' elements are gathered
+    process_set               -- the ranks that reduce; other ranks make local steps
 
-    The optimizer given is not to be used any more: the result takes over its parameters and state.
+    Do not use the given optimizer afterwards: the result takes over its parameters and state.
 
-    A parameter without a gradient on this rank counts as zeros; if no rank has one, its gradient stays None. (Ranks ask
-    each other in the first steps, then in ever fewer, but in each step while one of them lacks a gradient; in a step in
-    which they did not ask, zeros are the result.)
+    A parameter without a gradient on this rank counts as zeros; if no rank has one, its gradient stays None. (Ranks
+    exchange which gradients they have in the first steps, then less and less often, but in each step while one of them
+    lacks a gradient; in a step without this exchange the result is zeros.)
 
     `p.grad` stays the same tensor when it is reduced. From 64 KiB on its memory is replaced by the result's, so another
-    tensor that shares that memory (`p.grad.view(-1)`, `p.grad.detach()`) keeps the old elements; not so for gradients
-    that are grouped, cast, on another device, parts of a larger tensor or not laid out in rows, and not with
-    `init(mapped=False)` or RONDE_MAPPED=0: those are written where they are. Bits are the same either way.
+    tensor that shares that memory (`p.grad.view(-1)`, `p.grad.detach()`) keeps the old elements. The result is written
+    in place for gradients that are grouped, cast, on another device, parts of a larger tensor or not contiguous, and
+    with `init(mapped=False)` or RONDE_MAPPED=0. Bits are the same either way.
 
     The result has the attributes of Horovod's wrapper: `op`, `process_set`, `gradient_predivide_factor` and
-    `backward_passes_per_step`, and for programs that look inside `_parameter_names`, `_requires_update`,
-    `_allreduce_delay` and `_handles`.
+    `backward_passes_per_step`, and the internal ones `_parameter_names`, `_requires_update`, `_allreduce_delay` and
+    `_handles`.
 
     Gradients are of the floating-point types of `ronde.torch.allreduce` and have the same shapes on all ranks; `step`
     and `synchronize` raise what that does. Raises ValueError for `backward_passes_per_step` below 1, a factor without
-    Average, a plugin as compression with a reduction that it is not for, groups that are none, and names that are
-    missing or not unique; NotImplementedError for Adasum with a process set.
+    Average, a plugin as compression with a reduction that excludes it, invalid groups, and names that are missing or
+    not unique; NotImplementedError for Adasum with a process set.
     """
     if op != Average and gradient_predivide_factor != 1.0:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
@@ -84,7 +84,7 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
         groups = num_groups if groups is None else groups
     groups = _listed(groups)
     names = _names(optimizer, named_parameters)
-    codec_of(compression, op)  # also where nothing will be reduced
+    codec_of(compression, op)  # validates also if nothing will be reduced
     if op == Adasum and process_set is not global_process_set:
         raise NotImplementedError("Adasum does not support non-global process sets yet")
     if op == Adasum and basics.size() > 1:
@@ -96,16 +96,16 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
 
 
 def _wrapped(optimizer: torch.optim.Optimizer, mixin: type, reducer: Any) -> Any:
-    # A distributed one is unwrapped: it is not to be used any more.
+    # Unwraps an optimizer that is distributed already; it must not be used any more.
     wrapped = getattr(optimizer, "_wrapped", optimizer)
     if wrapped is not optimizer:
         optimizer._ronde.leave()  # type: ignore[attr-defined]
     kind = type(wrapped)
     distributed: Any = type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
     result = distributed.__new__(distributed)
-    # The same groups, state and defaults: a scheduler made for the optimizer before keeps its effect.
+    # Shares groups, state and defaults, so that a scheduler made for the optimizer before keeps its effect.
     result.__dict__.update(optimizer.__dict__)
-    # A scheduler has laid its own step over the wrapped one's, and looks there whether a step was made.
+    # A scheduler patches the wrapped optimizer's step, and checks there whether a step was made.
     result.__dict__.pop("step", None)
     result._wrapped = wrapped
     result._ronde = reducer
@@ -114,17 +114,17 @@ def _wrapped(optimizer: torch.optim.Optimizer, mixin: type, reducer: Any) -> Any
 
 
 class _Distributed(Wrapping):
-    """What is laid over the wrapped optimizer's class."""
+    """The mixin over the wrapped optimizer's class."""
 
     _ronde: Reducer
 
     def synchronize(self) -> None:
-        """Waits until all gradients are reduced. Then clip them, and step within `skip_synchronize`."""
+        """Waits until all gradients are reduced. Afterwards clip them, and step within `skip_synchronize`."""
         self._ronde.synchronize(self)
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A context in which `step` does not reduce: `synchronize` was called before."""
+        """Returns a context in which `step` does not reduce, because `synchronize` was called before."""
         self._ronde.steps_synchronize = False
         try:
             yield
@@ -134,13 +134,13 @@ class _Distributed(Wrapping):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduces the gradients and makes a step of the wrapped optimizer.
 
-        closure -- computes loss and gradients again and returns the loss, as for `torch.optim.LBFGS`; called equally
-                   often on all ranks. After each call the gradients are reduced and the loss, a floating-point tensor
-                   or a number, is averaged over the ranks (with op=Sum it is their sum), so that all ranks decide
-                   alike; another result is passed on as it is. A closure may call `synchronize` itself, to clip
+        closure -- recomputes loss and gradients and returns the loss, as for `torch.optim.LBFGS`; called equally often
+                   on all ranks. After each call the gradients are reduced and the loss, a floating-point tensor or a
+                   number, is averaged over the ranks (with op=Sum it is summed), so that all ranks take the same
+                   decisions; another result is returned unchanged. A closure may call `synchronize` itself, to clip
                    gradients: they are not reduced again then. Within `skip_synchronize` only the loss is averaged.
 
-        Returns what the wrapped optimizer's step does: the loss of the first call.
+        Returns the result of the wrapped optimizer's step, the loss of the first call.
         """
         if closure is None:
             self._ronde.before_step(self)
@@ -150,18 +150,18 @@ class _Distributed(Wrapping):
         return super().step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the gradients; not while they are being reduced."""
+        """Clears the gradients. Raises AssertionError while they are being reduced."""
         self._ronde.check_idle()
         forget_made_gradients(trainable(self))
         super().zero_grad(set_to_none=set_to_none)
 
 
-# PyTorch lays hooks over a class's step once; the wrapped class has them.
+# PyTorch installs hooks over a class's step once; the wrapped class has them already.
 _Distributed.step.hooked = True  # type: ignore[attr-defined]
 
 
 def _listed(groups: Any) -> int | list[list[torch.Tensor]]:
-    """A number of groups, or the groups themselves; iterables are read once. Raises ValueError for anything else."""
+    """Returns a number of groups, or the groups, reading iterables once. Raises ValueError for anything else."""
     if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
         return groups or 0
     outer = list(groups) if _is_iterable(groups) else [groups]
@@ -177,14 +177,14 @@ def _listed(groups: Any) -> int | list[list[torch.Tensor]]:
 
 
 def _is_iterable(given: Any) -> bool:
-    """Whether it is a list or the like: tensors and texts are single things here."""
+    """Returns whether an object is a list or the like. Tensors and strings do not count."""
     return isinstance(given, Iterable) and not isinstance(given, (torch.Tensor, str, bytes))
 
 
 def _grouped(groups: int | list[list[torch.Tensor]], parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """The groups, the same on all ranks because parameters have the same order there.
+    """Returns the groups. They are the same on all ranks because parameters have the same order there.
 
-    As in Horovod, members that get no gradient or are not the optimizer's are left out.
+    As in Horovod, members that get no gradient or are not the optimizer's are ignored.
     """
     if isinstance(groups, int):
         count = min(groups, len(parameters))

@@ -1,6 +1,6 @@
-"""The structure of an optimizer's options and state as JSON, and its tensors by name.
+"""Describes an optimizer's options and state as JSON, with its tensors by name.
 
-A description has everything but the elements of tensors: each value is an object with one key, its kind.
+A description contains everything but the elements of tensors. Each value is an object with one key, its kind.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Description = dict  # of JSON
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """All parameters, in the order of the groups."""
+    """Returns all parameters, in the order of the groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def describe(optimizer: torch.optim.Optimizer) -> Description[str, Any]:
-    """The whole optimizer; or {"error": text} where it has a value that cannot be broadcast."""
+    """Describes the whole optimizer. Returns {"error": text} if it has a value that cannot be broadcast."""
     parameters, states = parameters_of(optimizer), optimizer.state
     other_keys = [key for key in states if not isinstance(key, torch.Tensor)]
     try:
@@ -40,11 +40,11 @@ def describe(optimizer: torch.optim.Optimizer) -> Description[str, Any]:
             "others": [[_plain_key(key), describe_value(states[key], str(key))] for key in other_keys],
         }
     except ValueError as error:
-        return {"error": str(error)}  # for all ranks, which would wait otherwise
+        return {"error": str(error)}  # sent to all ranks, which would wait otherwise
 
 
 def difference(optimizer: torch.optim.Optimizer, description: Description[str, Any]) -> str | None:
-    """Why a description does not fit an optimizer: another number of groups or parameters, or other shapes."""
+    """Returns why a description does not fit an optimizer, such as another number of groups or other shapes."""
     mine, roots = _shapes(optimizer), description["shapes"]
     if len(mine) != len(roots):
         return f"the root's optimizer has {len(roots)} parameter groups, this one {len(mine)}"
@@ -58,7 +58,7 @@ def difference(optimizer: torch.optim.Optimizer, description: Description[str, A
 
 
 def take(optimizer: torch.optim.Optimizer, description: Description[str, Any]) -> None:
-    """Gives an optimizer the described options and state; new tensors are zeros, state not described is dropped."""
+    """Applies the described options and state to an optimizer. New tensors are zeros; other state is dropped."""
     for group, described in zip(optimizer.param_groups, description["groups"]):
         for key, value in described.items():
             group[key] = _value_of(value, None, group.get(key))
@@ -77,7 +77,7 @@ def take(optimizer: torch.optim.Optimizer, description: Description[str, Any]) -
 def tensors_of(
     optimizer: torch.optim.Optimizer, description: Description[str, Any]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The described tensors with their names, in the same order on all ranks."""
+    """Returns the described tensors with their names, in the same order on all ranks."""
     for number, (group, described) in enumerate(zip(optimizer.param_groups, description["groups"])):
         for key, value in described.items():
             yield from _tensors_in(value, group[key], f"optimizer_state.group.{number}.{key}")
@@ -89,7 +89,7 @@ def tensors_of(
 
 
 def describe_value(value: Any, key: str) -> Description[str, Any]:
-    """A value of an option or a state. Raises ValueError, naming its key, for what cannot be broadcast."""
+    """Describes a value of an option or a state. Raises ValueError with its key for one that cannot be broadcast."""
     for kind, describe_it in _KINDS:
         if isinstance(value, kind):
             return describe_it(value, key)
@@ -131,7 +131,7 @@ def _plain_key(key: Any) -> Any:
     raise ValueError(f"cannot broadcast the optimizer: the key {key!r} of a dictionary is neither text nor a number")
 
 
-# The first that fits: some scalars of NumPy are Python's, too.
+# The first match is used: some scalars of NumPy are Python's, too.
 _KINDS: tuple[tuple[Any, Callable[[Any, str], Description[str, Any]]], ...] = (
     (torch.Tensor, _describe_tensor),
     (numpy.ndarray, _describe_array),
@@ -148,7 +148,7 @@ _KINDS: tuple[tuple[Any, Callable[[Any, str], Description[str, Any]]], ...] = (
 
 
 def _value_of(description: Description[str, Any], parameter: torch.Tensor | None, now: Any) -> Any:
-    """The described value; a tensor is the one that is there already if it fits, else a new one to be filled."""
+    """Returns the described value. A tensor is the current one if it fits, else a new one, which is filled later."""
     ((kind, content),) = description.items()
     if kind == "value":
         return content

@@ -1,4 +1,4 @@
-"""Process sets: some of the ranks, which perform collectives among themselves."""
+"""Process sets: subsets of the ranks that perform collectives among themselves."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class ProcessSet:
-    """Some ranks, given as numbers or by an mpi4py communicator; of use once it is registered.
+    """A subset of the ranks, from numbers or an mpi4py communicator. It can be used once it is registered.
 
     process_set_id -- None until it is registered by `init(process_sets=[...])` or `add_process_set`, and after it was
                       removed
-    ranks          -- ascending; None where only the communicator knows them yet
+    ranks          -- ascending; None while only the communicator knows them
     mpi_comm       -- the communicator that it was made from, else None
 
-    Raises ValueError when it is given something else.
+    Raises ValueError for other arguments.
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -45,7 +45,7 @@ class ProcessSet:
     def rank(self) -> int | None:
         """This process's number among its ranks, from 0; None until it is registered.
 
-        Raises ValueError when this process is not in it.
+        Raises ValueError if this process is not in it.
         """
         if self.process_set_id is None or self.ranks is None:
             return None
@@ -69,13 +69,13 @@ def _global_set() -> ProcessSet:
 
 
 global_process_set = _global_set()
-"""All ranks; what every operation uses unless another set is given."""
+"""The set of all ranks, the default of every operation."""
 
 
 def members_of(process_set: ProcessSet) -> JobSet | None:
-    """What the client takes for a set: None for all ranks of the job.
+    """Returns the client's set for a set: None for all ranks of the job.
 
-    Raises ValueError for a set that is not registered or does not have this process, and before `init`.
+    Raises ValueError for a set that is not registered or does not contain this process, and before `init`.
     """
     current = world.current()
     if process_set is global_process_set:
@@ -90,17 +90,17 @@ def members_of(process_set: ProcessSet) -> JobSet | None:
 
 
 def size_of(process_set: ProcessSet) -> int:
-    """The number of a registered set's ranks. Raises ValueError before `init`."""
+    """Returns the number of a registered set's ranks. Raises ValueError before `init`."""
     world.current()
     return len(process_set.ranks or [])
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Registers a process set while the job runs. All ranks call it, those outside the set too, with the same ranks.
+    """Registers a process set while the job runs. All ranks must call it, also those outside the set.
 
-    Needs `init(process_sets="dynamic")` or HOROVOD_DYNAMIC_PROCESS_SETS=1. Returns the set that was given, or a new one
-    of the ranks that were. Raises ValueError when sets are not dynamic, for ranks that are none, are there twice, or
-    form a set already, and when ranks do not agree; NotImplementedError for a set of a communicator.
+    They must pass the same ranks. Requires `init(process_sets="dynamic")` or HOROVOD_DYNAMIC_PROCESS_SETS=1. Returns
+    the given set, or a new one of the given ranks. Raises ValueError if sets are not dynamic, for invalid or duplicate
+    ranks, for ranks that already form a set, and if ranks disagree; NotImplementedError for a set of a communicator.
     """
     current = world.current()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -118,10 +118,10 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a process set. All ranks call it. Its `process_set_id` becomes None.
+    """Removes a process set and sets its `process_set_id` to None. All ranks must call it.
 
-    Returns False, and does nothing, for the set of all ranks and one that is not registered. Raises ValueError when
-    process sets are not dynamic: see `add_process_set`.
+    Returns False, and does nothing, for the set of all ranks and one that is not registered. Raises ValueError if
+    process sets are not dynamic, as `add_process_set` does.
     """
     current = world.current()
     if not isinstance(process_set, ProcessSet):
@@ -140,9 +140,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def register_static(process_sets: Sequence[Any]) -> None:
-    """The sets that `init` was given, in their order, which is the same on all ranks.
+    """Registers the sets that `init` was given, in their order, which is the same on all ranks.
 
-    Raises ValueError, on all ranks, when one is none, comes twice, or is not the same on all ranks.
+    Raises ValueError on all ranks for an invalid or duplicate set, and for one that differs between ranks.
     """
     for number, each in enumerate(process_sets):
         if not isinstance(each, ProcessSet):
@@ -164,20 +164,20 @@ def register_static(process_sets: Sequence[Any]) -> None:
 
 
 def exchanged(client: Client, mine: Any, name: str, members: JobSet | None = None) -> list[Any]:
-    """What each rank gives, in their order; what JSON can say."""
+    """Gathers a value of each rank, in rank order. Values must be representable in JSON."""
     text = numpy.frombuffer(json.dumps(mine).encode() + b"\n", dtype=numpy.uint8)
     received = client.allgather(text, f"ronde.{name}", process_set=members)
     return [json.loads(line) for line in received.tobytes().decode().splitlines()]
 
 
 def begin(comm: Any) -> None:
-    """The set of all ranks knows them from `init` on, and the communicator that `init` was given."""
+    """Sets the ranks of the set of all ranks, and the communicator that `init` was given."""
     global_process_set.ranks = list(range(world.current().size))
     global_process_set.mpi_comm = comm if communicators.is_communicator(comm) else None
 
 
 def end() -> None:
-    """With the session its sets are gone."""
+    """Unregisters all sets at the end of the session."""
     for registered in list(_registered):
         _forget(registered)
     global_process_set.ranks = global_process_set.mpi_comm = None
@@ -193,7 +193,7 @@ def _ranks_now(process_set: ProcessSet) -> list[int]:
 
 
 def _register(process_set: ProcessSet, lists: list[list[int]]) -> None:
-    """Registers one set, or, of a communicator, one for each of the lists; this process keeps the one it is in."""
+    """Registers a set, or, for a communicator, one for each list; this process keeps the one that contains it."""
     current = world.current()
     if process_set.process_set_id is not None:
         raise ValueError(f"{process_set} is a duplicate process set: it is registered already")

@@ -1,4 +1,4 @@
-"""The reductions of one optimizer's gradients, from the hooks of the backward pass to the step."""
+"""Reduces one optimizer's gradients, from the hooks of the backward pass to the step."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from ronde.torch.wrapping import Watcher, forget_made_gradients, too_many_passes
 if TYPE_CHECKING:
     from ronde.torch.compression import Compressor, PluginCompressor
 
-# How many optimizers with a codec this process has made, by process set: the same on all ranks of a set.
+# The number of optimizers with a codec in this process, by process set. It is the same on all ranks of a set.
 _made: Counter[int | None] = Counter()
 
 
 class Reducer(Watcher):
-    """Which gradients are in flight, and how many backward passes each parameter still waits for.
+    """Tracks gradients in flight, and the backward passes that remain for each parameter.
 
     sparse_as_dense   -- whether sparse gradients are made dense
     steps_synchronize -- whether a step reduces
-    in_flight         -- the reductions that nobody has waited for, by parameter
+    in_flight         -- reductions that have not been waited for, by parameter
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class Reducer(Watcher):
             super().watch(optimizer)
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
-        """Submits what no hook has submitted, then waits for everything."""
+        """Submits gradients that no hook has submitted, then waits for all reductions."""
         forget_made_gradients(each for each in trainable(optimizer) if each not in self.in_flight)
         if not self._is_active():
             self._synchronized = True
             return
-        # Those that were frozen meanwhile go on taking part, as other ranks may train them; others have come.
+        # Parameters frozen meanwhile still take part, as other ranks may train them. Include new ones, too.
         known = set(self._parameters)
         added = [each for each in trainable(optimizer) if each not in known]
         self._parameters += added
@@ -96,7 +96,7 @@ class Reducer(Watcher):
             self.drop_in_flight()
 
     def _absent(self) -> tuple[set[torch.Tensor], set[torch.Tensor]]:
-        """The parameters without a gradient here, and those without one anywhere, as far as ranks have asked."""
+        """Returns the parameters without a gradient here, and, if this step has a vote, those without one anywhere."""
         if not self._parameters:
             return set(), set()
         vote_in_flight = self._vote.begin(self._name(self._parameters[0]), self._parameters, self.process_set)
@@ -108,7 +108,7 @@ class Reducer(Watcher):
         return absent, set(on_no_rank)
 
     def _submit_rest(self, skipped: set[torch.Tensor]) -> None:
-        """Submits what no hook has submitted, in an order that is the same on all ranks."""
+        """Submits gradients that no hook has submitted, in the same order on all ranks."""
         window = Window()
         for parameter in self._parameters:
             group = self._groups.get(parameter)
@@ -121,7 +121,7 @@ class Reducer(Watcher):
         window.finish()
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Reduces what has to be reduced before a step."""
+        """Reduces the remaining gradients before a step."""
         if self.steps_synchronize:
             if self._synchronized:
                 warnings.warn(
@@ -133,9 +133,9 @@ class Reducer(Watcher):
         self._synchronized = False
 
     def reducing(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """A closure as the wrapped optimizer is to see it: with the gradients and the loss of all ranks.
+        """Wraps a closure so that it yields the gradients and the loss of all ranks.
 
-        Optimizers decide by what it leaves and returns, so both are the same on all ranks after each call of it.
+        Optimizers decide by the closure's gradients and loss, so both must be the same on all ranks after each call.
         """
         if not self._is_active():
             return closure
@@ -154,7 +154,7 @@ class Reducer(Watcher):
         return evaluate
 
     def _loss_of_all(self, loss: Any) -> Any:
-        """The average of all ranks' losses, or with op=Sum their sum: what the gradients are the gradient of."""
+        """Returns the average of all ranks' losses, or with op=Sum their sum, in line with the gradients."""
         is_tensor = isinstance(loss, torch.Tensor) and loss.is_floating_point()
         is_number = isinstance(loss, numbers.Real) and not isinstance(loss, bool)
         if not (is_tensor or is_number):
@@ -166,7 +166,7 @@ class Reducer(Watcher):
         return reduced if is_tensor else float(reduced)
 
     def check_idle(self) -> None:
-        """Raises while gradients are in flight, or were computed and wait for further backward passes."""
+        """Raises AssertionError while gradients are in flight or wait for further backward passes."""
         if self.in_flight or self._is_passed:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
@@ -178,20 +178,20 @@ class Reducer(Watcher):
         return Handles(self)
 
     def drop(self, parameter: torch.Tensor) -> None:
-        """Leaves a gradient as it is. Its reduction goes on, as other ranks take part in it, and nobody reads it."""
+        """Leaves a gradient unchanged. Its reduction continues, as other ranks take part, but its result is dropped."""
         reduction = self.in_flight.pop(parameter)
         reduction.forget_number()
         self._dropped[parameter] = reduction
 
     def reset(self) -> None:
-        """Starts again, as after a step, and drops what is in flight."""
+        """Resets the counts, as after a step, and drops reductions in flight."""
         for parameter in list(self.in_flight):
             self.drop(parameter)
         self.drop_in_flight()
         self._synchronized = False
 
     def drop_in_flight(self) -> None:
-        """Forgets reductions; what is not complete is withdrawn."""
+        """Drops reductions; those that are not complete are withdrawn."""
         for reduction in self.in_flight.values():
             reduction.forget_number()
         self.in_flight.clear()
@@ -204,7 +204,7 @@ class Reducer(Watcher):
     def _is_active(self) -> bool:
         if not self.process_set.included():
             return False
-        members_of(self.process_set)  # tells of a set that is not registered
+        members_of(self.process_set)  # raises for a set that is not registered
         return size_of(self.process_set) > 1
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
@@ -247,13 +247,13 @@ class Reducer(Watcher):
         return reduction
 
     def _finish_dropped(self, parameters: list[torch.Tensor]) -> None:
-        """Their names are free again when what was dropped is no longer in flight."""
+        """Waits until dropped reductions are no longer in flight, so that their names can be reused."""
         for parameter in parameters if self._dropped else ():
             if (reduction := self._dropped.pop(parameter, None)) is not None:
                 reduction.finish()
 
     def _submit_group(self, group: list[torch.Tensor]) -> None:
-        """All of a group at once; those that have no gradient on this rank with zeros, sparse ones made dense."""
+        """Submits a group. Missing gradients are submitted as zeros, sparse ones as dense."""
         self._finish_dropped(group)
         gradients = [self._gradient(parameter) for parameter in group]
         pairs = [self._compression.compress(self._dense(*each)) for each in zip(group, gradients)]
@@ -282,14 +282,14 @@ class Reducer(Watcher):
         return reduction
 
     def _dense(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient for a dense reduction, whose result is sparse again."""
+        """Returns the gradient for a dense reduction, whose result is made sparse again."""
         if not gradient.is_sparse:
             return gradient
         self._sparse_dimensions[parameter] = gradient.sparse_dim()
         return gradient.to_dense()
 
     def _reader(self, parameter: torch.Tensor, context: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Makes of a result what the optimizer looks for."""
+        """Returns a function that converts a result to the gradient for the optimizer."""
         decompress, dimensions = self._compression.decompress, self._sparse_dimensions.get(parameter)
         if dimensions is None and keeps_results(self._compression):
             return _as_it_is  # the copy into the gradient casts, too
@@ -310,7 +310,7 @@ class Reducer(Watcher):
 
 
 class Finishing(InFlight, Protocol):
-    """An operation in flight whose result may be left unread."""
+    """An operation in flight whose result need not be read."""
 
     def finish(self) -> None:
         """Waits until it is no longer in flight."""
@@ -318,10 +318,10 @@ class Finishing(InFlight, Protocol):
 
 
 class Reduction:
-    """One gradient on its way.
+    """The reduction of one gradient.
 
-    context -- what the compressor keeps for decompression
-    number  -- its handle for `synchronize`, once somebody asked for one
+    context -- the compressor's context for decompression
+    number  -- its handle for `synchronize`, once requested
     """
 
     def __init__(
@@ -345,16 +345,16 @@ class Reduction:
         return self._is_done or self._in_flight.poll()
 
     def finish(self) -> None:
-        """Waits, and leaves the gradient as it is."""
+        """Waits, and leaves the gradient unchanged."""
         self._in_flight.finish()
 
     def forget_number(self) -> None:
-        """Its handle is of no use any more."""
+        """Invalidates its handle."""
         if self.number is not None:
             world.forget(self.number)
 
     def wait(self) -> torch.Tensor:
-        """Waits and writes the result where the optimizer looks, which is what it returns. May be called again."""
+        """Waits, writes the result into the parameter's gradient, and returns that. May be called again."""
         if not self._is_done:
             result = self._read(self._in_flight.wait())
             with torch.no_grad():
@@ -364,7 +364,7 @@ class Reduction:
         return self._gradient
 
     def _put_back(self) -> None:
-        """The user may have replaced the gradient meanwhile: the new one gets the result, too."""
+        """Writes the result into the new gradient, too, if the user has replaced it meanwhile."""
         now, gradient = self._parameter.grad, self._gradient
         if now is None or now.is_sparse != gradient.is_sparse:
             self._parameter.grad = gradient
@@ -374,7 +374,7 @@ class Reduction:
 
 
 class _Part:
-    """One of the results of a group."""
+    """One of the results of a group in flight."""
 
     def __init__(self, together: Finishing, index: int) -> None:
         self._together = together
@@ -391,7 +391,7 @@ class _Part:
 
 
 class _Called:
-    """A result that is asked for by a call."""
+    """An operation in flight whose result a function returns."""
 
     def __init__(self, call: Callable[[], torch.Tensor]) -> None:
         self._call = call
@@ -403,26 +403,26 @@ class _Called:
         return self._call()
 
     def finish(self) -> None:
-        with contextlib.suppress(RondeError):  # nobody looks at it
+        with contextlib.suppress(RondeError):  # the result is dropped
             self._call()
 
 
 def _prefix(process_set: ProcessSet) -> str:
-    """What the names of one more optimizer's gradients begin with: what codecs have left out is kept by name."""
+    """Returns the name prefix for one more optimizer's gradients. Codecs keep their residuals by name."""
     number = _made[process_set.process_set_id]
     _made[process_set.process_set_id] += 1
     return f"optimizer.{number}."
 
 
 def _nothing(like: torch.Tensor, dimensions: int) -> torch.Tensor:
-    """A sparse gradient without elements."""
+    """Returns a sparse gradient without elements."""
     indices = torch.zeros((dimensions, 0), dtype=torch.int64, device=like.device)
     values = like.new_zeros((0, *like.shape[dimensions:]))
     return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=True)
 
 
 def _write(result: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Writes into the gradient's own memory, so that whoever looks at it by another name sees the result."""
+    """Writes into the gradient's own memory, so that other references to it see the result."""
     if result is gradient:
         return
     if result.is_sparse and not gradient.is_sparse:

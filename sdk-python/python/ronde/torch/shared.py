@@ -1,4 +1,4 @@
-"""Tensors in shared memory, which the sidecar reads where they lie."""
+"""Tensors in shared memory, which the sidecar reads without a copy."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor in shared memory, whose elements are any, as those of `torch.empty` are.
+    """Allocates an uninitialized tensor in shared memory.
 
-    The sidecar reads what is submitted from there, or from a part of it in one piece, where it lies: nothing is copied,
-    and so nobody may write there until the operation is complete, also not after the call of a form with `_async`. The
-    tensor is like others otherwise. Its memory is given back when the last view of it dies, also after `shutdown`.
+    Submitting it, or a contiguous part of it, makes no copy (zero-copy): the sidecar reads it in place. Do not write to
+    it until the operation completes, also not after a call with `_async` returns. Otherwise it is like any other
+    tensor. Its memory is released with the last view of it, also after `shutdown`.
 
     size  -- the dimensions, or one sequence of them
-    dtype -- a type that collectives take; PyTorch's default without it
+    dtype -- a type that collectives accept; default: PyTorch's default type
 
-    Raises ValueError for another type, for what is no shape, and before `init`; RefusedError with cause "limit" where
-    shared memory has no room (`--arena-mb`).
+    Raises ValueError for another type, an invalid shape, and before `init`; RefusedError with cause "limit" if shared
+    memory is full (`--arena-mb`).
     """
     dtype = torch.get_default_dtype() if dtype is None else dtype
     shape = size[0] if len(size) == 1 and not isinstance(size[0], int) else size

@@ -1,4 +1,4 @@
-"""Reductions of sparse tensors: what each rank has is gathered, and added up where indices meet."""
+"""Reductions of sparse tensors, by gathering all ranks' elements and adding those with equal indices."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ronde.torch.process_sets import ProcessSet, global_process_set, size_of
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """The sum or average of all ranks' sparse tensors, in flight; call what it returns for the result.
+    """Starts the sum or average of all ranks' sparse tensors. The returned function waits for the result.
 
     tensor -- of layout COO, the same type, shape and number of sparse dimensions on all ranks; any number of elements
-    name   -- what the ranks know the operation by
+    name   -- identifies the operation on all ranks
     op     -- Average or Sum
 
-    The result is coalesced. Raises ValueError for other tensors and reductions; the call what `synchronize` does.
+    The result is coalesced. Raises ValueError for other tensors and reductions. The function raises what `synchronize`
+    does.
     """
     if tensor.layout != torch.sparse_coo:
         raise ValueError(f"sparse_allreduce_async takes tensors of layout torch.sparse_coo, not {tensor.layout}")
@@ -28,7 +29,7 @@ def sparse_allreduce_async(
         raise ValueError("sparse_allreduce_async supports op=Average and op=Sum only")
     coalesced = tensor.detach().coalesce()
     indices, values = coalesced.indices(), coalesced.values()
-    # Rows are gathered: one for each element.
+    # Gather rows, one for each element.
     index_handle = gradients.begin_allgather(indices.t().contiguous(), f"{name}.indices", process_set)
     value_handle = gradients.begin_allgather(values, f"{name}.values", process_set)
     shape, ranks = tensor.shape, size_of(process_set)
@@ -38,7 +39,7 @@ def sparse_allreduce_async(
         where = world.synchronize(index_handle)
         if op == Average:
             gathered = gathered / ranks
-        # Indices of other ranks are not to be trusted with memory.
+        # Indices of other ranks are untrusted input; check them before they address memory.
         return torch.sparse_coo_tensor(where.t(), gathered, shape, check_invariants=True).coalesce()
 
     return finish

@@ -1,4 +1,4 @@
-"""Batch normalization by the statistics of all ranks' batches together."""
+"""Batch normalization with the statistics of all ranks' batches together."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class SyncBatchNorm(_BatchNorm):
     The arguments are those of `torch.nn.BatchNorm1d`. Input is of shape (rows, num_features, ...), on any device, of
     float16, bfloat16, float32 or float64; the number of rows may differ between ranks, and be 0 on some of them.
 
-    All ranks call it equally often. In evaluation with running statistics, and on a single rank, it is the plain one
-    and sends nothing. Without running statistics (`track_running_stats=False`) it uses those of all ranks' batches in
-    evaluation too, as Horovod does, so all ranks evaluate equally often then. It may be differentiated twice.
+    All ranks must call it equally often. In evaluation with running statistics, and on a single rank, it is plain batch
+    normalization and sends nothing. Without running statistics (`track_running_stats=False`) it uses those of all
+    ranks' batches in evaluation, too, as Horovod does, so all ranks must evaluate equally often. It is twice
+    differentiable.
 
     Raises ValueError for input with fewer than two dimensions, and what `ronde.torch.allreduce` does.
     """
@@ -40,7 +41,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The normalized input, of the same type and shape."""
+        """Returns the normalized input, of the same type and shape."""
         self._check_input_dim(input)
         is_of_batch = self.training or self.running_mean is None
         if not is_of_batch or basics.size() == 1:
@@ -63,7 +64,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _SyncBatchNorm(torch.autograd.Function):
-    """The normalization; statistics are combined as by Chan, Golub and LeVeque (1979), in float32 or wider."""
+    """The normalization. It combines statistics as Chan, Golub and LeVeque (1979), in float32 or wider."""
 
     @staticmethod
     def forward(ctx: Any, given: torch.Tensor, weight: Any, bias: Any, eps: float) -> Any:
@@ -85,16 +86,16 @@ class _SyncBatchNorm(torch.autograd.Function):
         given, weight, bias, mean, inverse, count = ctx.saved_tensors
         wide = given.to(_wide(given.dtype))
         if torch.is_grad_enabled():
-            # What follows is differentiated again, and statistics depend on the input.
+            # The code below may be differentiated again, and statistics depend on the input.
             mean, inverse = _differentiable_statistics(wide, count, ctx.eps)
         gradient, centred = upstream[0].to(wide.dtype), wide - _channels(mean, wide)
         over = _over(wide)
-        # Of this rank's rows: the gradients of weight and bias, which are averaged like all others.
+        # From this rank's rows: the gradients of weight and bias, which are averaged like all others.
         sum_gradient, sum_product = gradient.sum(dim=over), (gradient * centred).sum(dim=over)
         bias_gradient = None if bias is None else sum_gradient.to(bias.dtype)
         weight_gradient = None if weight is None else (sum_product * inverse).to(weight.dtype)
-        # Of all ranks' rows: the part of the input's gradient that goes through the statistics. Each rank multiplies by
-        # its own weight before the sum, as derivatives by one rank's weight are not those by another's.
+        # From all ranks' rows: the part of the input's gradient through the statistics. Each rank multiplies by its
+        # own weight before the sum, as derivatives by one rank's weight are not those by another's.
         sums = torch.stack([sum_gradient, sum_product])
         if weight is not None:
             sums, gradient = sums * weight.to(sums.dtype), gradient * _channels(weight.to(gradient.dtype), gradient)
@@ -107,7 +108,7 @@ class _SyncBatchNorm(torch.autograd.Function):
 def _differentiable_statistics(
     wide: torch.Tensor, count: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and inverse standard deviation over all ranks, as functions of the input."""
+    """Returns mean and inverse standard deviation over all ranks, as functions of the input."""
     mean = _summed(wide.sum(dim=_over(wide)), "sync_batch_norm.mean") / count
     squares = (wide - _channels(mean, wide)).square().sum(dim=_over(wide))
     return mean, torch.rsqrt(_summed(squares, "sync_batch_norm.variance") / count + eps)
@@ -119,12 +120,12 @@ def _summed(values: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _over(wide: torch.Tensor) -> list[int]:
-    """The dimensions that statistics are taken over: all but the channels'."""
+    """Returns the dimensions that statistics reduce: all but the channels'."""
     return [dimension for dimension in range(wide.dim()) if dimension != 1]
 
 
 def _together(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Elements of each channel, mean and biased variance, over all ranks."""
+    """Returns elements of each channel, mean and biased variance, over all ranks."""
     channels = wide.shape[1]
     elements = wide.numel() // channels if channels else 0
     if elements:

@@ -1,8 +1,8 @@
-"""Many operations through a window: bounded bytes in flight, submitted in the same order on all ranks.
+"""A window that bounds the bytes of operations in flight, for loops over many tensors.
 
-A limit of the sidecar is an error at once and never a wait, so loops over many tensors bound themselves. Waiting for
-the oldest before submitting the next cannot deadlock, because the order is the same on all ranks: the first operation
-that is not complete has been submitted, or is being submitted, by everybody.
+A sidecar at its limit returns an error and never blocks, so such loops bound themselves. Waiting for the oldest
+operation before submitting the next cannot deadlock if the order is the same on all ranks: all ranks have submitted, or
+are submitting, the first incomplete operation.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Window:
         self._bytes = 0
 
     def submit(self, nbytes: int, submit: Callable[[], InFlight]) -> None:
-        """Submits an operation of `nbytes` once there is room for it. A larger one than the window goes alone."""
+        """Submits an operation of `nbytes` once there is room. One larger than the window waits for all others."""
         while self._in_flight and (len(self._in_flight) >= WINDOW_TENSORS or self._bytes + nbytes > WINDOW_BYTES):
             self._wait_for_oldest()
         self._in_flight.append((submit(), nbytes))
         self._bytes += nbytes
 
     def finish(self) -> None:
-        """Waits for everything."""
+        """Waits for all operations."""
         while self._in_flight:
             self._wait_for_oldest()
 

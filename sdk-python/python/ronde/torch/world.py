@@ -1,4 +1,4 @@
-"""What this process shares: its client, the ranks that take part, and the operations in flight."""
+"""The process's shared state: its client, the ranks that take part, and the operations in flight."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class InFlight(Protocol):
         ...
 
     def wait(self) -> Any:
-        """The result, once it is there."""
+        """Waits for the result and returns it."""
         ...
 
 
 class World:
-    """The ranks among which this process counts, between `init` and `shutdown`.
+    """The ranks that take part, between `init` and `shutdown`.
 
     client     -- the session with the sidecar
-    base       -- those ranks of the job that take part; None for all
-    job_ranks  -- of each rank here, its rank in the job
-    rank, size, local_rank, local_size, cross_rank, cross_size, is_homogeneous -- as Horovod's functions give them
-    is_dynamic -- whether process sets may come and go after `init`
+    base       -- the ranks of the job that take part; None for all
+    job_ranks  -- for each rank here, its rank in the job
+    rank, size, local_rank, local_size, cross_rank, cross_size, is_homogeneous -- as Horovod's functions return them
+    is_dynamic -- whether process sets may be added and removed after `init`
     """
 
     def __init__(self, client: Client, is_dynamic: bool) -> None:
@@ -45,13 +45,13 @@ class World:
         self.local_rank, self.local_size = client.local_rank, client.local_size
         self.cross_rank, self.cross_size = client.cross_rank, client.cross_size
         self.is_homogeneous = client.is_homogeneous
-        self.hosts: Hosts | None = None  # where Adasum goes by hosts
+        self.hosts: Hosts | None = None  # with hierarchical Adasum
         self._named: weakref.WeakValueDictionary[tuple[str, int], Any] = weakref.WeakValueDictionary()
 
     def restrict(self, base: ProcessSet, hosts: list[int]) -> None:
-        """Counts among some ranks of the job only.
+        """Restricts the world to some ranks of the job.
 
-        hosts -- for each of the set's ranks a number that those of the same sidecar share
+        hosts -- for each of the set's ranks, a number that ranks of the same sidecar share
         """
         self.base, self.job_ranks = base, base.ranks
         self.rank, self.size = base.rank(), base.size()
@@ -64,9 +64,9 @@ class World:
         self.is_homogeneous = len(set(sizes.values())) == 1
 
     def submit(self, kind: str, name: str | None, members: ProcessSet | None, begin: Callable[[], InFlight]) -> Any:
-        """Begins an operation, unless one of the same name is under way.
+        """Begins an operation, unless one of the same name is in flight.
 
-        Raises ValueError when it is, and what `begin` does.
+        Raises ValueError in that case, and what `begin` does.
         """
         if name is None:
             with traced(kind, name):
@@ -85,7 +85,7 @@ class World:
 
 
 class _Process:
-    """What there is once in a process."""
+    """The state of the process."""
 
     world: World | None = None
     handles: dict[int, tuple[str, InFlight]]
@@ -100,23 +100,23 @@ _process = _Process()
 
 
 def begin(world: World) -> None:
-    """`init` has connected."""
+    """Begins a world, after `init` has connected."""
     _process.world = world
     restart_counting()
 
 
 def restart_counting() -> None:
-    """Ranks are in step again: what they count to decide alike begins at 0."""
+    """Restarts counts that must agree on all ranks at 0, at a point that all ranks reach together."""
     _process.generation += 1
 
 
 def generation() -> int:
-    """How often counts have begun anew."""
+    """Returns how often counts have restarted."""
     return _process.generation
 
 
 def end() -> World | None:
-    """`shutdown`: what there was, if there was anything. Numbers of handles begin anew."""
+    """Ends the world, for `shutdown`, and returns it if there was one. Handle numbers restart."""
     world, _process.world = _process.world, None
     _process.handles.clear()
     _process.handles_made = 0
@@ -124,19 +124,19 @@ def end() -> World | None:
 
 
 def is_begun() -> bool:
-    """Whether there is a world."""
+    """Returns whether there is a world."""
     return _process.world is not None
 
 
 def current() -> World:
-    """The world. Raises ValueError before `init`."""
+    """Returns the world. Raises ValueError before `init`."""
     if _process.world is None:
         raise ValueError("Horovod has not been initialized; use hvd.init(). That is ronde.torch.init().")
     return _process.world
 
 
 def handle_of(kind: str, in_flight: InFlight) -> int:
-    """A number for an operation in flight, by which `synchronize` knows it."""
+    """Returns a handle, a number for `synchronize`, for an operation in flight."""
     number = _process.handles_made
     _process.handles_made += 1
     _process.handles[number] = (kind, in_flight)
@@ -144,14 +144,14 @@ def handle_of(kind: str, in_flight: InFlight) -> int:
 
 
 def forget(handle: int) -> None:
-    """The operation is not for `synchronize` any more, which then gives None."""
+    """Drops a handle, for which `synchronize` then returns None."""
     _process.handles.pop(handle, None)
 
 
 def poll(handle: int) -> bool:
-    """Whether `synchronize` would return at once; then the result of an operation in place is in place.
+    """Returns whether `synchronize` would return at once. If so, the result of an in-place operation is written.
 
-    Raises ValueError for what is no handle, or one that was waited for already.
+    Raises ValueError for an invalid handle, or one that was waited for already.
     """
     entry = _process.handles.get(handle)
     if entry is None:
@@ -165,9 +165,9 @@ def poll(handle: int) -> bool:
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for an operation in flight and gives its result. A handle can be used once: then it gives None.
+    """Waits for an operation in flight and returns its result. A second call with the same handle returns None.
 
-    Raises HorovodInternalError when the operation failed, and ValueError when only its results' place was wrong.
+    Raises HorovodInternalError if the operation failed, and ValueError if only its output tensor did not fit.
     """
     entry = _process.handles.pop(handle, None)
     if entry is None:
@@ -178,7 +178,7 @@ def synchronize(handle: int) -> Any:
 
 
 class _Complete:
-    """An operation that is complete: its result, or why it failed, for `synchronize`."""
+    """A complete operation: its result or its error, for `synchronize`."""
 
     def __init__(self, in_flight: InFlight) -> None:
         self._result: Any = None
@@ -198,7 +198,7 @@ class _Complete:
 
 
 def traced(kind: str, name: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Shows what happens within to `torch.profiler`, when one is at work."""
+    """Returns a context that `torch.profiler` records, if a profiler is active."""
     if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return _UNTRACED
     return torch.profiler.record_function(f"ronde::{kind}" if name is None else f"ronde::{kind}.{name}")

@@ -1,4 +1,4 @@
-"""What all distributed optimizers have in common: hooks on gradients, and the class laid over the wrapped one's."""
+"""The common base of distributed optimizers: hooks on gradients, and the mixin over the wrapped optimizer's class."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def trainable(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The parameters that get gradients, each once, in the order of the groups, which is the same on all ranks."""
+    """Returns the parameters that require gradients, each once, in group order, which is the same on all ranks."""
     parameters = dict.fromkeys(parameter for group in optimizer.param_groups for parameter in group["params"])
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 
 def made_gradient(parameter: torch.Tensor, is_sparse: bool) -> torch.Tensor:
-    """A gradient of zeros that stands for none, for programs that expect one, as Horovod leaves it."""
+    """Returns a placeholder gradient of zeros that counts as none, for programs that expect Horovod's zeros."""
     zeros = torch.zeros_like(parameter)
     gradient = zeros.to_sparse(1) if is_sparse else zeros
     setattr(gradient, _IS_MADE, True)
@@ -30,7 +30,7 @@ def made_gradient(parameter: torch.Tensor, is_sparse: bool) -> torch.Tensor:
 
 
 def forget_made_gradients(parameters: Iterable[torch.Tensor]) -> None:
-    """Puts None where `made_gradient` was put and nothing was added since: such a parameter is not to be stepped."""
+    """Resets unchanged placeholders of `made_gradient` to None, so that the optimizer does not step the parameter."""
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is not None and getattr(gradient, _IS_MADE, False):
@@ -44,13 +44,13 @@ _IS_MADE = "_ronde_is_made"
 
 
 class Watcher:
-    """Is notified of each gradient as soon as a backward pass has accumulated it.
+    """Hooks that run as soon as a backward pass has accumulated a gradient.
 
-    names           -- of the parameters, by which the ranks agree
+    names           -- the names of parameters, which are the same on all ranks
     passes          -- backward passes before a step
-    op, process_set -- how and by whom gradients, or changes of parameters, are reduced
-    predivide       -- with Average, by how much gradients are divided before the sum
-    delay           -- of each parameter, the backward passes that are left before its gradient is submitted
+    op, process_set -- the reduction of gradients, or of changes of parameters, and its ranks
+    predivide       -- with Average, the divisor of gradients before the sum
+    delay           -- for each parameter, the backward passes that remain before its gradient is submitted
     watched         -- the parameters whose gradients are submitted even if no backward pass computes them
     """
 
@@ -71,7 +71,7 @@ class Watcher:
         self._finalizers: list[Callable[[], Any]] = []
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Begins with the parameters of an optimizer. The hooks go with this object: the model may get another one."""
+        """Installs hooks on an optimizer's parameters. They end with this object: another optimizer may follow."""
         hook = weakref.WeakMethod(self._accumulated)
 
         def accumulated(parameter: torch.Tensor) -> None:
@@ -84,12 +84,12 @@ class Watcher:
             self._finalizers.append(weakref.finalize(self, handle.remove))
 
     def leave(self) -> None:
-        """Does not watch any more: the model gets another optimizer."""
+        """Removes the hooks, because the model gets another optimizer."""
         for remove in self._finalizers:
             remove()
 
     def reset(self) -> None:
-        """Starts again, as after a step."""
+        """Resets the counts, as after a step."""
         raise NotImplementedError
 
     def handles(self) -> MutableMapping[torch.Tensor, tuple[int, Any]]:
@@ -97,7 +97,7 @@ class Watcher:
         raise NotImplementedError
 
     def set_passes(self, passes: int) -> None:
-        """Changes how many backward passes are summed, also for gradients that were not submitted yet."""
+        """Changes how many backward passes are summed, also for gradients that are not submitted yet."""
         if passes <= 0:
             raise ValueError("backward_passes_per_step must be > 0")
         self.passes = passes
@@ -111,7 +111,7 @@ class Watcher:
             self.delay[parameter] = self.passes
 
     def _count_down(self, parameter: torch.Tensor) -> int:
-        """Counts one backward pass: how many are left, which is negative after one too many."""
+        """Counts one backward pass. Returns how many remain, which is negative after one too many."""
         left = self.delay.get(parameter, self.passes) - 1
         self.delay[parameter] = left
         return left
@@ -120,12 +120,12 @@ class Watcher:
         raise NotImplementedError
 
     def _name(self, parameter: torch.Tensor) -> str:
-        # A parameter that was added later has no name; its place among all others is its name.
+        # A parameter that was added later has no name; use its index among all parameters.
         return self.names.setdefault(parameter, f"noname.later.{len(self.names)}")
 
 
 def too_many_passes(also: str = "") -> AssertionError:
-    """A gradient came once more than a step takes."""
+    """Returns the error for more backward passes than a step accumulates."""
     return AssertionError(
         f"Gradients were computed more than backward_passes_per_step times before a call to step(){also}; increase "
         "backward_passes_per_step to accumulate gradients locally."
@@ -133,9 +133,9 @@ def too_many_passes(also: str = "") -> AssertionError:
 
 
 class Wrapping(torch.optim.Optimizer):
-    """The part of a distributed optimizer's class that does not depend on what is reduced.
+    """The common mixin of distributed optimizers' classes.
 
-    The attributes are those of Horovod's wrapper, with its meaning; programs for Horovod read and change them.
+    The attributes are those of Horovod's wrapper, with the same meaning; programs for Horovod read and change them.
     """
 
     _ronde: Any  # its Watcher
@@ -148,7 +148,7 @@ class Wrapping(torch.optim.Optimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """How many backward passes are summed before a reduction. Setting it is `set_backward_passes_per_step`."""
+        """How many backward passes are summed before a reduction. Setting it calls `set_backward_passes_per_step`."""
         passes: int = self._ronde.passes
         return passes
 
@@ -159,8 +159,8 @@ class Wrapping(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes are summed before a reduction, from the next pass on.
 
-        Passes that were counted since the last step do not count any more; a gradient that is in flight already is
-        reduced without further passes. Raises ValueError below 1.
+        Passes since the last step no longer count; a gradient that is already in flight is reduced without further
+        passes. Raises ValueError below 1.
         """
         self._ronde.set_passes(passes)
 
@@ -182,7 +182,7 @@ class Wrapping(torch.optim.Optimizer):
 
     @property
     def gradient_predivide_factor(self) -> float:
-        """By how much gradients are divided before their sum, with op=Average."""
+        """The divisor of gradients before their sum, with op=Average."""
         factor: float = self._ronde.predivide
         return factor
 

@@ -1,13 +1,13 @@
 """`torch.distributed` on ronde: the backend "ronde", and a hook for DistributedDataParallel.
 
-Importing this registers the backend; no rank needs a network of its own for it:
+Importing this module registers the backend. Workers need no network access for it:
 
     import ronde.torch.distributed
-    ronde.torch.distributed.init_process_group()            # or, in the words of torch.distributed:
+    ronde.torch.distributed.init_process_group()            # or, through torch.distributed:
     torch.distributed.init_process_group("ronde", init_method="ronde://")
 
 Ranks are those of `ronde run`. Everything else is PyTorch's: DistributedDataParallel, `torch.distributed.all_reduce`
-and its kin, also on tensors of GPUs, through main memory. What `ronde.torch` offers may be used beside it.
+and other collectives, also on tensors of GPUs, through main memory. Functions of `ronde.torch` may be used, too.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 __all__ = ["init_process_group", "new_group", "register_groups", "register_hook", "register_mesh"]
 
 
-# How long ranks that are done wait for the others, whom the end of the session would disturb.
+# How long a rank that is done waits for the others, whose operations the end of the session would fail.
 LEAVE_TIMEOUT_S = 30.0
 
 
 class _Groups:
-    """The groups of this process, which PyTorch's own objects do not keep alive."""
+    """The groups of this process. PyTorch's own objects do not keep them alive."""
 
     def __init__(self, client: Client, is_session_ours: bool) -> None:
         self.client = client
@@ -62,13 +62,13 @@ class _Groups:
         self._made: dict[tuple[int, ...], int] = {}
 
     def register(self, groups: Iterable[tuple[int, ...]]) -> None:
-        """Has all ranks of the job agree on groups."""
+        """Registers groups on all ranks of the job."""
         for ranks in groups:
             if ranks not in self.sets:
                 self.sets[ranks] = self.client.add_process_set(ranks)
 
     def make(self, ranks: tuple[int, ...], options: Any) -> Group:
-        """Another group of these ranks. Raises ValueError where they are not registered."""
+        """Makes another group of these ranks. Raises ValueError if they are not registered."""
         members = self.sets.get(ranks)
         if members is None:
             raise ValueError(
@@ -82,9 +82,9 @@ class _Groups:
         return group
 
     def _leave(self, group: Group, is_aborted: bool) -> None:
-        """A group is shut down; with the last one ends the session, if it began here.
+        """Removes a group that is shut down. Ends the session with the last one, if the session began here.
 
-        That ends it for all ranks, so they meet first, unless this one aborts or leaves because of an exception.
+        That ends it for all ranks, so they run a barrier first, unless this rank aborts or an exception ends it.
         """
         if group not in self.alive:
             return
@@ -106,10 +106,10 @@ def init_process_group(
 ) -> None:
     """`torch.distributed.init_process_group` with the backend "ronde", for the ranks of this job.
 
-    timeout  -- after which an operation fails on the rank that waits for it, and with it on all others
-    settings -- what `ronde.torch.init` takes, which this calls unless that was done
+    timeout  -- after which an operation fails on the rank that waits for it, and therefore on all others
+    settings -- arguments of `ronde.torch.init`, which this calls unless it was called before
 
-    Raises what that does.
+    Raises what `ronde.torch.init` does.
     """
     client = _begun(settings).client
     torch.distributed.init_process_group(
@@ -123,19 +123,19 @@ def init_process_group(
 
 
 def register_groups(groups: Iterable[Iterable[int]]) -> None:
-    """Lets groups of these ranks be made. All ranks of the job call it, with the same ranks in the same order.
+    """Registers groups of ranks. All ranks of the job must call it, with the same ranks in the same order.
 
-    PyTorch makes a group on its members only, but ranks of ronde that are to do something together have agreed on it
-    with all others before. Does nothing for ranks that have. Raises RefusedError for a rank that the job does not have,
-    and ValueError before `init_process_group`.
+    PyTorch creates a group on its members only, but ronde requires all ranks to agree on a process set before. Does
+    nothing for ranks that are registered already. Raises RefusedError for a rank that the job does not have, and
+    ValueError before `init_process_group`.
     """
     _require().register(tuple(sorted(ranks)) for ranks in groups)
 
 
 def register_mesh(sizes: Sequence[int]) -> None:
-    """`register_groups` of all groups of a mesh, for `torch.distributed.device_mesh.init_device_mesh` of these sizes.
+    """Registers all groups of a mesh, for `torch.distributed.device_mesh.init_device_mesh` with these sizes.
 
-    Raises what that does.
+    Raises what `register_groups` does.
     """
     ranks = torch.arange(math.prod(sizes)).reshape(*sizes)
     for dimension, size in enumerate(sizes):
@@ -143,14 +143,14 @@ def register_mesh(sizes: Sequence[int]) -> None:
 
 
 def new_group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
-    """`torch.distributed.new_group` of the backend "ronde", registered before.
+    """Registers a group, then calls `torch.distributed.new_group` with the backend "ronde".
 
-    All ranks of the job call it, with the same ranks.
+    All ranks of the job must call it, with the same ranks.
 
-    ranks   -- of the job; without them all
-    options -- what that takes besides
+    ranks   -- ranks of the job; default: all
+    options -- further arguments of `torch.distributed.new_group`
 
-    Returns what that does. Raises what `register_groups` does.
+    Returns its result. Raises what `register_groups` does.
     """
     wanted = list(range(_require().client.size)) if ranks is None else sorted(ranks)
     register_groups([wanted])
@@ -158,13 +158,13 @@ def new_group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
 
 
 def register_hook(model: torch.nn.parallel.DistributedDataParallel, codec: Plugin | None = None) -> None:
-    """Has ronde reduce the gradients of a DistributedDataParallel, whatever backend its group of all ranks has.
+    """Makes ronde reduce the gradients of a DistributedDataParallel, whatever backend its group of all ranks has.
 
-    What it adds to the backend "ronde" are codecs, and that a step which is like the one before is not negotiated. All
-    ranks do it for their models in the same order, before the first step.
+    In addition to the backend "ronde", it has codecs, and a step that equals the previous one is not negotiated. All
+    ranks must call it for their models in the same order, before the first step.
 
-    codec -- encodes gradients on the way between hosts, as `compression` of `DistributedOptimizer` does: a plugin, such
-             as `ronde.Plugin("topk", ratio=0.01)`
+    codec -- encodes gradients between hosts, as `compression` of `DistributedOptimizer` does: a plugin, such as
+             `ronde.Plugin("topk", ratio=0.01)`
 
     Raises what `DistributedDataParallel.register_comm_hook` does, and what `ronde.torch.init` does, which it calls.
     """
@@ -184,7 +184,7 @@ def register_hook(model: torch.nn.parallel.DistributedDataParallel, codec: Plugi
         means = operation.get_future().then(lambda means: means.value()[0])
         return cast("torch.futures.Future[torch.Tensor]", means)
 
-    # PyTorch compares annotations with its own types, which these are the names of.
+    # PyTorch compares annotations with its own types; these are their names.
     reduce.__annotations__.clear()
     model.register_comm_hook(groups, reduce)
 
@@ -192,7 +192,7 @@ def register_hook(model: torch.nn.parallel.DistributedDataParallel, codec: Plugi
 def _matched_by_bucket(
     model: torch.nn.parallel.DistributedDataParallel, hook: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The hook of a model whose group is ronde's; others as they are."""
+    """Wraps the hook of a model whose group is ronde's. Returns other hooks unchanged."""
     if _groups is None or not isinstance(model.process_group, Group):
         return hook
     _groups.hooks += 1
@@ -205,7 +205,7 @@ def _start_mean(client: Client, buffer: torch.Tensor, name: str, codec: Plugin |
 
 
 def _begun(settings: dict[str, Any]) -> _Groups:
-    """What there is in this process, begun if it has not been."""
+    """Returns the groups of this process, after calling `init` if necessary."""
     global _groups  # noqa: PLW0603
     is_ours = not ronde.torch.basics.is_initialized()
     ronde.torch.basics.init(**settings)
@@ -224,7 +224,7 @@ def _require() -> _Groups:
 
 
 def _create(options: Any, backend_options: Any) -> Group:
-    """What `torch.distributed` calls for a group of the backend."""
+    """Creates a group of the backend; `torch.distributed` calls it."""
     del backend_options
     groups = _begun({})
     client, ranks = groups.client, tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
@@ -238,7 +238,7 @@ def _create(options: Any, backend_options: Any) -> Group:
 
 
 def _rendezvous(url: str, **options: Any) -> Iterator[tuple[HashStore, int, int]]:
-    """`ronde://`: rank and size are the job's, and no store is shared."""
+    """Handles `ronde://`: rank and size are the job's, and no store is shared."""
     del url, options
     client = _begun({}).client
     yield HashStore(), client.rank, client.size

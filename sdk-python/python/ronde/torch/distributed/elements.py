@@ -1,8 +1,8 @@
-"""Tensors of `torch.distributed` as elements that a sidecar takes, and results as tensors.
+"""Conversion between tensors of `torch.distributed` and elements of types that a sidecar supports.
 
-A sidecar has fewer types than PyTorch. What is only moved travels as bits of a type of the same size; complex numbers
-are pairs of real ones, which is right for sums as well. Shapes are those of the operation, not of the tensors:
-PyTorch's collectives look at numbers of elements.
+A sidecar has fewer types than PyTorch. Collectives that only move elements send the bits as a type of the same size.
+Complex numbers are sent as pairs of real ones, which is correct for sums, too. Shapes are those of the operation, not
+of the tensors: PyTorch's collectives check only numbers of elements.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def as_elements(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without history, of a type that a sidecar moves, in the same memory.
+    """Returns the detached tensor as a type that a sidecar moves, in the same memory.
 
     Complex numbers get a last dimension of 2. Raises ValueError for a layout or a type that cannot be moved.
     """
@@ -41,7 +41,7 @@ def as_elements(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def bits_of(dtype: torch.dtype) -> torch.dtype:
-    """The type under which elements are moved. Raises ValueError for one of an unusual size."""
+    """Returns the type as which elements are moved. Raises ValueError for a type of another size."""
     if torch_dtype_name(dtype) in DTYPES:
         return dtype
     bits = None if dtype.is_complex else _BITS.get(dtype.itemsize)
@@ -53,7 +53,7 @@ def bits_of(dtype: torch.dtype) -> torch.dtype:
 def check_summed(tensor: torch.Tensor, is_sum: bool) -> None:
     """Raises ValueError for a type whose bits cannot be reduced.
 
-    is_sum -- whether the reduction is one that complex numbers have as pairs
+    is_sum -- whether the reduction is correct for complex numbers as pairs
     """
     dtype = tensor.dtype
     if torch_dtype_name(dtype) in DTYPES or (dtype.is_complex and is_sum):
@@ -63,7 +63,7 @@ def check_summed(tensor: torch.Tensor, is_sum: bool) -> None:
 
 
 def input_of(tensor: torch.Tensor, *shape: int) -> Source:
-    """A tensor as the input of an operation in which it has this shape; without one, of one dimension."""
+    """Returns a tensor as the input of an operation with this shape; default: one dimension."""
     source = source_of(as_elements(tensor.resolve_conj() if tensor.is_complex() else tensor))
     source.is_writable = source.is_writable and not tensor.is_conj()
     source.shape = shape or (math.prod(source.shape),)
@@ -71,15 +71,15 @@ def input_of(tensor: torch.Tensor, *shape: int) -> Source:
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """All elements of tensors, one tensor after the other."""
+    """Concatenates the elements of tensors."""
     return torch.cat([as_elements(tensor.resolve_conj()).reshape(-1) for tensor in tensors])
 
 
 def place_in(tensor: torch.Tensor) -> Target:
-    """A tensor as the place for a result."""
+    """Returns a tensor as the target of a result."""
     if not tensor.is_conj():
         return target_of(as_elements(tensor))
-    # A conjugated view has no memory in which its elements could be written: it is assigned to as a whole.
+    # A conjugated view has no memory that holds its elements, so assign the whole result to it.
     staged = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     target = target_of(as_elements(staged))
     finish = target.finish
@@ -94,11 +94,11 @@ def place_in(tensor: torch.Tensor) -> Target:
 
 
 def read_into(tensor: torch.Tensor, from_rank: str = "the ranks", source: Source | None = None) -> Read:
-    """Reads a result of as many elements of the same type into a tensor.
+    """Returns a reader of a result, with the same number of elements and type, into a tensor.
 
-    source -- of the same tensor, where it is the input as well
+    source -- the source of the same tensor, if it is the input as well
 
-    Raises ValueError, when it is read, for a result that does not fit.
+    The reader raises ValueError for a result that does not fit.
     """
     if source is not None and source.is_writable:
         target = Target(source.owner, source.address, source.dtype, source.shape, source.nbytes, lambda: None)
@@ -120,7 +120,7 @@ def read_into(tensor: torch.Tensor, from_rank: str = "the ranks", source: Source
 
 
 def fill(places: Sequence[torch.Tensor], result: torch.Tensor) -> None:
-    """Fills tensors by the elements of a result, one after the other. Raises ValueError where they do not fit."""
+    """Fills tensors with the elements of a result, in order. Raises ValueError if they do not fit."""
     written = [
         torch.empty(place.shape, dtype=place.dtype, device=place.device) if place.is_conj() else place
         for place in places

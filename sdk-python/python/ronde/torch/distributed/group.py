@@ -1,4 +1,4 @@
-"""A group of `torch.distributed` whose collectives ronde performs."""
+"""Groups of `torch.distributed` whose collectives ronde performs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from ronde.torch.distributed.progress import Completer
     from ronde.torch.distributed.reductions import Reduction
 
-# Without its types: it has more forms of each method than PyTorch's functions call.
+# Untyped, because it has more overloads of each method than PyTorch's functions call.
 _ProcessGroup: Any = torch.distributed.ProcessGroup
-# Submits under a name, if it has one.
+# Submits an operation under a name, if one is given.
 Start = Callable[[Optional[str], bool], InFlight]
 
 
 class Ranks:
-    """The ranks of a group as those of a process set, and how they submit operations.
+    """The ranks of a group as a process set, and functions that submit its operations.
 
-    A `start` submits an operation under a name, and says whether its completion is counted while nobody waits for it.
+    A `start` takes a name, and whether to count the completion if no thread waits for it, and submits an operation.
     """
 
     def __init__(self, client: Client, members: ProcessSet) -> None:
@@ -46,15 +46,15 @@ class Ranks:
         self.me = members.rank()
 
     def in_job(self, rank: int) -> int:
-        """The rank in the job of one within the group. Raises ValueError for one that the group does not have."""
+        """Returns the job's rank of a rank in the group. Raises ValueError for one that the group does not have."""
         if not 0 <= rank < self.size:
             raise ValueError(f"invalid rank {rank}: the group has ranks 0 to {self.size - 1}")
         return self.members.ranks[rank]
 
     def tensor(self, kind: str, source: Source, read: Read, mapped: bool = False, **options: Any) -> Start:
-        """An operation on a tensor.
+        """Returns the start of an operation on a tensor.
 
-        mapped -- whether the result may stay in shared memory, which `read` then expects
+        mapped -- whether the result may stay in shared memory, which `read` must support
         """
         members = self.members
 
@@ -66,7 +66,7 @@ class Ranks:
     def group(
         self, kind: str, sources: Sequence[Source], reads: Sequence[Read], mapped: bool = False, **options: Any
     ) -> Start:
-        """An operation on several tensors."""
+        """Returns the start of an operation on several tensors."""
         members, options = self.members, {**options, "mapped": mapped}
 
         def start(name: str | None, notify: bool) -> InFlight:
@@ -75,19 +75,19 @@ class Ranks:
         return start
 
     def request(self, kind: str, read: Read, **options: Any) -> Start:
-        """An operation to which this rank brings no tensor."""
+        """Returns the start of an operation to which this rank contributes no tensor."""
         members = self.members
         return lambda name, notify: self.client._request(kind, read, name, members, notify=notify, **options)
 
     def message(self, kind: str, source: Source | None, read: Read, rank: int, tag: int) -> Start:
-        """A message to or from another rank, which has no name."""
+        """Returns the start of a message to or from another rank, which has no name."""
         client, options = self.client, cast("dict[str, Any]", {"root": self.in_job(rank), "tag": tag, "notify": True})
         if source is None:
             return lambda name, notify: client._request(kind, read, None, self.members, **options)
         return lambda name, notify: client._submit(kind, source, None, self.members, read=read, mapped=False, **options)
 
     def checked(self, agreed: Any, check: Start, data: Start) -> Start:
-        """Two operations, the first of which fails where ranks do not agree."""
+        """Returns the start of two operations, the first of which fails if `agreed` differs between ranks."""
         number = dimension_of(agreed)
 
         def start(name: str | None, notify: bool) -> InFlight:
@@ -97,17 +97,17 @@ class Ranks:
 
 
 class Group(_ProcessGroup):  # type: ignore[misc]
-    """The ranks of a process set, under the methods that `torch.distributed` calls.
+    """A process group of `torch.distributed` over a process set.
 
     Ranks here are those within the group.
 
-    A whole group and not a backend of one, as PyTorch calls a group that is made in Python directly, and hands its
-    operations to the program as they are. Methods have a second name where PyTorch 2.15 has changed it.
+    It is a whole group and not a backend of one: PyTorch calls a group made in Python directly, and passes its
+    operations to the program unchanged. Some methods have a second name, because PyTorch 2.15 renamed them.
 
-    name    -- by which PyTorch knows it
+    name    -- PyTorch's name of the group
     label   -- a part of the names of its operations, unique among the groups of the same ranks
     timeout -- after which an operation is given up
-    leave   -- called when it is shut down; its second argument says whether nobody is to be waited for
+    leave   -- called at the shutdown; its second argument is true if it must not wait for other ranks
     """
 
     def __init__(
@@ -131,19 +131,19 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """By what meshes and compiled programs find it."""
+        """The name under which meshes and compiled programs find the group."""
         return self._name
 
     def getGroupName(self) -> str:  # noqa: N802
-        """`group_name`."""
+        """Returns `group_name`."""
         return self._name
 
     def getBackendName(self) -> str:  # noqa: N802
-        """`ronde`."""
+        """Returns `ronde`."""
         return "ronde"
 
     def name(self) -> str:
-        """`ronde`."""
+        """Returns `ronde`."""
         return "ronde"
 
     @property
@@ -153,24 +153,24 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return [torch.device("cpu"), torch.device("cuda")] if is_made else []
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """After which operations that begin from now on are given up."""
+        """Sets the timeout of later operations."""
         self._timeout = timeout
 
     def shutdown(self) -> None:
-        """`torch.distributed.destroy_process_group` has been called."""
+        """Shuts the group down, for `torch.distributed.destroy_process_group`."""
         self._leave(self, False)
 
     def abort(self) -> None:
-        """`shutdown` that waits for nobody."""
+        """Shuts the group down without waiting for other ranks."""
         self._leave(self, True)
 
     def _get_backend(self, device: torch.device) -> Group:
-        """Tensors of any device are this group's."""
+        """Returns this group for tensors of any device."""
         del device
         return self
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
-        """Reduces a tensor in place; a sparse one as well."""
+        """Reduces a dense or sparse tensor in place."""
         (tensor,) = tensors
         reduction = reductions.of(opts)
         if tensor.layout == torch.sparse_coo:
@@ -190,7 +190,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._begin("allreduce", start, opts, tensors)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
-        """Overwrites a tensor by the root's, which is left alone."""
+        """Overwrites a tensor with the root's. The root's own stays unchanged."""
         tensor, root = tensors[opts.rootTensor], opts.rootRank
         source = input_of(tensor)
         read = read_nothing if root == self._ranks.me else read_into(tensor, f"rank {root}", source)
@@ -198,7 +198,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._begin("broadcast", start, opts, [tensor])
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
-        """Overwrites the root's tensor by the reduction of all."""
+        """Overwrites the root's tensor with the reduction of all ranks' tensors."""
         (tensor,), reduction = tensors, reductions.of(opts)
         read = read_into(tensor) if opts.rootRank == self._ranks.me else read_nothing
         root = self._ranks.in_job(opts.rootRank)
@@ -208,7 +208,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def allgather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
-        """Fills a list by all ranks' tensors, which may differ in size as the list says."""
+        """Fills a list with all ranks' tensors, whose sizes may differ as those of the list do."""
         (tensor,), (places,) = inputs, outputs
         if len(places) != self._ranks.size:
             text = f"all_gather takes an output tensor for each of {self._ranks.size} ranks, not {len(places)}"
@@ -217,13 +217,13 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._begin("allgather", start, opts, places, lambda whole: fill(places, whole))
 
     def _gathering_list(self, tensor: torch.Tensor, sizes: list[int]) -> Start:
-        """As many elements from each rank as all ranks say. Tensors of one size are rows, whose length is compared."""
+        """Gathers elements, as many from each rank as all lists agree on. Tensors of equal size are sent as rows."""
         if len(set(sizes)) <= 1:
             source = _row(tensor)
             return self._ranks.tensor("allgather", source, read_tensor(source), mapped=True)
         source, dimension = input_of(tensor), dimension_of(sizes)
         if sizes[self._ranks.me : self._ranks.me + 1] != [tensor.numel()]:
-            dimension += 1 + self._ranks.me  # nobody agrees, so all ranks get an error
+            dimension += 1 + self._ranks.me  # differs on each rank, so all ranks get an error
         check = self._ranks.tensor("allgather", _nothing(tensor, 0, dimension), read_nothing)
         data = self._ranks.tensor("allgather", source, read_tensor(source), mapped=True)
         return self._ranks.checked(sizes, check, data)
@@ -231,7 +231,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
-        """`allgather` of several tensors: for each rank a list of its tensors."""
+        """Gathers several tensors: a list of tensors for each rank."""
         rows = [_row(tensor) for tensor in inputs]
         start = self._ranks.group("allgather", rows, [read_tensor(row) for row in rows], mapped=True)
 
@@ -243,7 +243,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._begin("allgather", start, opts, [place for places in outputs for place in places], finish)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
-        """Fills a tensor by all ranks' tensors, one after the other."""
+        """Fills a tensor with all ranks' tensors, concatenated."""
         start = self._ranks.tensor("allgather", _row(tensor), read_into(output))
         return self._begin("allgather", start, opts, [output])
 
@@ -277,10 +277,10 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def _scattering_uneven(
         self, output: torch.Tensor, parts: Sequence[torch.Tensor], sizes: list[int], reduction: Reduction
     ) -> tuple[Start, Callable[[Any], None]]:
-        """Each rank gets all contributions to its part, and reduces them by itself."""
+        """Sends each rank all contributions to its part, which it reduces locally."""
         whole, dimension = joined(parts), dimension_of(sizes)
         if sizes[self._ranks.me] != output.numel():
-            dimension += 1 + self._ranks.me  # nobody agrees, so all ranks get an error
+            dimension += 1 + self._ranks.me  # differs on each rank, so all ranks get an error
         nothing = _nothing(output, self._ranks.size, 0, dimension)
         check = self._ranks.tensor("reducescatter", nothing, read_nothing, **reduction.options)
         source = input_of(whole)
@@ -293,7 +293,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._ranks.checked(sizes, check, data), finish
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
-        """Reduces tensors of all ranks, each rank its part."""
+        """Reduces the tensors of all ranks. Each rank gets its part."""
         reduction = reductions.of(opts)
         start = self._ranks.tensor(
             "reducescatter", self._rows(tensor, reduction), read_into(output), **reduction.options
@@ -315,7 +315,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _rows(self, tensor: torch.Tensor, reduction: Reduction) -> Source:
-        """A row for each rank."""
+        """Returns a tensor as a source with a row for each rank."""
         source, size = _summed(tensor, reduction), self._ranks.size
         if source.shape[0] % size:
             text = f"an input of {tensor.numel()} elements cannot be divided by {size} ranks; give one that can"
@@ -331,7 +331,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         input_splits: Sequence[int] | None,
         opts: Any = None,
     ) -> Operation:
-        """Sends rows of a tensor to all ranks and fills another by the rows of all."""
+        """Sends rows of a tensor to all ranks and fills another with the rows from all ranks."""
         try:
             sent = _elements_of_splits(tensor, input_splits, self._ranks.size, "input")
             wanted = _elements_of_splits(output, output_splits, self._ranks.size, "output")
@@ -343,7 +343,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Operation:
-        """Sends the n-th tensor to rank n and fills a list by what all ranks sent."""
+        """Sends the n-th tensor to rank n and fills a list with the tensors from all ranks."""
         for what, tensors in [("output", outputs), ("input", inputs)]:
             if len(tensors) != self._ranks.size:
                 count, size = len(tensors), self._ranks.size
@@ -365,7 +365,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def gather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
-        """Fills the root's list by all ranks' tensors, all of one size."""
+        """Fills the root's list with all ranks' tensors, all of one size."""
         (tensor,), places, row = inputs, outputs[0] if outputs else [], _row(inputs[0])
         is_root = opts.rootRank == self._ranks.me
         read, root = read_tensor(row) if is_root else read_nothing, self._ranks.in_job(opts.rootRank)
@@ -382,7 +382,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._begin("gather", start, opts, places, finish)
 
     def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
-        """Fills the root's tensor by all ranks' tensors, one after the other."""
+        """Fills the root's tensor with all ranks' tensors, concatenated."""
         read = read_into(output) if opts.rootRank == self._ranks.me else read_nothing
         start = self._ranks.tensor("gather", _row(tensor), read, root=self._ranks.in_job(opts.rootRank))
         return self._begin("gather", start, opts, [output])
@@ -392,7 +392,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> Operation:
-        """Overwrites a tensor by that one of the root's list that is for this rank; all of one size."""
+        """Overwrites a tensor with this rank's entry of the root's list; all entries are of one size."""
         (output,), root = outputs, self._ranks.in_job(opts.rootRank)
         read = read_into(output, f"rank {opts.rootRank}")
         if opts.rootRank != self._ranks.me:
@@ -417,13 +417,13 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def recv(
         self, tensors: Sequence[torch.Tensor], from_rank: int, tag: int = 0, timeout: datetime.timedelta | None = None
     ) -> Operation:
-        """Overwrites a tensor by what another rank sends."""
+        """Overwrites a tensor with one that another rank sends."""
         (tensor,) = tensors
         start = self._ranks.message("recv", None, read_into(tensor, f"rank {from_rank}"), from_rank, tag)
         return self._message(f"receive from rank {from_rank}", start, tensor, timeout)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Operation:
-        """Overwrites a tensor by what another rank sends, whichever is the first."""
+        """Overwrites a tensor with the first one that any other rank sends."""
         (tensor,), members = tensors, self._ranks.members
         read_message = read_into(tensor)
 
@@ -436,17 +436,17 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._message("receive from any rank", start, tensor, None)
 
     def barrier(self, opts: Any = None) -> Operation:
-        """Complete when all ranks have called it, and with it what this rank has called before."""
+        """Completes when all ranks have called it, together with all earlier operations of this rank."""
         return self._begin("barrier", self._ranks.request("barrier", read_nothing), opts, [])
 
     def monitored_barrier(self, timeout: datetime.timedelta, wait_all_ranks: bool = False) -> None:
-        """A barrier that names the ranks that do not come. Raises RuntimeError after the timeout."""
+        """A barrier whose RuntimeError after the timeout names the missing ranks."""
         monitored_barrier(self, timeout, wait_all_ranks)
 
     def _refuse(self, kind: str, error: Exception, **options: Any) -> NoReturn:
-        """Raises what is wrong with the arguments on this rank, and does not leave the others waiting.
+        """Raises an error in this rank's arguments, after failing the operation on the other ranks.
 
-        What this rank brings fits nothing that they bring, so they get an error as well.
+        It submits a request that matches none of theirs, so they get an error and do not wait.
         """
         nothing = input_of(torch.empty(0, dtype=torch.uint8), self._ranks.size, 0, 0, 0, 0, 0)
         self._begin(kind, self._ranks.tensor(kind, nothing, read_nothing, **options), None, [])
@@ -460,12 +460,12 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         results: Sequence[torch.Tensor],
         finish: Callable[[Any], None] | None = None,
     ) -> Operation:
-        """Starts an operation under its kind and a number, as all ranks start those of a kind in the same order.
+        """Starts an operation. Its name is its kind and a number: all ranks start those of a kind in the same order.
 
-        What a hook calls has a number within the hook instead, and a lane of its own: see `hooks`.
+        Calls of a hook have a number within the hook instead, and a separate lane, as the module `hooks` explains.
 
-        Numbers repeat, as a request that repeats is soon not negotiated any more. The operation that had the name
-        before is settled by then: the lane submits as many at once as there are numbers.
+        Numbers are reused, because requests that repeat are soon not negotiated any more. The previous operation of a
+        name is complete by then: the lane submits at most as many at once as there are numbers.
         """
         calls = hooks.current()
         if calls is None:
@@ -490,7 +490,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return operation
 
     def _message(self, name: str, start: Start, tensor: torch.Tensor, timeout: datetime.timedelta | None) -> Operation:
-        """Starts a message. They are settled in any order, each in a lane of its own."""
+        """Starts a message. Messages complete in any order, each in a separate lane."""
         lane = Lane(self._completer)
         operation: Operation
 
@@ -505,32 +505,32 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
 
 def _summed(tensor: torch.Tensor, reduction: Reduction) -> Source:
-    """A tensor as the input of a reduction."""
+    """Returns a tensor as the input of a reduction."""
     check_summed(tensor, reduction.is_sum)
     return input_of(tensor)
 
 
 def _row(tensor: torch.Tensor) -> Source:
-    """A tensor as one row, of a length that all ranks have to have."""
+    """Returns a tensor as one row, whose length must be the same on all ranks."""
     source = input_of(tensor)
     source.shape = (1, *source.shape)
     return source
 
 
 def _nothing(like: torch.Tensor, *shape: int) -> Source:
-    """An input without elements."""
+    """Returns an input without elements."""
     return input_of(like.new_empty(0), *shape)
 
 
 def _whole(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """Tensors of one size, one after the other."""
+    """Concatenates tensors of one size."""
     if any(part.dtype != dtype for part in parts):
         raise ValueError(f"the tensors of a list are of one type, {dtype}")
     return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
 def _elements_of_splits(tensor: torch.Tensor, splits: Sequence[int] | None, size: int, what: str) -> list[int]:
-    """How many elements of a tensor go to, or come from, each rank. Splits are rows."""
+    """Returns how many elements of a tensor go to, or come from, each rank. Splits are rows."""
     rows = tensor.shape[0] if tensor.dim() else 0
     if not splits:
         if tensor.numel() and (not tensor.dim() or rows % size):

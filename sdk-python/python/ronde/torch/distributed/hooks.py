@@ -1,9 +1,9 @@
-"""Communication hooks of DistributedDataParallel whose callbacks call collectives, as PowerSGD's do.
+"""Support for communication hooks of DistributedDataParallel whose callbacks call collectives, as PowerSGD's do.
 
-Collectives of a group are matched between ranks by the order of their calls. A callback of a future runs at once where
-the operation is complete already, and later in another thread where it is not: its calls come earlier among those of
-the backward pass on one rank, and later on another. So what a hook calls for a bucket of gradients is matched by the
-bucket and the order within the hook, in which callbacks of one bucket follow each other.
+Ranks match collectives of a group by call order. A callback of a future runs at once if the operation is complete
+already, else later in another thread. So its calls come earlier among those of the backward pass on one rank, and later
+on another. Therefore calls of a hook for a bucket of gradients are matched by the bucket and the order within the hook,
+in which callbacks of one bucket follow each other.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Calls:
     """The calls of a hook for one bucket.
 
-    label -- in the names of its operations
-    lane  -- in which they are settled
+    label -- a part of the names of its operations
+    lane  -- the lane that completes them
     """
 
     def __init__(self, label: str, lane: Lane) -> None:
@@ -34,7 +34,7 @@ class Calls:
         self._count = 0
 
     def next(self) -> int:
-        """The number of a call."""
+        """Returns the number of the next call."""
         self._count += 1
         return self._count
 
@@ -43,13 +43,13 @@ _thread = threading.local()
 
 
 def current() -> Calls | None:
-    """The calls to which one of this thread belongs; None outside of hooks and their callbacks."""
+    """Returns the calls to which this thread's belong; None outside of hooks and their callbacks."""
     return getattr(_thread, "calls", None)
 
 
 @contextlib.contextmanager
 def calling(calls: Calls | None) -> Iterator[None]:
-    """What this thread calls meanwhile belongs to these."""
+    """Adds this thread's calls within the context to `calls`."""
     before = current()
     _thread.calls = calls
     try:
@@ -59,7 +59,7 @@ def calling(calls: Calls | None) -> Iterator[None]:
 
 
 def by_bucket(hook: Callable[..., Any], label: str, completer: Completer, make_lane: type[Lane]) -> Callable[..., Any]:
-    """The hook, whose calls are matched by bucket."""
+    """Wraps a hook so that its calls are matched by bucket."""
     lanes: dict[int, Lane] = {}
 
     @functools.wraps(hook)
@@ -73,7 +73,7 @@ def by_bucket(hook: Callable[..., Any], label: str, completer: Completer, make_l
 
 
 def on_registration(wrap: Callable[[DistributedDataParallel, Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Has hooks of models pass through `wrap` when they are registered, as PyTorch tells nobody of them."""
+    """Patches the registration of hooks to pass them through `wrap`, as PyTorch has no notification for it."""
     register = DistributedDataParallel.register_comm_hook
 
     @functools.wraps(register)

@@ -1,11 +1,11 @@
-"""Operations in flight: submitted up to a bound, and settled in order, by who waits for them or by a thread.
+"""Operations in flight: bounded in number, and finished in order by waiting threads or a background thread.
 
 The operations of a group form a lane. All ranks call them in the same order, so when one is complete, those before it
-will be. Whoever waits for one settles those before it first: after a wait, the results of all earlier ones are in their
-tensors, and nothing is written there later.
+will be. A thread that waits for one finishes those before it first: after a wait, the results of all earlier ones are
+in their tensors, and nothing is written there later.
 
-What nobody waits for is settled by a thread of the completer as soon as it is complete. The native client counts
-completions of operations that no thread waits for, and wakes that thread; it takes no part in what a thread waits for.
+A thread of the completer finishes operations that no thread waits for as soon as they are complete. The native client
+counts completions of operations that no thread waits for, and wakes that thread.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ if TYPE_CHECKING:
     from ronde import _ronde
     from ronde.torch.distributed.work import Operation
 
-# Operations of a lane that are submitted at once; later ones follow when earlier ones are settled.
+# Operations of a lane that are submitted at once; later ones follow when earlier ones are finished.
 IN_FLIGHT_MAX = 16
-# Bytes of their inputs, unless there is a single one.
+# The limit for bytes of their inputs, unless there is a single one.
 IN_FLIGHT_BYTES_MAX = 512 << 20
-# How long the completer waits for completions before it looks for operations whose timeout has passed.
+# How long the completer waits for completions before it checks for operations whose timeout has passed.
 _POLL_INTERVAL_S = 1.0
 # How long the end of the program waits for a callback that runs in the completer.
 _CLOSE_TIMEOUT_S = 1.0
 
 
 class Lane:
-    """Operations that are settled in the order in which they were added."""
+    """Operations that are finished in the order in which they were added."""
 
     def __init__(self, completer: Completer) -> None:
         self._completer = completer
-        # Held while operations are added, submitted and removed: never while something waits.
+        # Held while operations are added, submitted and removed, never during a wait.
         self._state = threading.Lock()
         self._operations: collections.deque[Operation] = collections.deque()
         self._submitted = 0  # of these, counted from the oldest
         self._bytes = 0  # of their inputs
-        # Held by the thread that settles.
+        # Held by the thread that finishes operations.
         self._driver = threading.Lock()
         self._is_poll_requested = False
 
     def add(self, operation: Operation, notify: bool) -> None:
-        """Submits an operation, or keeps it until earlier ones are settled. Never waits for any of them.
+        """Submits an operation, or queues it until earlier ones are finished. Never waits for any of them.
 
-        notify -- the completer settles it when nobody waits for it
+        notify -- whether the completer finishes it if no thread waits for it
 
-        Raises what the submission does, unless it comes later: then waiting for the operation raises it.
+        Raises errors of the submission; if it was queued, the wait for the operation raises them.
         """
         with self._state:
             is_room = self._submitted == len(self._operations) and self._has_room(operation)
@@ -70,24 +70,24 @@ class Lane:
         self._bytes += operation.nbytes
 
     def watch(self) -> None:
-        """Has the completer settle operations that nobody waits for."""
+        """Makes the completer finish operations that no thread waits for."""
         self._completer.watch(self)
 
     def is_empty(self) -> bool:
-        """Whether all operations are settled."""
+        """Returns whether all operations are finished."""
         return not self._operations
 
     def complete(self, target: Operation, until: float) -> bool:
-        """Settles operations up to `target`, in order.
+        """Finishes operations up to `target`, in order.
 
         until -- when to stop waiting, of the monotonic clock; an operation whose timeout has passed then is given up
 
-        Returns False when `target` is still in flight.
+        Returns False if `target` is still in flight.
         """
         completed: list[Operation] = []
         try:
             while not target.is_done:
-                # Another thread that holds it settles operations itself.
+                # Another thread that holds the lock finishes operations itself.
                 if not self._driver.acquire(timeout=max(0.0, until - time.monotonic())):
                     return False
                 try:
@@ -113,11 +113,11 @@ class Lane:
         return True
 
     def advance(self) -> None:
-        """Settles what is complete, unless another thread settles."""
+        """Finishes complete operations, unless another thread does so."""
         self._completer.publish(self.collect())
 
     def collect(self) -> list[Operation]:
-        """Settles what is complete, unless another thread settles. Returns it, to be published."""
+        """Finishes complete operations, unless another thread does so. Returns them, to be published."""
         completed: list[Operation] = []
         while self._try_to_drive():
             try:
@@ -131,17 +131,17 @@ class Lane:
         return completed
 
     def _try_to_drive(self) -> bool:
-        """Takes the driver's lock, or leaves a note for who holds it that something may be complete."""
+        """Takes the driver's lock, or sets a flag for its holder to poll for complete operations again."""
         if not self._driver.acquire(blocking=False):
             self._is_poll_requested = True
-            # Who released it before the note was left has not seen it.
+            # A holder that released the lock before the flag was set has not seen it.
             if not self._driver.acquire(blocking=False):
                 return False
         self._is_poll_requested = False
         return True
 
     def _remove_head(self) -> Operation:
-        """Removes what is settled, and submits what was kept until then."""
+        """Removes a finished operation, and submits queued ones."""
         with self._state:
             head = self._operations.popleft()
             self._submitted -= 1
@@ -159,11 +159,11 @@ class Lane:
 
 
 class Completer:
-    """Threads that settle operations which nobody waits for.
+    """Threads that finish operations that no other thread waits for.
 
-    One of them leads: it sleeps until something is complete, and settles it. A future runs callbacks when it is
-    completed, and these may wait for other operations and futures. So before a thread completes a future, it lets
-    another one lead, if there is anything left to do.
+    One of them is the leader: it parks until operations complete, and finishes them. Completing a future runs
+    callbacks, which may wait for other operations and futures. So before a thread completes a future, it makes another
+    one the leader, if there is anything left to do.
 
     completions -- counts completions of operations that no thread waits for
     """
@@ -171,17 +171,17 @@ class Completer:
     def __init__(self, completions: _ronde.Completions) -> None:
         self._completions = completions
         self._lanes: dict[Lane, None] = {}
-        self._futures: collections.deque[Operation] = collections.deque()  # of what is settled, to be completed
+        self._futures: collections.deque[Operation] = collections.deque()  # operations whose futures are due
         self._changed = threading.Condition()
         self._is_led = False
-        self._spares = 0  # threads that wait for the lead
+        self._spares = 0  # threads that wait to become the leader
         self._is_closed = False
         self._threads: list[threading.Thread] = []
         # Threads that are still in the native client when the interpreter ends would end the process with an error.
         atexit.register(self.close)
 
     def watch(self, lane: Lane) -> None:
-        """Settles operations of a lane until it is empty. Cheap where it is watched already."""
+        """Finishes operations of a lane until it is empty. Cheap if the lane is watched already."""
         if lane in self._lanes and self._is_led:
             return
         with self._changed:
@@ -189,7 +189,7 @@ class Completer:
             self._find_leader()
 
     def publish(self, completed: list[Operation]) -> None:
-        """Completes the futures of operations that another thread has settled."""
+        """Completes the futures of operations that another thread has finished."""
         futures = [operation for operation in completed if operation.has_future()]
         if not futures:
             return
@@ -199,7 +199,7 @@ class Completer:
         self._completions.wake()
 
     def close(self) -> None:
-        """Ends the threads. Operations that are in flight are settled by those who wait for them."""
+        """Ends the threads. Waiting threads finish operations that are in flight."""
         atexit.unregister(self.close)
         with self._changed:
             self._is_closed = True
@@ -210,7 +210,7 @@ class Completer:
                 thread.join(_CLOSE_TIMEOUT_S)
 
     def _find_leader(self) -> None:
-        """Has a thread lead if nobody does and there is something to settle. Called with the lock held."""
+        """Makes a thread the leader if there is none and there is work. Called with the lock held."""
         if self._is_led or self._is_closed or not (self._lanes or self._futures):
             return
         if self._spares > 0:
@@ -223,7 +223,7 @@ class Completer:
         thread.start()
 
     def _run(self) -> None:
-        """A thread, which leads from the start on."""
+        """Runs a thread, which starts as the leader."""
         while (operation := self._lead()) is not None:
             with self._changed:
                 self._is_led = False
@@ -233,7 +233,7 @@ class Completer:
                 return
 
     def _take_lead(self) -> bool:
-        """Waits until nobody leads. Returns False where this thread is to end."""
+        """Waits until there is no leader, and becomes it. Returns False if this thread must end."""
         with self._changed:
             if self._is_led and self._spares > 0:
                 return False
@@ -246,7 +246,7 @@ class Completer:
             return True
 
     def _lead(self) -> Operation | None:
-        """Settles operations until there is one with a future. Returns that, or None when it is closed."""
+        """Finishes operations until there is one with a future. Returns that, or None if the completer is closed."""
         seen = self._completions.wait(0, 0.0)
         while not self._is_closed:
             for lane in list(self._lanes):
@@ -259,7 +259,7 @@ class Completer:
         return None
 
     def _forget(self, lane: Lane) -> None:
-        """Stops to watch a lane that is empty."""
+        """Stops watching a lane that is empty."""
         with self._changed:
             self._lanes.pop(lane, None)
             if not lane.is_empty():  # something was added meanwhile

@@ -1,4 +1,4 @@
-"""Reductions of `torch.distributed` as those of ronde."""
+"""Conversion of reductions of `torch.distributed` to those of ronde."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ronde.ops import Average, BitAnd, BitOr, BitXor, Max, Min, Product, Sum
 
 
 class Reduction(NamedTuple):
-    """How elements of several ranks become one.
+    """A reduction of elements of several ranks.
 
-    options -- of a submission
+    options -- options of the submission
     is_sum  -- whether complex numbers are reduced as pairs of real ones
     of_rows -- the same reduction on one rank, of the rows of a tensor
     """
@@ -25,7 +25,7 @@ class Reduction(NamedTuple):
 
 
 def of(opts: Any) -> Reduction:
-    """The reduction of a call. Raises NotImplementedError for one that there is not."""
+    """Returns the reduction of a call. Raises NotImplementedError for an unsupported one."""
     given = ReduceOp(ReduceOp.SUM) if opts is None else opts.reduceOp
     op = given.op
     if op == ReduceOp.PREMUL_SUM:
@@ -58,7 +58,7 @@ def _mean(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _by_twos(operator: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The reduction of rows by an operator on two tensors."""
+    """Returns the reduction of rows by an operator on two tensors."""
     return lambda rows: functools.reduce(operator, rows.unbind())
 
 

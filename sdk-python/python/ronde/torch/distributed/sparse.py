@@ -1,4 +1,4 @@
-"""The all-reduce of sparse tensors: all ranks gather all elements, and each adds those with the same indices."""
+"""All-reduce of sparse tensors: all ranks gather all elements, and each adds those with equal indices."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def allreduce(ranks: Ranks, tensor: torch.Tensor, reduction: Reduction) -> tuple[Start, Callable[[Any], None]]:
-    """How it is started, and how the tensor is replaced by the result.
+    """Returns the start of the operation, and a function that replaces the tensor with the result.
 
-    Raises NotImplementedError for another reduction than a sum or an average.
+    Raises NotImplementedError for reductions other than sum and average.
     """
     op = reduction.options["op"]
     if op not in (Sum, Average) or "prescale" in reduction.options:
@@ -29,7 +29,7 @@ def allreduce(ranks: Ranks, tensor: torch.Tensor, reduction: Reduction) -> tuple
     if base is not None and base.is_complex():
         tensor = base  # PyTorch has made a real tensor of it, whose elements are not those of the complex one
     check_summed(tensor, reduction.is_sum)
-    # The gradients of a sparse embedding are not coalesced, and have fewer elements when they are.
+    # Gradients of a sparse embedding are not coalesced; coalescing reduces their elements.
     mine = tensor.detach().coalesce()
     agreed = ("sparse", mine.sparse_dim(), tuple(mine.shape))
     nothing = input_of(torch.empty(0, dtype=torch.uint8), 0, dimension_of(agreed))
@@ -50,7 +50,7 @@ def allreduce(ranks: Ranks, tensor: torch.Tensor, reduction: Reduction) -> tuple
 
 
 def _joined(like: torch.Tensor, indices: torch.Tensor, elements: torch.Tensor, scale: int) -> torch.Tensor:
-    """All ranks' elements as one tensor in which no index comes twice."""
+    """Returns all ranks' elements as one coalesced tensor."""
     values = torch.view_as_complex(elements) if like.is_complex() else elements
     whole = torch.sparse_coo_tensor(indices.t().to(like.device), values.to(like.device), like.shape).coalesce()
     if scale == 1:

@@ -1,4 +1,4 @@
-"""Operations whose ranks have to agree on sizes that no message carries."""
+"""Operations that check whether ranks agree on sizes that no request contains."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 def dimension_of(*agreed: Any) -> int:
-    """A dimension that is the same on all ranks if `agreed` is: ranks with different dimensions get an error.
+    """Hashes values to a dimension, so that ranks with different values get an error for different dimensions.
 
-    Beside a dimension of 0 it costs nothing. Different values have the same one once in 2^35.
+    In a shape with another dimension of 0 it adds no elements. Different values have equal hashes once in 2^35.
     """
     digest = hashlib.sha256(repr(agreed).encode()).digest()
     return 1 + (int.from_bytes(digest[:5], "big") >> 5)
 
 
 class Checked:
-    """Two operations in flight: one without elements, which fails where ranks do not agree, and one with the data.
+    """Two operations in flight: one without elements, which fails if ranks disagree, and one with the data.
 
-    When the first fails the second is withdrawn: not all ranks have called that.
+    If the first fails, the second is withdrawn, because not all ranks have called it.
     """
 
     def __init__(self, check: InFlight, data: InFlight) -> None:
@@ -37,7 +37,7 @@ class Checked:
         return self._check is None and (self._data is None or self._data.poll())
 
     def wait(self, timeout: float | None = None) -> Any:
-        """The data. Raises what the wait for either of them does."""
+        """Waits for both and returns the data. Raises what either wait raises."""
         begun = time.monotonic()
         if self._check is not None:
             self._read_check(timeout)

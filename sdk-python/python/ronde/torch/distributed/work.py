@@ -1,4 +1,4 @@
-"""An operation in flight, as `torch.distributed` waits for it."""
+"""Operations in flight as PyTorch's `Work`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _NO_TIMEOUT = datetime.timedelta(0)
 
 
 class InFlight(Protocol):
-    """What `Handle` and `GroupHandle` have."""
+    """The methods that `Handle` and `GroupHandle` share."""
 
     def poll(self) -> bool:
         """Whether `wait` would return at once."""
         ...
 
     def wait(self, timeout: float | None = None) -> Any:
-        """The result. Raises TimeoutError after `timeout` seconds, and why the operation failed."""
+        """Waits for the result. Raises TimeoutError after `timeout` seconds, and the operation's error."""
         ...
 
 
 class Call(NamedTuple):
-    """An operation to be submitted.
+    """An operation to submit.
 
-    name   -- for errors
-    nbytes -- of its input
-    start  -- submits it; its argument says whether its completion is counted while nobody waits for it
-    finish -- writes what the handle gives to where it belongs, and returns the tensors of the result
+    name   -- its name in errors
+    nbytes -- the bytes of its input
+    start  -- submits it; the argument is whether to count its completion if no thread waits for it
+    finish -- writes the handle's result into the output tensors, and returns them
     """
 
     name: str
@@ -47,9 +47,9 @@ class Call(NamedTuple):
 
 
 class Operation(Work):
-    """An operation of a lane, which settles it: reads its result, or why it failed.
+    """An operation of a lane. The lane finishes it: it reads its result or its error.
 
-    timeout -- after which the operation is given up, counted from here on
+    timeout -- after which the operation is given up, counted from the construction
     """
 
     def __init__(self, lane: Lane, call: Call, timeout: datetime.timedelta) -> None:
@@ -60,36 +60,36 @@ class Operation(Work):
         self._timeout_s = timeout.total_seconds()
         self._lane = lane
         self._name = call.name
-        # Dropped as soon as they are done, for the tensors that they hold.
+        # Dropped as soon as they are done, because they hold tensors.
         self._start: Callable[[bool], InFlight] | None = call.start
         self._finish: Callable[[Any], list[torch.Tensor]] | None = call.finish
         self._handle: InFlight | None = None
         self._results: list[torch.Tensor] = []
         self._error: Exception | None = None
-        self.source: int | None = None  # of a message from any rank: who sent it
-        # Callbacks of the future belong to the same hook as the operation.
+        self.source: int | None = None  # the sender of a message from any rank
+        # Calls of the future's callbacks belong to the same hook as the operation.
         self._calls = current()
-        # Of the future: whether it was asked for, and whether it has been completed.
+        # The future, if requested, and whether it has been completed.
         self._lock = threading.Lock()
         self._promise: Any = None
         self._future: Any = None
         self._is_published = False
 
     def submit(self, notify: bool) -> None:
-        """Submits it. Raises what that does."""
+        """Submits it. Raises errors of the submission."""
         if self._start is not None:
             self._handle = self._start(notify)
             self._start = None
 
     def is_ready(self) -> bool:
-        """Whether `settle` would settle it at once. Called by the thread that drives the lane."""
+        """Returns whether `complete` would finish it at once. Called by the thread that drives the lane."""
         handle = self._handle
         if self.is_done or handle is None:
             return self.is_done
         return handle.poll() or time.monotonic() >= self.deadline
 
     def complete(self, until: float) -> bool:
-        """Waits for the result and writes it. Returns False when it is not there at `until`, of the monotonic clock.
+        """Waits for the result and writes it. Returns False if it is not complete at `until`, of the monotonic clock.
 
         Called by the thread that drives the lane, and by no other at the same time.
         """
@@ -109,27 +109,27 @@ class Operation(Work):
         return True
 
     def give_up(self) -> None:
-        """Fails it because its timeout has passed; with it on all other ranks."""
+        """Fails it because its timeout has passed, and therefore on all other ranks."""
         text = f"{self._name} is still in flight after {self._timeout_s:g} s, the timeout of its process group"
         self.fail(TimedOutError(text, "operation"))
 
     def fail(self, error: Exception) -> None:
-        """Settles it with an error."""
-        # Without the frames that lead here: they would keep tensors alive as long as the error.
+        """Finishes it with an error."""
+        # Without the traceback, whose frames would keep tensors alive as long as the error.
         self._error = error.with_traceback(None)
         self._end()
 
     def _end(self) -> None:
-        # The handle is dropped, which withdraws an operation that is not complete.
+        # Dropping the handle withdraws an operation that is not complete.
         self._start = self._finish = self._handle = None
         self.is_done = True
 
     def has_future(self) -> bool:
-        """Whether its future was asked for."""
+        """Returns whether its future was requested."""
         return self._promise is not None
 
     def publish(self) -> None:
-        """Completes the future, if it was asked for and the operation is settled. Runs its callbacks.
+        """Completes the future, if it was requested and the operation is finished. Runs its callbacks.
 
         Called without locks: a callback may wait for other operations.
         """
@@ -141,12 +141,12 @@ class Operation(Work):
             self._promise.set_result(None)
 
     def wait(self, timeout: datetime.timedelta = _NO_TIMEOUT) -> bool:
-        """True when the operation is complete and its results are written, as are those of all before it in its group.
+        """Waits until its results, and those of all earlier operations of its group, are written. Returns True.
 
-        timeout -- after which TimedOutError is raised, and the operation goes on; without one it is that of the group,
+        timeout -- after which TimedOutError is raised, and the operation continues; default: the group's timeout,
                    after which the operation is given up
 
-        Raises why it failed.
+        Raises the error if the operation failed.
         """
         seconds = timeout.total_seconds()
         until = time.monotonic() + seconds if seconds > 0 else self.deadline
@@ -157,37 +157,37 @@ class Operation(Work):
         return True
 
     def _value(self) -> list[torch.Tensor]:
-        """The results of what is settled."""
+        """Returns the results of a finished operation."""
         self.publish()
         if self._error is not None:
             raise self._error
         return self._results
 
     def synchronize(self) -> None:
-        """`wait`."""
+        """Calls `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether its results are written, or it has failed."""
+        """Returns whether its results are written or it has failed."""
         if not self.is_done:
             self._lane.advance()
         return self.is_done
 
     def is_success(self) -> bool:
-        """Whether it is complete and has not failed."""
+        """Returns whether it is complete and has not failed."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """Why it failed; None while it is in flight and when it has not."""
+        """Returns its error; None while it is in flight and if it has not failed."""
         return self._error if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
-        """The results, once they are there. Raises what `wait` does."""
+        """Waits for the results and returns them. Raises what `wait` does."""
         self.wait()
         return self._results
 
     def source_rank(self) -> int:
-        """Who sent what a receive from any rank has received: its rank within the group."""
+        """Returns the sender of a receive from any rank: its rank within the group."""
         if self.source is None:
             raise RuntimeError("only a receive from any rank, which is complete, has a source")
         return self.source
@@ -195,11 +195,11 @@ class Operation(Work):
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """A future of the results."""
+        """Returns a future of the results."""
         with self._lock:
             if self._promise is None:
                 self._promise = torch.futures.Future()
-                # Why it failed is raised by a callback: for C++ a future that Python gives an exception has a result.
+                # A callback raises the error: for C++, a future that Python sets to an exception has a result.
                 self._future = self._promise.then(lambda promise: self._value())
         self.publish()
         if not self.is_done:

@@ -1,4 +1,4 @@
-"""Training that goes back to its last commit and on when a collective fails.
+"""Training that restores its last commit and continues when a collective fails.
 
 state = hvd.elastic.TorchState(model, optimizer, epoch=0, batch=0)
 
@@ -32,5 +32,5 @@ Result = TypeVar("Result")
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """A decorator for `func(state, *args, **kwargs)`: see `ronde.elastic.run_fn`. The session is `ronde.torch`'s."""
+    """Decorates `func(state, *args, **kwargs)` with the loop of `ronde.elastic.run_fn`, on the session of `init`."""
     return run_fn(func, basics.init_again)

@@ -1,4 +1,4 @@
-"""A sampler that goes on, after a failure, with what of the epoch is left."""
+"""A sampler that continues after a failure with the rest of the epoch."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Divides the indices of a dataset among the ranks, and knows how many of this epoch have been used.
+    """Divides the indices of a dataset among the ranks, and counts how many of this epoch have been used.
 
-    All ranks have the same number of indices: where they do not come out even, the first ones are used twice.
+    All ranks get the same number of indices: if they do not divide evenly, the first ones are used twice.
 
-    dataset -- what has a length
-    shuffle -- whether each epoch has an order of its own, the same on all ranks
-    seed    -- of that order, the same on all ranks
+    dataset -- a dataset with a length
+    shuffle -- whether to shuffle each epoch, in the same order on all ranks
+    seed    -- the seed of that order, the same on all ranks
 
-    Attributes, beside these, as the last `reset` has left them:
+    Further attributes, as of the last `reset`:
 
     epoch, processed_num              -- the epoch, and how many of its indices all ranks together have used
-    processed_indices                 -- which those are, in the order of the epoch
+    processed_indices                 -- these indices, in the order of the epoch
     remaining_indices                 -- the others, of all ranks, in the order of the epoch
-    rank, num_replicas (also `size`)  -- this rank, and how many there are
-    num_samples, total_size           -- how many indices each rank gets of them, and all together
-    indices                           -- the indices of this rank, in the order in which iteration yields them
+    rank, num_replicas (also `size`)  -- this rank, and the number of ranks
+    num_samples, total_size           -- the number of indices for each rank, and for all ranks together
+    indices                           -- the indices of this rank, in the order of iteration
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -49,32 +49,32 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def size(self) -> int:
-        """How many ranks there are: `num_replicas`."""
+        """The number of ranks, as `num_replicas`."""
         return self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, of which nothing has been used. Call it at the end of the one before."""
+        """Begins an epoch with all indices unused. Call it at the end of the previous epoch."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Notes that every rank has used a batch of this size, whatever its number."""
+        """Records that every rank has used a batch of this size. The index of the batch is ignored."""
         del batch_idx
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, and how many of its indices have been used."""
+        """Returns the epoch, and how many of its indices have been used."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on where another sampler was."""
+        """Restores the epoch and the progress of another sampler."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Divides what is left of the epoch among the ranks that there are now."""
+        """Divides the rest of the epoch among the current ranks."""
         self.num_replicas = mpi_ops.size()
         self.rank = mpi_ops.rank()
         indices = list(range(len(self.dataset)))
@@ -87,7 +87,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     @property
     def indices(self) -> list[int]:
-        """The indices of this rank that are left of the epoch; `num_samples` of them."""
+        """This rank's `num_samples` indices of the rest of the epoch."""
         repeated = itertools.islice(itertools.cycle(self.remaining_indices), self.total_size)
         return list(repeated)[self.rank :: self.num_replicas]
 

@@ -1,4 +1,4 @@
-"""A state of models, optimizers, samplers and plain objects, and how further kinds of objects are added."""
+"""States of models, optimizers, samplers and plain objects, and a registry for further types of objects."""
 
 from __future__ import annotations
 
@@ -13,66 +13,66 @@ from ronde.torch.elastic.sampler import ElasticSampler
 
 
 class StateHandler:
-    """How objects of one kind are saved, restored and made the same on all ranks. Saves when it is made."""
+    """Saves, restores and synchronizes objects of one type. The constructor saves."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
         self.save()
 
     def save(self) -> None:
-        """Keeps the present state in memory."""
+        """Saves the current state in memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to what was saved last."""
+        """Restores the state that was saved last."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Makes the state of rank 0 that of all ranks, and saves it."""
+        """Broadcasts the state of rank 0 to all ranks, and saves it."""
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
-        """Takes care of another object from now on."""
+        """Replaces the object."""
         self.value = value
         self.save()
 
 
 class _StateDictHandler(StateHandler):
-    """For what has `state_dict` and `load_state_dict`."""
+    """Handles objects with `state_dict` and `load_state_dict`."""
 
     def save(self) -> None:
-        """Keeps a copy of the present state in memory."""
+        """Saves a copy of the current state in memory."""
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        """Goes back to what was saved last."""
+        """Restores the state that was saved last."""
         # An optimizer keeps the tensors that it loads, and changes them in place.
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
 
 class ModelStateHandler(_StateDictHandler):
-    """For modules."""
+    """Handles modules."""
 
     def sync(self) -> None:
-        """Makes the state of rank 0 that of all ranks, and saves it."""
+        """Broadcasts the state of rank 0 to all ranks, and saves it."""
         functions.broadcast_parameters(self.value.state_dict(), root_rank=0)
         self.save()
 
 
 class OptimizerStateHandler(_StateDictHandler):
-    """For optimizers."""
+    """Handles optimizers."""
 
     def sync(self) -> None:
-        """Makes the state of rank 0 that of all ranks, and saves it."""
+        """Broadcasts the state of rank 0 to all ranks, and saves it."""
         functions.broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
 
 
 class SamplerStateHandler(_StateDictHandler):
-    """For samplers."""
+    """Handles samplers."""
 
     def sync(self) -> None:
-        """Goes on, on all ranks, where rank 0 is, and saves that."""
+        """Sets the progress of all ranks to that of rank 0, and saves it."""
         self.value.load_state_dict(objects.broadcast_object(self.value.state_dict(), root_rank=0))
         self.save()
 
@@ -85,21 +85,21 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Which handler is for which type; the first one that fits counts. May be changed."""
+    """Returns the handlers by type, a mutable list. The first matching type is used."""
     return _registry
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Replaces which handler is for which type, for states that are made from now on."""
+    """Replaces the handlers by type, for states that are created later."""
     global _registry  # noqa: PLW0603
     _registry = registry
 
 
 class TorchState(ObjectState):
-    """The state of a training: a model, an optimizer, and whatever is given by name, as attributes.
+    """The state of a training: a model, an optimizer, and keyword arguments, as attributes.
 
-    Modules, optimizers and samplers, under any name, are copied when they are saved; other things are as in
-    `ronde.elastic.ObjectState`. Another object that is assigned to an attribute takes the place of the former.
+    Saving copies modules, optimizers and samplers under any name; other objects are as in `ronde.elastic.ObjectState`.
+    Assigning an attribute replaces its object.
 
         state = TorchState(model, optimizer, epoch=0, batch=0)
     """
@@ -119,25 +119,25 @@ class TorchState(ObjectState):
         super().__init__(objects.broadcast_object, mpi_ops.rank, **plain)
 
     def save(self) -> None:
-        """Keeps a copy of the present state in memory."""
+        """Saves a copy of the current state in memory."""
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
     def restore(self) -> None:
-        """Goes back to what was saved last."""
+        """Restores the state that was saved last."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Makes the state of rank 0 that of all ranks, and saves it."""
+        """Broadcasts the state of rank 0 to all ranks, and saves it."""
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
 
     def reset(self) -> None:
-        """The session was begun anew: samplers divide what is left among the ranks that there are."""
+        """Resets samplers after the session restarts: they divide the rest of the epoch among the current ranks."""
         for handler in self._handlers.values():
             if isinstance(handler, SamplerStateHandler):
                 handler.value.reset()
