@@ -1,7 +1,7 @@
-"""Packs this distribution (PEP 517), with nothing but Python's own library.
+"""Packs this distribution (PEP 517) with Python's standard library only.
 
-It is some Python files, which any builder would pack as well. But pip fetches a builder before it builds, and this
-distribution is to be installed beside ronde on hosts without a network: so it brings its own.
+Any builder could pack it, but pip downloads builders, and this distribution must be installable beside ronde on hosts
+without a network. So it contains its own.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 HERE = pathlib.Path(__file__).resolve().parent
 NAME = "horovod_compat"
 COMMANDS = {"horovodrun": "horovod.runner.launch:run_commandline"}
-# Archives have no times of their own, so that the same files give the same archive. The earliest that zip can say.
+# A fixed time for all files makes archives reproducible: the earliest that zip supports.
 TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:
-    """Makes the wheel, and gives its name."""
+    """Builds the wheel. Returns its name."""
     info = f"{NAME}-{version()}.dist-info"
     files = {str(path.relative_to(HERE / "src")): path.read_bytes() for path in sources()}
     points = "".join(f"{command} = {function}\n" for command, function in COMMANDS.items())
@@ -46,7 +46,7 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
 
 
 def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
-    """Makes the archive of sources, and gives its name."""
+    """Builds the archive of sources. Returns its name."""
     folder = f"{NAME}-{version()}"
     own = [HERE / name for name in ("LICENSE", "README.md", "backend.py", "pyproject.toml")]
     files = {str(path.relative_to(HERE)): path.read_bytes() for path in [*own, *sources()]}
@@ -60,23 +60,23 @@ def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
 
 
 def sources() -> Iterator[pathlib.Path]:
-    """The files of the package, in a fixed order."""
+    """Yields the files of the package, in a fixed order."""
     kept = (path for path in (HERE / "src" / "horovod").rglob("*") if path.suffix == ".py" or path.name == "py.typed")
     return iter(sorted(kept))
 
 
 def version() -> str:
-    """ronde's; an archive of sources has it in its PKG-INFO."""
+    """Returns ronde's version; an archive of sources has it in its PKG-INFO."""
     packed, workspace = HERE / "PKG-INFO", HERE.parent.parent / "Cargo.toml"
     pattern, path = (r"(?m)^Version: (.+)$", packed) if packed.exists() else (r'(?m)^version = "([^"]+)"', workspace)
     found = re.search(pattern, path.read_text())
     if found is None:
-        raise ValueError(f"{path} does not say which version this is")
+        raise ValueError(f"{path} contains no version")
     return found[1]
 
 
 def metadata() -> str:
-    """What pip and indexes are told."""
+    """Returns the metadata for pip and indexes."""
     return f"""Metadata-Version: 2.4
 Name: horovod-compat
 Version: {version()}
@@ -95,5 +95,5 @@ Description-Content-Type: text/markdown
 
 
 def digest(content: bytes) -> str:
-    """The checksum of a file as a wheel's record has it."""
+    """Returns the checksum of a file in the format of a wheel's record."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

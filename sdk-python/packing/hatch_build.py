@@ -1,13 +1,12 @@
 """Puts what cargo builds into the wheel: the extension module, the command `ronde` as a script of the environment, and
 the shipped plugins where the command finds them: `share/ronde/plugins` beside the folder `bin`.
 
-The wheel has two compiled artefacts of one workspace, a library and a program. Builders of Python wheels for Rust make
-one of them and know no place for the other; so cargo builds both at once, with the same features, and this hook only
-says where they go. pip lays a script into the environment's `bin` folder: the command is the program itself, with no
-Python in between.
+The wheel has two compiled artefacts of one workspace, a library and a program. Wheel builders for Rust support only one
+of them, so cargo builds both at once, with the same features, and this hook only places them. pip installs the program
+as a script in the environment's `bin` folder: the command runs without Python.
 
-`wheel.py` names the artefacts in the environment; without it (`pip install ./sdk-python`) cargo and `make plugins`
-build them here. A wheel without one of the plugins is not made.
+`wheel.py` passes the artefacts in environment variables. Without it (`pip install ./sdk-python`) cargo and
+`make plugins` build them here. The build fails if a plugin is missing.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# Both are there, or cargo is asked.
+# The artefacts; without both, cargo builds them.
 BINARY_VARIABLE = "RONDE_WHEEL_BINARY"
 EXTENSION_VARIABLE = "RONDE_WHEEL_EXTENSION"
-# The folder of the plugins; without it, where `make plugins` puts them.
+# The folder of the plugins; default: that of `make plugins`.
 PLUGINS_VARIABLE = "RONDE_WHEEL_PLUGINS"
-# The tag's last part; without it, this machine's.
+# The platform part of the wheel's tag; default: this machine's.
 PLATFORM_VARIABLE = "RONDE_WHEEL_PLATFORM"
-# The licences of what is compiled in; a wheel that is not passed on needs none.
+# The licences of compiled-in crates; a wheel that is not distributed needs none.
 NOTICES_VARIABLE = "RONDE_WHEEL_NOTICES"
 # The extension uses the stable ABI of this Python and every later one (sdk-python/Cargo.toml).
 PYTHON_TAG = "cp39-abi3"
@@ -37,7 +36,7 @@ class Artefacts(BuildHookInterface):  # type: ignore[type-arg]
     """The hook; hatchling finds it by its base class."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Says what goes where and for which machines the wheel is."""
+        """Sets the wheel's files and its tag."""
         if version == "editable":
             return
         binary, extension = given() or self.built()
@@ -63,7 +62,7 @@ class Artefacts(BuildHookInterface):  # type: ignore[type-arg]
         return str(target / "release" / "ronde"), str(target / "release" / "lib_ronde.so")
 
     def plugins(self, folder: pathlib.Path) -> list[pathlib.Path]:
-        """The modules of all plugins that the checkout around this folder has."""
+        """Returns the modules of all plugins in the checkout around this folder."""
         sources = (pathlib.Path(self.root).parent / "plugins").glob("*/Cargo.toml")
         names = sorted({path.parent.name for path in sources} - {"abi", "sdk"})
         paths = [folder / f"{name}.wasm" for name in names]
@@ -76,6 +75,6 @@ class Artefacts(BuildHookInterface):  # type: ignore[type-arg]
 
 
 def given() -> tuple[str, str] | None:
-    """The artefacts that the environment names."""
+    """Returns the artefacts from environment variables."""
     binary, extension = os.environ.get(BINARY_VARIABLE), os.environ.get(EXTENSION_VARIABLE)
     return (binary, extension) if binary and extension else None

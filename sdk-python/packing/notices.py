@@ -1,7 +1,6 @@
-"""The licences of what is compiled into the wheel: most of them ask that their text goes with the program.
+"""Collects the licences of crates that are compiled into the wheel. Most require distribution of their text.
 
-The list is that of the crates which the sidecar and the extension are linked from, for one target; crates with the same
-text share it.
+It lists the crates that the sidecar and the extension link, for one target. Crates with the same text share it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ FILES = re.compile(r"(?i)(licen[sc]e|copying|notice|unlicense)([.-].*)?")
 
 
 def notices(target: str) -> str:
-    """The whole text."""
+    """Returns the whole text."""
     crates_of: dict[str, list[str]] = collections.defaultdict(list)
     for package in shipped(target):
         title = f"{package['name']} {package['version']} ({package['license']})"
@@ -34,7 +33,7 @@ def notices(target: str) -> str:
 
 
 def shipped(target: str) -> list[dict[str, Any]]:
-    """The crates of others that the artefacts are linked from, by name."""
+    """Returns the third-party crates that the artefacts link, by name."""
     command = [os.environ.get("CARGO", "cargo"), "metadata", "--format-version", "1", "--locked"]
     done = subprocess.run([*command, "--filter-platform", target], cwd=ROOT, check=True, capture_output=True, text=True)
     metadata = json.loads(done.stdout)
@@ -50,11 +49,11 @@ def shipped(target: str) -> list[dict[str, Any]]:
         if identity not in seen:
             seen.add(identity)
             waiting += linked[identity]
-    # A package without a source is a part of this workspace.
+    # A package without a source belongs to this workspace.
     others = [packages[identity] for identity in seen if packages[identity]["source"] is not None]
     return sorted(others, key=lambda package: (package["name"], package["version"]))
 
 
 def is_linked(dependency: dict[str, Any]) -> bool:
-    """Whether a dependency is more than one of tests or of builds."""
+    """Returns whether a dependency is linked, so not only for tests or builds."""
     return any(kind["kind"] is None for kind in dependency["dep_kinds"])

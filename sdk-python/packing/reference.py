@@ -1,6 +1,6 @@
-"""Writes docs/PYTHON_API.md from what modules export and their documentation says: `python reference.py [FILE]`.
+"""Generates docs/PYTHON_API.md from the docstrings of exported names: `python reference.py [FILE]`.
 
-A test compares the file with what this makes of the package.
+A test compares the file with this program's output.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MODULES = [
 ]
 HEAD = """# The Python API
 
-Made from the package's own documentation by `sdk-python/packing/reference.py`; do not edit. What several modules have
-is described at the first of them. [MIGRATING.md](MIGRATING.md) is for scripts that were written for Horovod.
+`sdk-python/packing/reference.py` generates this page from the package's docstrings; do not edit it. A name that several
+modules export is described in the first of them. For scripts written for Horovod, read [MIGRATING.md](MIGRATING.md).
 """
 WIDTH_MAX = 110
-# `name -- text`, and further lines of that text behind as much white space.
+# `name -- text`, and further lines of that text with the same indentation.
 ITEM = re.compile(r"^([\w*][\w*., ]*?) +-- (.*)$")
 
 
 def reference() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     parts, seen = [HEAD], {}
     for name in MODULES:
         module = importlib.import_module(name)
@@ -46,7 +46,7 @@ def reference() -> str:
 
 
 def entries(module: ModuleType, seen: dict[int, str]) -> Iterator[str]:
-    """Each exported name of a module; those that were described are named with where."""
+    """Yields an entry for each exported name of a module, or a link if it is described already."""
     again = []
     for name in sorted(module.__all__, key=lambda name: (not name[0].isupper(), name)):
         value = getattr(module, name)
@@ -62,7 +62,7 @@ def entries(module: ModuleType, seen: dict[int, str]) -> Iterator[str]:
 
 
 def entry(name: str, value: Any, level: int = 3) -> str:
-    """A heading with what is behind it."""
+    """Returns a heading with its signature and documentation."""
     heading = f"\n{'#' * level} {name}\n\n"
     if inspect.ismodule(value):
         return f"{heading}The module `{value.__name__}`, below.\n"
@@ -75,7 +75,7 @@ def entry(name: str, value: Any, level: int = 3) -> str:
 
 
 def members(kind: type) -> Iterator[str]:
-    """Properties and methods that a class, or what it is made of here, says something about; properties first."""
+    """Yields documented properties and methods of a class and its bases in this package; properties first."""
     methods = []
     for name in (name for name in dir(kind) if not name.startswith("_")):
         owner = next(base for base in kind.__mro__ if name in vars(base))
@@ -93,7 +93,7 @@ def members(kind: type) -> Iterator[str]:
 
 
 def signature(name: str, value: Any) -> str:
-    """A call as it is written in a definition; one argument a line when it is long."""
+    """Returns a signature as in a definition, with one argument per line if it is long."""
     try:
         found = inspect.signature(value)
     except ValueError:
@@ -115,7 +115,7 @@ def signature(name: str, value: Any) -> str:
 
 
 def argument(parameter: inspect.Parameter) -> str:
-    """One argument with its type and default."""
+    """Returns one argument with its type and default."""
     stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
     typed = "" if parameter.annotation is parameter.empty else f": {annotation(parameter.annotation)}"
     default = (
@@ -125,12 +125,12 @@ def argument(parameter: inspect.Parameter) -> str:
 
 
 def annotation(value: Any) -> str:
-    """A type as it stands in the source."""
+    """Returns a type as written in the source."""
     return value if isinstance(value, str) else getattr(value, "__name__", str(value))
 
 
 def default_of(value: Any) -> str:
-    """A default without addresses: exported objects and classes by their name, other objects by their class."""
+    """Returns a default without addresses: exported objects and classes by name, other objects by class."""
     modules = (importlib.import_module(name) for name in MODULES)
     names = [name for module in modules for name in module.__all__ if getattr(module, name) is value]
     # Numbers may be equal by chance.
@@ -144,14 +144,14 @@ def default_of(value: Any) -> str:
 
 
 def constant(value: Any) -> str:
-    """A name that stands for a value."""
+    """Returns the entry of a constant."""
     if isinstance(value, (bool, int, float, str)) and not hasattr(value, "__dict__"):
         return "A constant." if isinstance(value, str) else f"The constant `{value!r}`."
     return f"An object of `{type(value).__name__}`."
 
 
 def prose(text: str) -> str:
-    """Documentation as Markdown: `name -- text` as items, indented lines as they are."""
+    """Converts documentation to Markdown: `name -- text` to items, indented lines to code."""
     lines: list[str] = []
     is_code, item_indent = False, None
     for line in text.splitlines():
@@ -175,12 +175,12 @@ def prose(text: str) -> str:
 
 
 def without_blank_end(lines: list[str]) -> list[str]:
-    """The lines up to the last one with something in it."""
+    """Returns the lines without trailing blank ones."""
     return lines[: max((index for index, line in enumerate(lines, 1) if line.strip()), default=0)]
 
 
 def in_line(text: str | None) -> str:
-    """Documentation without breaks."""
+    """Returns documentation without line breaks."""
     return " ".join((text or "").split())
 
 

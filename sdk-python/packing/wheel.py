@@ -1,12 +1,12 @@
-"""Makes the wheel: SDK, extension module, the command `ronde` and the plugins, for Linux and every Python from 3.9 on.
-Beside it lies the small one of horovod-compat, which needs this one.
+"""Builds the wheel: SDK, extension module, the command `ronde` and the plugins, for Linux and every Python from 3.9 on.
+Also builds the small wheel of horovod-compat, which depends on this one.
 
     make wheel                                          for this machine's kind of processor
     make wheel WHEEL_TARGET=aarch64-unknown-linux-gnu   for another, compiled here
 
-Both artefacts are compiled against glibc 2.28 by zig, which brings the libraries of all versions and machines, and the
-wheel is refused when one of them asks for more than manylinux_2_28 promises. With `--dev` the artefacts are those of
-`make build`: the same packaging in seconds, for this machine only.
+zig compiles both artefacts against glibc 2.28; it includes the libraries of all versions and machines. The build fails
+if one of them requires more than manylinux_2_28 guarantees. With `--dev` the artefacts are those of `make build`: the
+same packaging in seconds, for this machine only.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 GLIBC = (2, 28)
 WHEEL_BYTES_MAX = 40_000_000
-# What manylinux_2_28 promises to be on a host, as far as Rust's artefacts use it.
+# Libraries that manylinux_2_28 guarantees, as far as Rust's artefacts use them.
 LIBRARIES = re.compile(r"(libc|libm|libdl|libpthread|librt|libutil|libgcc_s|ld-linux-(x86-64|aarch64))\.so\.\d+")
-# As readelf calls them, and as the wheel's name does.
+# Machines by readelf's name, and their name in the wheel's tag.
 MACHINES = {"Advanced Micro Devices X86-64": "x86_64", "AArch64": "aarch64"}
 
 
 def main() -> int:
-    """Makes one wheel; returns the process's exit status."""
+    """Builds the wheels. Returns the process's exit status."""
     arguments = parsed(sys.argv[1:])
     target_folder = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default=f"{os.uname().machine}-unknown-linux-gnu", help="as rustc names it")
     parser.add_argument("--dev", action="store_true", help="package what `make build` has built")
@@ -67,7 +67,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def compiled(target: str, target_folder: pathlib.Path) -> pathlib.Path:
-    """Compiles both artefacts for a target and glibc 2.28; returns the folder where they are."""
+    """Compiles both artefacts for a target and glibc 2.28. Returns their folder."""
     installed = subprocess.run(["rustup", "target", "list", "--installed"], check=False, capture_output=True, text=True)
     if installed.returncode == 0 and target not in installed.stdout.split():
         subprocess.run(["rustup", "target", "add", target], check=True)
@@ -82,7 +82,7 @@ def compiled(target: str, target_folder: pathlib.Path) -> pathlib.Path:
 
 
 def commit() -> str:
-    """The commit that is checked out, empty when this is no checkout."""
+    """Returns the commit of the checkout, or an empty string outside of one."""
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     return subprocess.run(describe, cwd=ROOT, check=False, capture_output=True, text=True).stdout.strip()
 
@@ -90,7 +90,7 @@ def commit() -> str:
 def packed(
     artefacts: list[pathlib.Path], plugins: pathlib.Path, platform: str, licences: str, out: pathlib.Path
 ) -> pathlib.Path:
-    """Packs the wheel; returns its path."""
+    """Packs the wheel. Returns its path."""
     binary, extension = (str(path) for path in artefacts)
     named = {"RONDE_WHEEL_BINARY": binary, "RONDE_WHEEL_EXTENSION": extension, "RONDE_WHEEL_PLATFORM": platform}
     named["RONDE_WHEEL_PLUGINS"] = str(plugins)
@@ -98,7 +98,7 @@ def packed(
     for former in out.glob(pattern):
         former.unlink()
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out.resolve())]
-    # hatchling notes files' times, and zip knows none before 1980: one time for all makes the same wheel again.
+    # A fixed time for all files makes the wheel reproducible. zip supports none before 1980.
     environment = {**os.environ, **named, "SOURCE_DATE_EPOCH": "1577836800"}
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(licences)
@@ -110,7 +110,7 @@ def packed(
 
 
 def compat(out: pathlib.Path) -> pathlib.Path:
-    """Packs horovod-compat by its own builder, for every processor; returns its path."""
+    """Packs horovod-compat with its own builder, for every processor. Returns its path."""
     for former in out.glob("horovod_compat-*.whl"):
         former.unlink()
     path = out / runpy.run_path(str(ROOT / "sdk-python" / "horovod-compat" / "backend.py"))["build_wheel"](str(out))
@@ -119,7 +119,7 @@ def compat(out: pathlib.Path) -> pathlib.Path:
 
 
 def too_new(path: pathlib.Path, glibc: tuple[int, int]) -> list[str]:
-    """What an artefact asks for that a system with this glibc does not have."""
+    """Returns the libraries and symbols that an artefact requires and a system with this glibc lacks."""
     versions = set(re.findall(r"Name: GLIBC_(\d+)\.(\d+)", readelf("-V", path)))
     symbols = [f"GLIBC_{major}.{minor}" for major, minor in sorted(versions) if (int(major), int(minor)) > glibc]
     libraries = [
@@ -129,18 +129,18 @@ def too_new(path: pathlib.Path, glibc: tuple[int, int]) -> list[str]:
 
 
 def machine(path: pathlib.Path) -> str:
-    """The processor that an artefact is for."""
+    """Returns the processor of an artefact."""
     name = re.search(r"Machine:\s+(.+)", readelf("-h", path))
     return MACHINES.get(name[1].strip(), name[1]) if name else "none: this is no program"
 
 
 def readelf(option: str, path: pathlib.Path) -> str:
-    """What readelf says; it reads programs of all machines."""
+    """Returns readelf's output; it reads programs for all machines."""
     return subprocess.run(["readelf", "-W", option, str(path)], check=True, capture_output=True, text=True).stdout
 
 
 def describe(path: pathlib.Path) -> None:
-    """Prints the sizes of the wheel and of what is in it."""
+    """Prints the sizes of the wheel and its files."""
     with zipfile.ZipFile(path) as wheel:
         large = sorted(wheel.infolist(), key=lambda entry: -entry.file_size)[:2]
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")

@@ -1,4 +1,4 @@
-"""What the tests share: worlds of real processes, started with the binary `ronde`."""
+"""Common fixtures of the tests: worlds of real processes, started with the binary `ronde`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 WORKERS = pathlib.Path(__file__).parent / "workers"
 PACKAGE = pathlib.Path(__file__).parent.parent / "python"
-# Nothing here takes longer than a few seconds; a hang is ended so that its output can be seen.
+# Tests take a few seconds. A timeout ends a hang, so that its output is shown.
 WORLD_TIMEOUT_S = 180
 
 World = Callable[..., str]
 
 
 def ronde_binary() -> str:
-    """The binary `ronde` of the build that is tested; the test is left out when none is named."""
+    """Returns the binary `ronde` of the tested build. Skips the test if RONDE_BIN is not set."""
     binary = os.environ.get("RONDE_BIN")
     if not binary:
         pytest.skip("RONDE_BIN does not name the binary `ronde`; run the tests by `make test-python`")
@@ -33,11 +33,11 @@ def ronde_binary() -> str:
 
 @pytest.fixture
 def world() -> World:
-    """Runs a script of `workers/` as every rank of a job and returns what the ranks print; fails when the job does.
+    """Runs a script of `workers/` as every rank of a job and returns the ranks' output. Fails if the job fails.
 
     world("collectives.py", ranks=4, sidecars=2)
 
-    What follows the numbers are the script's arguments; `options` are those of `ronde run`.
+    Further arguments are those of the script; `options` are those of `ronde run`.
     """
     binary = ronde_binary()
 

@@ -36,7 +36,7 @@ class Tracked(ObjectState):
 
 
 def run(function: Callable[[Tracked], Any], state: Tracked, reset: Callable[[], None] | None = None) -> Any:
-    return run_fn(function, reset or (lambda: state.log.append("begin anew")))(state)
+    return run_fn(function, reset or (lambda: state.log.append("restart")))(state)
 
 
 def test_an_object_state_saves_and_restores() -> None:
@@ -85,7 +85,7 @@ def test_a_failed_collective_restores_the_last_commit() -> None:
 
     assert run(train, state) == "trained"
     assert seen == [0, 2]
-    assert state.log == ["sync", "save", "restore", "begin anew", "reset", "first", "second", "sync"]
+    assert state.log == ["sync", "save", "restore", "restart", "reset", "first", "second", "sync"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_changed_hosts_keep_the_state(changes: list[int], syncs_again: bool) -> 
 
     assert run(train, state) == 2
     assert seen == [0, 1]
-    assert state.log == ["sync", "begin anew", "reset", *["sync"] * syncs_again]
+    assert state.log == ["sync", "restart", "reset", *["sync"] * syncs_again]
 
 
 def test_old_host_updates_are_ignored() -> None:

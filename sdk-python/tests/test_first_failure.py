@@ -1,4 +1,4 @@
-"""The first failure of a job, as the other ranks hear of it: how, what it did last, its last words."""
+"""The first failure of a job as the other ranks receive it: how the rank ended, its last call, its last output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(
 
 
 def reported(done: subprocess.CompletedProcess[str], ranks: int = 3) -> dict[str, Any]:
-    """What the ranks that are left were told; the same for all of them."""
+    """Returns the failure that the remaining ranks received, which must be the same for all of them."""
     prefix = ">:reported "
     lines = [line.partition(prefix)[2] for line in done.stdout.splitlines() if prefix in line]
     assert len(lines) == ranks - 1, f"{done.stdout}\n{done.stderr}"
@@ -77,7 +77,7 @@ def test_an_exception_is_reported_with_its_traceback(ranks: int, sidecars: int) 
     assert text.splitlines()[0] == f"rank {ranks - 1} on host localhost exited with code 1"
     assert "\nIts last call was allreduce 'last' at " in text
     assert text.endswith("\n  | " + stderr[-1])
-    # The launcher says the same, once.
+    # The launcher prints the same, once.
     assert done.stderr.count(f"ronde: rank {ranks - 1} on host localhost exited with code 1 [RONDE-E301]") == 1
     assert done.stderr.count("its last call was allreduce 'last' at ") == 1
 

@@ -122,7 +122,9 @@ def test_exceptions() -> None:
 
 @pytest.mark.parametrize("name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "ray"])
 def test_the_error_for_an_unsupported_module_gives_an_alternative(name: str) -> None:
-    with pytest.raises(ImportError, match=r"is not there yet: .* Use that, or run this program with Horovod itself"):
+    with pytest.raises(
+        ImportError, match=r"is not supported yet: .* Use that, or run this program with Horovod itself"
+    ):
         importlib.import_module(f"horovod.{name}")
 
 

@@ -197,7 +197,7 @@ def test_a_host_update_reaches_the_running_state() -> None:
 
     assert elastic.run_fn(train, lambda: begun.append("again"))(state) == 2
     assert begun == ["again"]
-    # The state of a training that has ended is told nothing.
+    # The state of a training that has ended is not notified.
     elastic.notification_manager.handle_hosts_updated(2.0, HostUpdateResult.added)
     state.check_host_updates()
     elastic.notification_manager.register_listener(state)

@@ -58,7 +58,7 @@ def test_mpirun_starts_functions(capfd: pytest.CaptureFixture[str]) -> None:
     ]
     assert horovod.run(lambda: os.getenv("PASSED"), use_mpi=True, mpi_args="-x PASSED=this") == ["this"]
     assert horovod.run(lambda: 1, use_mpi=True, disable_cache=True) == [1]
-    assert "horovod.run: --disable-cache means nothing here" in capfd.readouterr().err
+    assert "horovod.run: --disable-cache has no effect here" in capfd.readouterr().err
     arguments = launch._HorovodArgs(num_proc=2, use_mpi=True, run_func=lambda: place(1)[:2])
     assert launch._run(arguments) == [(0, 2.0), (1, 2.0)]
 

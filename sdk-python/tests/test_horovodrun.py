@@ -1,4 +1,4 @@
-"""`horovodrun`: what each flag becomes, which ones say that they do nothing, and jobs that it starts."""
+"""`horovodrun`: the translation of each flag, notes about flags without effect, and jobs that it starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT_S = 180
 
 
 def translated(*arguments: str) -> tuple[list[str], list[str]]:
-    """The options of `ronde run` for a command line, and what is said."""
+    """Returns the options of `ronde run` for a command line, and the notes."""
     given, notes = launch.parse(arguments)
     given.pop("command")
     result = translation.translate(given)
@@ -79,20 +79,24 @@ def test_supported_flags_become_options_without_a_note(arguments: str, options: 
 @pytest.mark.parametrize(
     ("arguments", "option", "note"),
     [
-        ("--cycle-time-ms 3.5", None, "--cycle-time-ms means nothing here"),
-        ("--hierarchical-allgather", None, "--hierarchical-allgather means nothing here"),
-        ("--no-hierarchical-allgather", None, "--hierarchical-allgather means nothing here"),
-        ("--torus-allreduce", None, "--torus-allreduce means nothing here"),
-        ("--no-torus-allreduce", None, "--torus-allreduce means nothing here"),
-        ("--disable-cache", None, "--disable-cache means nothing here"),
-        ("--mpi-threads-disable", None, "--mpi-threads-disable means nothing here"),
-        ("--no-mpi-threads-disable", None, "--mpi-threads-disable means nothing here"),
-        ("--mpi-args=--bind-to", None, "--mpi-args means nothing here: without --mpi"),
-        ("--binding-args=-x", None, "--binding-args means nothing here: without --mpi"),
-        ("--num-nccl-streams 2", None, "--num-nccl-streams means nothing here"),
-        ("--gloo-timeout-seconds 9", None, "--gloo-timeout-seconds means nothing here"),
-        ("--autotune-log-file x --autotune-warmup-samples 1", None, "the search itself (--autotune) is not there yet"),
-        ("--autotune-gaussian-process-noise 0.5", None, "the search itself (--autotune) is not there yet"),
+        ("--cycle-time-ms 3.5", None, "--cycle-time-ms has no effect here"),
+        ("--hierarchical-allgather", None, "--hierarchical-allgather has no effect here"),
+        ("--no-hierarchical-allgather", None, "--hierarchical-allgather has no effect here"),
+        ("--torus-allreduce", None, "--torus-allreduce has no effect here"),
+        ("--no-torus-allreduce", None, "--torus-allreduce has no effect here"),
+        ("--disable-cache", None, "--disable-cache has no effect here"),
+        ("--mpi-threads-disable", None, "--mpi-threads-disable has no effect here"),
+        ("--no-mpi-threads-disable", None, "--mpi-threads-disable has no effect here"),
+        ("--mpi-args=--bind-to", None, "--mpi-args has no effect here: without --mpi"),
+        ("--binding-args=-x", None, "--binding-args has no effect here: without --mpi"),
+        ("--num-nccl-streams 2", None, "--num-nccl-streams has no effect here"),
+        ("--gloo-timeout-seconds 9", None, "--gloo-timeout-seconds has no effect here"),
+        (
+            "--autotune-log-file x --autotune-warmup-samples 1",
+            None,
+            "the search itself (--autotune) is not supported yet",
+        ),
+        ("--autotune-gaussian-process-noise 0.5", None, "the search itself (--autotune) is not supported yet"),
         ("--log-hide-timestamp", "--log-without-timestamp", "--log-hide-timestamp is deprecated"),
         ("--no-log-hide-timestamp", "--log-with-timestamp", "--log-hide-timestamp is deprecated"),
         ("--network-interface a,b", "--network-interfaces=a,b", "several names in --network-interface are deprecated"),
@@ -120,13 +124,13 @@ def test_ignored_flags_print_one_note_each(arguments: str, option: str | None, n
     ],
 )
 def test_unsupported_flags_are_rejected(arguments: str) -> None:
-    with pytest.raises(NotImplementedError, match="not there yet"):
+    with pytest.raises(NotImplementedError, match="not supported yet"):
         translated(*arguments.split())
 
 
 def test_every_flag_is_classified() -> None:
     """No flag is taken without acting, saying that it does not, or being refused."""
-    known = {*translation._VALUES, *translation._SWITCHES, *translation.WITHOUT_MEANING, *translation._ELASTIC}
+    known = {*translation._VALUES, *translation._SWITCHES, *translation.IGNORED, *translation._ELASTIC}
     known |= {*translation._SEARCH, *launch.STARTERS, "tcp_flag", "autotune", "log_level", "log_hide_timestamp"}
     known |= {"network_interface", "network_interfaces", "check_build", "config_file", "command", "help", "version"}
     assert {action.dest for action in flags.parser()._actions} == known
@@ -155,7 +159,7 @@ def test_jsrun_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="did not detect an LSF job"):
         translated("--jsrun")
     monkeypatch.setenv("LSB_JOBID", "7")
-    with pytest.raises(NotImplementedError, match="not there yet"):
+    with pytest.raises(NotImplementedError, match="not supported yet"):
         translated("--jsrun")
 
 
@@ -171,7 +175,7 @@ def test_host_files(tmp_path: pathlib.Path) -> None:
 
 
 CONFIG = """\
-# everything that Horovod's files may say
+# everything that Horovod's files may contain
 controller: gloo
 params:
     fusion_threshold_mb: 32   # in MB
@@ -325,9 +329,9 @@ def horovodrun(*arguments: str, path: str = "", cwd: pathlib.Path | None = None)
         ("-np 2 --log-with-timestamp -prefix-timestamp true", "not allowed with argument"),
         ("-np 3 -H a:1,b:1 true", "Requested more processes (3) than there are available slots (2)"),
         ("-np 1 --config-file /no/such true", "cannot read the configuration file /no/such"),
-        ("-np 1 --autotune true", "--autotune: the search for the best settings is not there yet"),
+        ("-np 1 --autotune true", "--autotune: the search for the best settings is not supported yet"),
         ("--min-np 1 --max-np 2 true", "the number of processes is missing"),
-        ("-np 1 --min-np 1 --host-discovery-script ./hosts.sh true", "elastic jobs are not there yet"),
+        ("-np 1 --min-np 1 --host-discovery-script ./hosts.sh true", "elastic jobs are not supported yet"),
     ],
 )
 def test_a_wrong_command_line_ends_with_code_2_and_a_message(arguments: str, message: str) -> None:
@@ -338,7 +342,7 @@ def test_a_wrong_command_line_ends_with_code_2_and_a_message(arguments: str, mes
 
 
 def test_the_command_of_ronde_run(tmp_path: pathlib.Path) -> None:
-    """The worker's command is left as it is, also where it looks like flags."""
+    """The worker's command stays unchanged, even if it resembles flags."""
     ronde = tmp_path / "ronde"
     ronde.write_text('#!/bin/sh\nfor word; do echo "<$word>"; done\n')
     ronde.chmod(0o755)
@@ -349,7 +353,7 @@ def test_the_command_of_ronde_run(tmp_path: pathlib.Path) -> None:
     words = ["run", "--num-proc=2", *exported, "--", "python", "train.py", "-np", "3", "a b", "--gloo"]
     assert done.stdout.splitlines() == [f"<{word}>" for word in words]
     assert done.stderr.splitlines() == [
-        "horovodrun: --cycle-time-ms means nothing here: nothing waits for the end of a cycle",
+        "horovodrun: --cycle-time-ms has no effect here: nothing waits for the end of a cycle",
     ]
 
 
@@ -469,7 +473,7 @@ class TestFunctions:
                 self.check_refused(old)
 
     def check_refused(self, name: str) -> None:
-        with pytest.raises(NotImplementedError, match="elastic jobs are not there yet"):
+        with pytest.raises(NotImplementedError, match="elastic jobs are not supported yet"):
             run(number, (0,), **{name: 1})  # type: ignore[arg-type]
 
     def test_wrong_arguments(self) -> None:
@@ -479,7 +483,7 @@ class TestFunctions:
             run(number, hosts="a:1", hostfile="f")
         with pytest.raises(ValueError, match="Requested more processes"):
             run(number, num_proc=3, hosts="localhost:2")
-        with pytest.raises(NotImplementedError, match="elastic jobs are not there yet"):
+        with pytest.raises(NotImplementedError, match="elastic jobs are not supported yet"):
             run(number, host_discovery_script="hosts.sh")
 
     def test_a_failure_has_horovods_message(self) -> None:

@@ -1,4 +1,4 @@
-"""`horovodrun --mpi`: what Open MPI's mpirun is told, where it cannot be used, and a job that it starts."""
+"""`horovodrun --mpi`: the arguments of Open MPI's mpirun, invalid uses, and a job that it starts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_mpirun_with_sidecars_that_the_user_started() -> None:
     assert spread[spread.index("plm_rsh_args") + 1] == "-p 2222 -i my/key"
     with pytest.raises(ValueError, match="Requested more processes"):
         by_mpi("-np 3 -H localhost:2")
-    with pytest.raises(NotImplementedError, match="elastic jobs are not there yet"):
+    with pytest.raises(NotImplementedError, match="elastic jobs are not supported yet"):
         by_mpi("-np 3 --min-np 2")
     assert (mpi.is_here("127.0.0.1"), mpi.is_here("[::1]"), mpi.is_here("beta")) == (True, True, False)
 
@@ -186,7 +186,7 @@ def test_mpirun_starts_the_processes_of_several_hosts(spread: TwoHosts) -> None:
         for rank in range(4)
     ]
     assert spread.reached() == {b}
-    # What the sidecars are started with says over which host's address they reach each other.
+    # The sidecars' arguments contain the addresses over which they reach each other.
     assert f"sidecar 1 ({b}) at {b} over v0" in done.stderr
     assert not list(spread.folder.glob("ronde-*"))
 

@@ -46,7 +46,7 @@ def started(command: list[str], **variables: str) -> subprocess.CompletedProcess
 
 
 def found(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """What the sidecar of rank 0 has been told, as its work shows."""
+    """Returns the settings of rank 0's sidecar that its work shows."""
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = [line.partition("found ")[2] for line in done.stdout.splitlines() if "found " in line]
     report: dict[str, Any] = json.loads(line)
@@ -98,7 +98,7 @@ def test_an_invalid_number_is_reported() -> None:
 
 
 def test_settings_take_effect_on_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There also what comes again in every step is performed ahead, for which it has to be remembered."""
+    """With several hosts, repeated steps also run ahead, which requires the request cache."""
     counted = ["ronde_fused_tensors_total", "ronde_operations_scheduled_total"]
 
     def counts(*flags: str) -> list[bool]:

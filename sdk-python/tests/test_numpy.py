@@ -1,8 +1,8 @@
 """Every collective, type and reduction against NumPy: random cases on worlds of 1 to 8 ranks and 1 to 3 sidecars.
 
-`workers/random_cases.py` draws, performs and checks the cases, and `workers/numpy_reference.py` says how exact a result
-has to be. Here it is counted what was covered, and the bits of ranks and of runs are compared. A failure shows the
-case; to perform it alone give a part of its combination's name with `--only` to the script.
+`workers/random_cases.py` draws, performs and checks the cases, and `workers/numpy_reference.py` defines how exact a
+result has to be. This module counts coverage, and compares the bits of ranks and of runs. A failure shows the case; to
+run it alone, give a part of its combination's name with `--only` to the script.
 """
 
 from __future__ import annotations

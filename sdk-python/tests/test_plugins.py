@@ -154,7 +154,7 @@ def test_a_compression_by_plugin_is_for_sums() -> None:
 
 @pytest.fixture
 def plugins() -> None:
-    """The shipped plugins of the build that is tested, where the sidecar looks for them."""
+    """The shipped plugins of the tested build, in the folder that the sidecar searches."""
     binary = os.environ.get("RONDE_BIN")
     if binary and "RONDE_PLUGINS" not in os.environ:
         beside = pathlib.Path(binary).resolve().parent
@@ -165,13 +165,13 @@ def plugins() -> None:
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize(("ranks", "sidecars"), [(1, 1), (2, 2), (3, 2)])
 def test_plugins_encode_and_reduce(world: Callable[..., str], ranks: int, sidecars: int) -> None:
-    assert world("plugins.py", ranks, sidecars).count("plugins do as they say") == ranks
+    assert world("plugins.py", ranks, sidecars).count("plugins give the expected results") == ranks
 
 
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (3, 2)])
 def test_wrong_plugins_raise_with_the_reason(world: Callable[..., str], ranks: int, sidecars: int) -> None:
-    assert world("plugin_errors.py", ranks, sidecars).count("told in words") == ranks
+    assert world("plugin_errors.py", ranks, sidecars).count("wrong plugins raised with the reason") == ranks
 
 
 @pytest.mark.usefixtures("plugins")

@@ -103,7 +103,7 @@ class Reader:
             return self.several(inner[1], int(inner[2]))
         if inner := re.fullmatch(r"Option<(.*)>", kind):
             return f"Some({self.read(inner[1])})" if self.take(1)[0] else "None"
-        assert kind.startswith("("), f"the document does not say what {kind} is"
+        assert kind.startswith("("), f"the document does not define {kind}"
         return self.fields(kind)
 
     def several(self, kind: str, count: int) -> str:
@@ -132,7 +132,7 @@ def test_there_are_examples_of_every_kind_of_frame() -> None:
     assert {param.values[1][6] for param in examples()} == {1, 2, 3, 4, 5, 6}
 
 
-@pytest.mark.parametrize(("says", "data"), examples())
+@pytest.mark.parametrize(("meaning", "data"), examples())
 def test_examples_are_read_by_the_document_alone(meaning: str, data: bytes) -> None:
     magic, version, kind, flags, length, _epoch, seq = HEADER.unpack_from(data)
     payload = data[HEADER.size :]

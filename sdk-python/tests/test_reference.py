@@ -1,4 +1,4 @@
-"""docs/PYTHON_API.md says what the package says."""
+"""docs/PYTHON_API.md matches the package's docstrings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_page_is_up_to_date() -> None:
     if os.environ.get("RONDE_REGENERATE") == "1":
         REFERENCE["FILE"].write_text(made)
     assert REFERENCE["FILE"].read_text() == made, (
-        "docs/PYTHON_API.md is not what the package says; python sdk-python/packing/reference.py writes it"
+        "docs/PYTHON_API.md differs from the docstrings; run python sdk-python/packing/reference.py"
     )
 
 

@@ -113,7 +113,7 @@ def test_the_error_names_cloudpickle_when_it_is_missing(monkeypatch: pytest.Monk
 
 
 def test_output_and_folders_are_private(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Sockets lie in it, whose paths have little room: pytest's own folders may be too deep.
+    # It contains sockets, whose paths are short: pytest's own folders may be too deep.
     with tempfile.TemporaryDirectory() as place:
         monkeypatch.setenv("TMPDIR", place)
         monkeypatch.setattr("tempfile.tempdir", None)

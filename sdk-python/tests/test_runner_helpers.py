@@ -1,4 +1,4 @@
-"""Helper functions of Horovod's launcher: commands that leave nothing behind, threads, addresses, caches, keys."""
+"""Helper functions of Horovod's launcher: shell commands, threads, addresses, caches, keys."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ KINDS = {
     "dynamic_sets": (['hvd.init(process_sets="dynamic")'], []),
     "communicator_sets": (["hvd.init(comm, process_sets="], []),
 }
-# Of the blocks that say horovod.torch, those that are about what is not there yet.
+# Blocks about horovod.torch that use unsupported functions.
 ABOUT_OTHERS = ["ray", "spark", "def training_fn"]
 # Their ranks are 0 to 3.
 OF_FOUR = {"static_sets", "dynamic_sets"}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TIMEOUT_S = 120
-# As mpirun tells its processes who they are.
+# The variables in which mpirun passes ranks to its processes.
 STARTER = """
 for rank in 0 1; do
     OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 "$RONDE" worker "$@" & last=$!
@@ -31,9 +31,9 @@ import os, numpy, ronde
 with ronde.connect() as client:
     total = client.allreduce(numpy.array([client.rank + 1]), op=ronde.Sum)
     names = ["HOROVOD_LOCAL_RANK", "WORLD_SIZE", "PASSED", "PYTHONUNBUFFERED", "RONDE_WORLD"]
-    said = ["sum", total[0], client.rank, *(os.environ.get(name) for name in names)]
-    # At once: the workers share a pipe, and unbuffered as they are told to be, `print` writes word by word.
-    os.write(1, f"{' '.join(map(str, said))}{os.linesep}".encode())
+    fields = ["sum", total[0], client.rank, *(os.environ.get(name) for name in names)]
+    # In one write: the workers share a pipe, and unbuffered `print` writes word by word.
+    os.write(1, f"{' '.join(map(str, fields))}{os.linesep}".encode())
     client.barrier()
 """
 # Tells that it runs, then when it is asked to end.

@@ -43,11 +43,11 @@ def test_operations_of_process_sets(world: Callable[..., str], ranks: int, sidec
 
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 2), (4, 1)])
 def test_errors(world: Callable[..., str], ranks: int, sidecars: int) -> None:
-    assert world("torch_errors.py", ranks, sidecars).count("errors are told") == ranks
+    assert world("torch_errors.py", ranks, sidecars).count("errors reach every rank") == ranks
 
 
 def test_sessions_leak_no_resources(world: Callable[..., str]) -> None:
-    assert world("torch_rounds.py", 2, 1).count("left nothing behind") == 2
+    assert world("torch_rounds.py", 2, 1).count("leaked no resources") == 2
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (2, 2), (4, 2)])
@@ -93,7 +93,7 @@ def test_pinned_buffers_are_reused_once_their_copy_is_done() -> None:
     large.event = copy = Copy()
     del large
     pool.lease((5_000,), torch.float64)
-    assert copy.is_done, "more than may lie idle is waited for and given back"
+    assert copy.is_done, "buffers beyond the idle limit are released after their copy"
     assert pool.made == 4
 
 
@@ -102,7 +102,7 @@ def test_a_crash_is_reported_with_its_last_output() -> None:
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(PACKAGE)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
     assert done.returncode != 0
-    assert "rank 0 was told why" in done.stdout, done.stdout + done.stderr
+    assert "rank 0 received the reason" in done.stdout, done.stdout + done.stderr
     assert "rank 1 on host localhost exited with code 1" in done.stderr, done.stderr
 
 

@@ -61,7 +61,7 @@ def test_what_is_not_there_yet_says_so(installed: Installed, name: str) -> None:
         command, capture_output=True, text=True, env=installed.environment, timeout=TIMEOUT_S, check=False
     )
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"ImportError: horovod.{name.partition('.')[0]} is not there yet")
+    assert last.startswith(f"ImportError: horovod.{name.partition('.')[0]} is not supported yet")
     assert last.endswith("in an environment without horovod-compat")
 
 

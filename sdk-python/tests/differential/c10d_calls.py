@@ -1,4 +1,4 @@
-"""The calls of `torch.distributed` that programs consist of. They do literally what a step says."""
+"""The calls of `torch.distributed` that programs consist of. They execute a step literally."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Spec = dict[str, Any]
 class Step:
     """One step of a program on this rank.
 
-    fields -- what the program says for this rank
+    fields -- the program's fields for this rank
     key    -- program and step, for the elements of tensors
     group  -- the process group; `ranks` are its members
     """

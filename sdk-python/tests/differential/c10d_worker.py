@@ -157,7 +157,7 @@ class _Run:
 
 
 def observe(outcome: dict[str, Any], work: Any) -> None:
-    """Waits for a Work and notes what it says afterwards."""
+    """Waits for a Work and records its state afterwards."""
     outcome["waited"] = work.wait()
     outcome["is_completed"] = work.is_completed()
     try:

@@ -1,4 +1,4 @@
-"""Runs programs in a world of ronde and in one of a reference, and tells what differs."""
+"""Runs programs in a world of ronde and in one of a reference, and reports differences."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ BITS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 def expected(program: Fields, ranks: int) -> list[dict[str, dict[str, Any]]]:
     """Values and what they are after those that nobody waited for were overwritten, as a rank reports them.
 
-    Leaves out what the model does not say: steps on objects, and what is unspecified.
+    Omits what the model does not define: steps on objects, and unspecified contents.
     """
     reports: list[dict[str, dict[str, Any]]] = [{"values": {}, "after": {}} for _ in range(ranks)]
     for index, step in enumerate(program["steps"]):

@@ -19,7 +19,7 @@ SHRINK_S = 60.0
 
 
 class Compares(Protocol):
-    """What runs a program and tells what differs."""
+    """Runs a program and reports differences."""
 
     ranks: int
 

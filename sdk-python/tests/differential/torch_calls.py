@@ -97,7 +97,7 @@ def gradients(fields: Fields, rank: int, leaves: list[torch.Tensor], results: li
 
 
 def perform(fields: Fields, given: list[torch.Tensor], process_set: Any) -> tuple[list[torch.Tensor], Any]:
-    """Calls the collective in the form that the program says."""
+    """Calls the collective in the form that the program selects."""
     call, form = fields["call"], fields.get("form", "sync")
     options: dict[str, Any] = {"process_set": process_set}
     if "op" in fields:

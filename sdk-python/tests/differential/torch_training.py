@@ -114,7 +114,7 @@ class Loop:
     """The loop that users write, around whatever computes the gradients.
 
     evaluate    -- computes the gradients of the passes of a step and returns the loss
-    synchronize -- has them reduced before the step, where the program looks at them
+    synchronize -- reduces them before the step, where the program reads them
     skipping    -- a context for a step whose gradients are reduced already
     """
 

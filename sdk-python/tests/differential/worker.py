@@ -20,7 +20,7 @@ from differential.c10d_worker import Rank
 
 
 def main() -> None:
-    """Runs programs until the parent says that there are no more."""
+    """Runs programs until the parent ends the stream."""
     backend, size, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     if len(sys.argv) > 4:
         os.environ["DIFFERENTIAL_RANK"] = sys.argv[4]

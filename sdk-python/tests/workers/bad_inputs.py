@@ -1,4 +1,4 @@
-"""Run by every rank of at least three: what is wrong is told in words, nothing hangs, and the next operation works.
+"""Run by every rank of at least three: bad input raises with the reason, nothing hangs, and the next operation works.
 
 The sidecar has little room for tensors: see ARENA_MB in `test_worlds.py`.
 """
@@ -42,7 +42,7 @@ class Trial:
             missing = [word for word in words if word not in text]
             assert not missing, f"{text!r} lacks {missing}"
         else:
-            raise AssertionError(f"this went well, but should have said {words}")
+            raise AssertionError(f"this succeeded, but should have raised {words}")
         self.goes_on()
 
     def goes_on(self) -> None:
@@ -92,7 +92,7 @@ def check_mismatches(trial: Trial) -> None:
 
 
 def check_arguments(trial: Trial) -> None:
-    """What is wrong by itself: told to the caller alone, which may do it right then."""
+    """Invalid arguments raise on the caller only, which may retry with valid ones."""
     client = trial.client
     n, rows = client.size, numpy.arange(client.size * 2)
     wrong: list[tuple[str, Callable[[], Any]]] = [
@@ -281,7 +281,7 @@ def main() -> None:
         ):
             check(trial)
         client.barrier("end")
-        print(f"rank {client.rank}: bad input was told in words", flush=True)
+        print(f"rank {client.rank}: bad input raised with the reason", flush=True)
         client.barrier("really")
 
 

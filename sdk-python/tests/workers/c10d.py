@@ -185,7 +185,7 @@ def check_what_is_refused() -> None:
 
 
 def check_failures() -> None:
-    """What fails on all ranks, and how those hear of it who wait, look, or have a future. The group goes on."""
+    """Failures on all ranks are raised by waits, polls and futures. The group remains usable."""
     for ask in ("wait", "exception", "future"):
         work = dist.all_reduce(torch.ones(2 + dist.get_rank()), async_op=True)
         try:

@@ -101,7 +101,7 @@ def check_conjugated_views() -> None:
 
 
 def check_shapes() -> None:
-    """A result goes into as many elements of any shape, wherever they lie."""
+    """A result is written to the same number of elements, whatever their shape and layout."""
     row = torch.arange(6.0) + 10 * rank
     whole = torch.zeros(6, size).t()
     dist.all_gather_into_tensor(whole, row)

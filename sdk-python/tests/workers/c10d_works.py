@@ -94,7 +94,7 @@ def check_they_are_written_without_a_wait() -> None:
 
 
 def check_is_completed() -> None:
-    """It says that the tensor has the result."""
+    """`is_completed` is true only when the tensor has the result."""
     for count in (10, 100_000):
         for _ in range(20):
             tensor = torch.ones(count)

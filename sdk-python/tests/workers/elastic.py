@@ -47,7 +47,7 @@ def main() -> None:
         return "done"
 
     assert train(state, 0.1) == "done"
-    # The fourth step failed behind the commit of the second one.
+    # The fourth step failed after the commit of the second one.
     assert steps == [0, 1, 2, 3, 2, 3, 4, 5], steps
     assert resets == [hvd.size()], resets
     assert state.commits == 3

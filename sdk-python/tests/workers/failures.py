@@ -1,4 +1,4 @@
-"""Run by every rank: what goes wrong is told to everybody, and the job goes on."""
+"""Run by every rank: failures reach every rank, and the job continues."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def main() -> None:
 
         numpy.testing.assert_array_equal(client.allreduce(numpy.ones(4), op=ronde.Sum, name="on"), client.size)
         client.barrier()
-        print(f"rank {client.rank}: failures were told to everybody", flush=True)
+        print(f"rank {client.rank}: failures reached every rank", flush=True)
         client.barrier("end")
 
 

@@ -1,4 +1,4 @@
-"""Run by every rank: the last rank fails, in the way that the argument says, and the others say what they are told."""
+"""Run by every rank: the last rank fails as the argument selects, and the others print the reported failure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fail(mode: str, client: ronde.Client) -> None:
 
 def main() -> None:
     """All ranks agree once; then one is missing."""
-    # The launcher ends the others a moment after the first; this one has something to say before.
+    # The launcher ends the others shortly after the first; this rank must print its report before.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     client = ronde.connect()
     client.allreduce(numpy.ones(4), name="first")

@@ -1,4 +1,4 @@
-"""Run by every rank of at least two: what is wrong with a plugin is told on all ranks, and the next operation works."""
+"""Run by every rank of at least two: errors of plugins reach all ranks, and the next operation works."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fails(client: ronde.Client, kind: type[Exception], words: tuple[str, ...], c
         missing = [word for word in words if word not in str(error)]
         assert not missing, f"{str(error)!r} lacks {missing}"
     else:
-        raise AssertionError(f"this went well, but should have said {words}")
+        raise AssertionError(f"this succeeded, but should have raised {words}")
     numpy.testing.assert_array_equal(client.allreduce(numpy.ones(3), op=ronde.Sum), client.size)
     numpy.testing.assert_array_equal(client.allreduce(X, ronde.Sum, codec=ronde.Plugin("bf16")), client.size)
 
@@ -66,7 +66,7 @@ def check_mismatches(client: ronde.Client) -> None:
 
 
 def check_arguments(client: ronde.Client) -> None:
-    """What the caller alone is told."""
+    """Errors that only the caller gets."""
     topk = ronde.Plugin("topk")
     wrong: list[tuple[str, Callable[[], Any]]] = [
         ("topk as a codec with min", lambda: client.allreduce(X, ronde.Min, codec=topk)),
@@ -87,7 +87,7 @@ def main() -> None:
         check_refusals(client)
         check_mismatches(client)
         client.barrier()
-        print(f"rank {client.rank}: told in words", flush=True)
+        print(f"rank {client.rank}: wrong plugins raised with the reason", flush=True)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def main() -> None:
         check_a_set(client)
         check_residuals(client)
         client.barrier()
-        print(f"rank {client.rank}: plugins do as they say", flush=True)
+        print(f"rank {client.rank}: plugins give the expected results", flush=True)
 
 
 if __name__ == "__main__":

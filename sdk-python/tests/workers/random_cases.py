@@ -269,7 +269,7 @@ def held(dtype: str, result: Any) -> Array:
 
 
 class Findings:
-    """What a rank tells the parent."""
+    """A rank's report to the parent."""
 
     def __init__(self) -> None:
         self.covered: dict[str, int] = {}

@@ -3,8 +3,8 @@
     seeds.py FOLDER
 
 Each file of the folder is a block. `NAME = ...` and `OPTION=...` in it stand for what a reader has: a dataset, a model,
-a number. What stands behind `# on ranks 0 and 2` is run by these ranks. Before each block a session ends, and all names
-are new; behind it, what it should have come to is checked.
+a number. Only these ranks run the part after `# on ranks 0 and 2`. Before each block a session ends, and all names are
+new; after it, its results are checked.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def is_ellipsis(node: ast.expr) -> bool:
 
 
 def parts_of(text: str) -> list[tuple[tuple[str, ...], str]]:
-    """The parts of a block, each behind the ranks that run it; none for all of them."""
+    """Returns the parts of a block with the ranks that run each; none means all."""
     marks = list(RANKS.finditer(text))
     ends = [*(mark.start() for mark in marks), len(text)]
     parts = [(tuple(filter(None, mark.groups())), text[mark.end() : end]) for mark, end in zip(marks, ends[1:])]
@@ -182,7 +182,7 @@ def provide() -> None:
 
 
 def main() -> None:
-    """All blocks; each says on a line of its own how it ended."""
+    """Runs all blocks, and prints a line with the outcome of each."""
     provide()
     for path in sorted(pathlib.Path(sys.argv[1]).glob("*.py")):
         hvd.shutdown()

@@ -1,4 +1,4 @@
-"""Run by mpirun: tells what Horovod's variables have made of the sidecar of rank 0, as JSON."""
+"""Run by mpirun: prints the effect of Horovod's variables on rank 0's sidecar, as JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def found() -> dict[str, object]:
 
 
 def stall() -> None:
-    """Rank 1 stays away until rank 0 was told that nobody waits any longer."""
+    """Rank 1 submits nothing until rank 0's wait has ended with an error."""
     if hvd.rank() == 0:
         try:
             hvd.allreduce(torch.ones(1), name="alone")

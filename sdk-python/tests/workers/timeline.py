@@ -36,7 +36,7 @@ def read(path: pathlib.Path) -> list[Event]:
 
 
 def of_tensor(events: list[Event], name: str) -> list[Event]:
-    """What is told of one tensor."""
+    """Returns the events of one tensor."""
     processes = [event for event in events if event.get("name") == "process_name"]
     named = [event["pid"] for event in processes if event["args"]["name"] == name]
     assert len(named) == 1, (name, named)

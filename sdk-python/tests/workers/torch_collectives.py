@@ -79,7 +79,7 @@ def check_resizing() -> None:
 
 
 def check_polled() -> None:
-    """A result is in its place as soon as a poll says so, and a failure is kept for the one who waits."""
+    """A result is written as soon as a poll returns true, and a failure is raised by the wait."""
     size = hvd.size()
     place = torch.ones(5)
     handle = hvd.allreduce_async_(place, op=hvd.Sum)
@@ -93,7 +93,7 @@ def check_polled() -> None:
         return
     handle = hvd.allreduce_async(torch.ones(2 + hvd.rank() % 2))
     while not hvd.poll(handle):
-        assert time.monotonic() < deadline, "a mismatch is not told"
+        assert time.monotonic() < deadline, "a mismatch is not reported"
     try:
         hvd.synchronize(handle)
     except hvd.HorovodInternalError as error:
@@ -139,7 +139,7 @@ def check_gradients() -> None:
     same(of(lambda x: hvd.allreduce(x, op=hvd.Average)), weight)
     same(of(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0)), weight * size * 2)
     same(of(lambda x: torch.cat(hvd.grouped_allreduce([x, x + 1], op=hvd.Sum))[2:]), weight * size)
-    # Rank 1 and all behind it give one row more than rank 0.
+    # Rank 1 and all later ones contribute one row more than rank 0.
     rows = [2 + (each > 0) for each in range(size)]
     start = sum(rows[:rank])
     whole = torch.arange(3.0 * sum(rows)).reshape(-1, 3)

@@ -1,4 +1,4 @@
-"""Run by two ranks: one ends by an exception; the other is told which, with its last words."""
+"""Run by two ranks: one ends by an exception; the other receives it with the last lines of output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main() -> None:
     except hvd.PeerLostError as error:
         assert error.rank == 1, error
         assert "the data are spoilt" in str(error), error
-        print("rank 0 was told why", flush=True)
+        print("rank 0 received the reason", flush=True)
         raise
     raise AssertionError("a rank that has crashed took part")
 

@@ -31,7 +31,7 @@ def odd(when_odd: Any, otherwise: Any) -> Any:
 
 
 def check_mismatches() -> None:
-    """Ranks that disagree are all told, with what each of them wants."""
+    """All ranks that disagree get an error with the request of each."""
     broken = hvd.HorovodInternalError
     shapes = odd(torch.ones(2, 3), torch.ones(3, 2))
     dims = odd(torch.ones(2, 3), torch.ones(6))
@@ -56,7 +56,7 @@ def check_mismatches() -> None:
 
 
 def check_arguments() -> None:
-    """What is wrong on this rank is told here, before anything is submitted."""
+    """Invalid arguments raise on this rank, before anything is submitted."""
     size = hvd.size()
     raises(ValueError, "is not supported", hvd.allreduce, torch.ones(2, dtype=torch.complex64))
     raises(ValueError, "is not supported", hvd.allgather, torch.ones(2, dtype=torch.complex64))
@@ -206,7 +206,7 @@ def main() -> None:
         check()
     hvd.init()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
-    print(f"rank {rank}: errors are told")
+    print(f"rank {rank}: errors reach every rank")
     hvd.barrier()
     hvd.shutdown()
 

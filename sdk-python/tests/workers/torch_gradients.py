@@ -262,7 +262,7 @@ def refused(call: Callable[[], Any], text: str) -> None:
     except RuntimeError as error:
         assert text in str(error), error
     else:
-        raise AssertionError(f"nothing was raised that says {text}")
+        raise AssertionError(f"nothing was raised that contains {text}")
 
 
 def check_uneven_alltoall() -> None:

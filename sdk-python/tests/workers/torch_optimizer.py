@@ -389,7 +389,7 @@ def check_scheduler_made_before() -> None:
 
 
 def check_models_that_differ() -> None:
-    """Ranks that disagree on a parameter are told which, with both shapes; the job goes on."""
+    """Ranks that disagree on a parameter get an error with its name and both shapes; the job continues."""
     rank, size = hvd.rank(), hvd.size()
     weight = nn.Parameter(torch.zeros(3 if rank == 0 else 4))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), named_parameters=[("layer.weight", weight)])

@@ -1,4 +1,4 @@
-"""Run by every rank: a thousand sessions, one after the other, leave nothing behind, here and in the sidecar."""
+"""Run by every rank: a thousand consecutive sessions leak no resources, here and in the sidecar."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def main() -> None:
         time.sleep(0.05)
     assert not grown, f"there is more than before: {grown}"
     hvd.init()
-    print(f"rank {hvd.rank()}: {ROUNDS} sessions left nothing behind")
+    print(f"rank {hvd.rank()}: {ROUNDS} sessions leaked no resources")
     hvd.barrier()
     hvd.shutdown()
 

@@ -117,7 +117,7 @@ def check_dynamic() -> None:
     again = hvd.add_process_set(hvd.ProcessSet(halves(size)[0]))
     assert again.process_set_id == freed
     check_operations(again, odd)
-    # Ranks that ask for different sets hear of it.
+    # Ranks that request different sets get an error.
     raises(ValueError, "", hvd.add_process_set, [0] if hvd.rank() == 0 else [1])
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
     leave()

@@ -238,7 +238,7 @@ def refused(text: str, optimizer: torch.optim.Optimizer) -> None:
     except ValueError as error:
         assert text in str(error), error
     else:
-        raise AssertionError(f"nothing was raised that says {text}")
+        raise AssertionError(f"nothing was raised that contains {text}")
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def raises(kind: type[Exception], text: str, call: Callable[[], Any]) -> None:
     except kind as error:
         assert text in str(error), error
     else:
-        raise AssertionError(f"nothing was raised that says {text}")
+        raise AssertionError(f"nothing was raised that contains {text}")
 
 
 def data(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,7 +222,7 @@ def check_closures_of_others() -> None:
 
 
 def check_groups_of_others() -> None:
-    """Members that are frozen, and those of another optimizer, are left out of groups; generators are read once."""
+    """Groups ignore frozen members and those of another optimizer; generators are read once."""
     size, rank = hvd.size(), hvd.rank()
     for as_generators in (False, True):
         weight, other, single = (nn.Parameter(torch.ones(2)) for _ in range(3))

@@ -49,7 +49,7 @@ def check_arrays(client: ronde.Client) -> None:
 
 
 def check_nothing_is_copied(client: ronde.Client) -> None:
-    """What is submitted from there needs no second slot, also a part; what lies elsewhere does."""
+    """A submission from shared memory, also of a part, uses no second slot; other submissions do."""
     whole = client.empty(ELEMENTS)
     whole[:] = numpy.arange(ELEMENTS) % 1_000 + client.rank
     others = sum(range(client.size))
@@ -58,9 +58,9 @@ def check_nothing_is_copied(client: ronde.Client) -> None:
     for tensor in (whole, whole[3:50_000], whole[:-1].reshape(-1, 1)):
         want = (tensor - numpy.float32(client.rank)) * client.size + others
         if client.rank == 0 and last > 0:
-            # It comes when the last rank has looked, so that an operation is in flight then for certain.
+            # It submits after the last rank has checked, so that the operation is certainly in flight then.
             client.recv(last, tag=1)
-        handle = client.allreduce_async(tensor, ronde.Sum, name="lent")
+        handle = client.allreduce_async(tensor, ronde.Sum, name="zero-copy")
         if client.rank == last:
             taken = used(client) - held
             assert taken <= (1.25 * tensor.nbytes + 256 if IS_MAPPED else 0), (taken, tensor.nbytes)
@@ -88,7 +88,7 @@ def check_it_is_held_while_it_is_read(client: ronde.Client) -> None:
 
 
 def check_results_in_place(client: ronde.Client) -> None:
-    """The result may go back to where the input lies, in groups as well."""
+    """The result may overwrite the input, in groups as well."""
     arrays = [client.empty((40, 1_000)) for _ in range(3)]
     for step in range(20):
         for index, array in enumerate(arrays):

@@ -1,10 +1,10 @@
-"""What Horovod has and this package does not yet."""
+"""The error for modules of Horovod that this package does not support yet."""
 
 
-def not_yet(module: str) -> ImportError:
-    """The error for importing a part that is not there, which says what to do."""
+def unsupported_module(module: str) -> ImportError:
+    """Returns the error for importing an unsupported module, with the alternatives."""
     return ImportError(
-        f"{module} is not there yet: horovod-compat answers for PyTorch only (horovod.torch). Use that, or run this "
+        f"{module} is not supported yet: horovod-compat supports PyTorch only (horovod.torch). Use that, or run this "
         "program with Horovod itself, in an environment without horovod-compat",
         name=module,
     )

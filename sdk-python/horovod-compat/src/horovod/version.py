@@ -1,4 +1,4 @@
-"""Which Horovod this answers for."""
+"""The release of Horovod that this package implements."""
 
-# Scripts compare it, so it is the release whose calls are meant and not ronde's own.
+# Scripts compare this version, so it is Horovod's and not ronde's.
 __version__ = "0.28.1"

@@ -1,7 +1,7 @@
-"""A benchmark of ronde against its peers: every result checked, backends taking turns, so that noise hits all alike.
+"""A benchmark of ronde against its peers. It checks every result; backends take turns, so that noise affects all alike.
 
     ronde bench
     ronde bench train --model mlp
 
-How it measures is in docs/PERFORMANCE.md; `python3 -m ronde.bench` is the same program.
+docs/PERFORMANCE.md describes the method. `python3 -m ronde.bench` is the same program.
 """

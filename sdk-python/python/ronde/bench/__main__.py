@@ -23,7 +23,7 @@ PEERS = ("gloo", "mpi")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Does what the command line says; returns the process's exit status."""
+    """Runs the command line. Returns the process's exit status."""
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         options.action(options)
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """A checked command line; `action` is what to do. Raises UsageError; ends the process for --help."""
+    """Parses and checks a command line. `action` is the function to run. Raises UsageError; --help ends the process."""
     words = list(arguments)
     if not words or (words[0] not in SUBCOMMANDS and words[0] not in ("-h", "--help")):
         words.insert(0, SUBCOMMANDS[0])
@@ -84,13 +84,13 @@ def _extras(options: argparse.Namespace) -> Extras:
 
 
 def _worlds(bench: run.Run, asked: Sequence[int] | None, usual: Sequence[int], ranks: Sequence[int]) -> list[World]:
-    """One host first. Several hosts that nobody asked for are left out where they cannot be."""
+    """Returns the worlds, one host first. Skips worlds of several hosts if they are impossible and not requested."""
     hosts = list(asked or usual)
     reason = run.why_no_hosts()
     if reason is not None and max(hosts) > 1:
         if asked:
             raise UsageError(f"--hosts {max(hosts)}: {reason}")
-        bench.report["notes"].append(f"several hosts are left out: {reason}")
+        bench.report["notes"].append(f"several hosts are skipped: {reason}")
         hosts = [1]
     if bench.gbit is not None and max(hosts) == 1:
         raise UsageError("--link-gbit is of links between hosts: give --hosts 2")
@@ -163,9 +163,7 @@ def _add_collectives(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=_positive, metavar="N", help="turns of each backend for each case")
     _add_several(parser, "--reducer", Named.parse, _NAMED, "all-reduce by this plugin, too")
-    parser.add_argument(
-        "--no-train", dest="train", action="store_false", help="leave the training step of a perceptron out"
-    )
+    parser.add_argument("--no-train", dest="train", action="store_false", help="skip the training step of a perceptron")
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
@@ -174,7 +172,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         "--batch", type=_positive, metavar="N", help="samples a rank and step; the default is the model's"
     )
     parser.add_argument(
-        "--rounds", type=_positive, default=DEFAULT.train_rounds, metavar="N", help="turns of each way to train"
+        "--rounds", type=_positive, default=DEFAULT.train_rounds, metavar="N", help="turns of each training mode"
     )
 
 
@@ -192,8 +190,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     codec_help = "with this codec, too: a plugin, or float16 or bfloat16 in all-reduces"
     _add_several(parser, "--codec", Named.parse, _NAMED, codec_help)
     _add_several(parser, "--plugin", pathlib.Path, "FILE|DIR", "plugins that do not come with ronde")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all data (default: 1)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything that was found")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of all data (default: 1)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the report as JSON")
 
 
 def _add_several(parser: argparse.ArgumentParser, option: str, kind: Any, metavar: str, text: str) -> None:
@@ -243,7 +241,7 @@ def _peer(text: str) -> str:
 
 
 def _end(number: int, _frame: object) -> None:
-    # Raised where the benchmark is, so that it ends ranks and removes hosts on its way out.
+    # An exception in the main thread makes the benchmark end its ranks and remove its hosts.
     sys.exit(128 + number)
 
 

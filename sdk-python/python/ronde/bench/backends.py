@@ -1,4 +1,4 @@
-"""The libraries that are compared, each behind the same few calls."""
+"""The compared libraries, with a common interface."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ronde.submission import MAPPED_BYTES_MIN
 
 if TYPE_CHECKING:
     Array = numpy.ndarray[Any, Any]
-    # Does the collective on the input it was made for; gives this rank's result, an array or a tensor in main memory.
+    # Performs the collective on a fixed input. Returns this rank's result, an array or a tensor in main memory.
     Operation = Callable[[], Any]
 
-# Where a result goes: over the input; into memory that was there before; into memory that the call allocates.
+# The target of a result: the input; preallocated memory; memory that the call allocates.
 IN_PLACE, INTO, NEW = "in place", "into", "new"
-# The input lies in shared memory already, and the result stays there.
+# The input is in shared memory already, and the result stays there.
 SHARED = "shared"
-# What a result is by: as it says on the command line. The call allocates its memory.
+# The codec or reducer of a result, as on the command line. The call allocates the memory.
 CODEC, REDUCER = "codec ", "reducer "
 
 
 class Prepared:
-    """An operation on another tensor than the one it was made for; its `prepare` copies that one's elements there."""
+    """An operation on a copy of its input; `prepare` copies the elements."""
 
     def __init__(self, operation: Operation, prepare: Callable[[], Any]) -> None:
         self._operation = operation
         self.prepare = prepare
 
     def __call__(self) -> Any:
-        """Does the operation."""
+        """Performs the operation."""
         return self._operation()
 
 
 class Backend(Protocol):
-    """A rank's connection to the others by one library."""
+    """A rank's connection to the others through one library."""
 
     rank: int
     ranks: int
@@ -48,14 +48,14 @@ class Backend(Protocol):
         """Returns when all ranks have called it."""
 
     def operations(self, collective: str, tensor: Array) -> dict[str, Operation]:
-        """The ways to do a collective on a float32 input, by where the result goes; the usual first."""
+        """Returns the variants of a collective on a float32 input, by the target of the result; the default first."""
 
     def close(self) -> None:
-        """Ends the connection in order."""
+        """Closes the connection."""
 
 
 class Ronde:
-    """ronde through the client of `ronde.torch`, with tensors, which it takes in faster than arrays."""
+    """ronde through the client of `ronde.torch`, with tensors, which it converts faster than arrays."""
 
     def __init__(self, extras: Extras) -> None:
         import torch
@@ -71,11 +71,11 @@ class Ronde:
         self.versions = {"ronde": ronde.__version__, "torch": str(torch.__version__)}
 
     def barrier(self) -> None:
-        """A barrier of the client."""
+        """Runs a barrier of the client."""
         self._library.barrier()
 
     def operations(self, collective: str, tensor: Array) -> dict[str, Operation]:
-        """Results go to memory of the caller, and, but for broadcast, to where the client leaves them."""
+        """Returns variants with results in the caller's memory, and, except for broadcast, in the client's memory."""
         client, total = self._library.mpi_ops.client(), self._library.Sum
         whole = self._torch.from_numpy(tensor)
         share = len(tensor) // self.ranks
@@ -98,7 +98,7 @@ class Ronde:
         }[collective]
 
     def _shared(self, whole: Any) -> dict[str, Operation]:
-        """An all-reduce of a copy that lies in shared memory, unless its result would be copied in any case."""
+        """Returns an all-reduce of a copy in shared memory, unless its result would be copied anyway."""
         if whole.nbytes < MAPPED_BYTES_MIN:
             return {}
         shared = self._library.empty(len(whole), dtype=whole.dtype)
@@ -106,7 +106,7 @@ class Ronde:
         return {SHARED: Prepared(lambda: client.allreduce(shared, total), lambda: shared.copy_(whole))}
 
     def _plugged(self, whole: Any) -> dict[str, Operation]:
-        """All-reduces by codecs and reducers. By names of their own: a codec may keep something for each."""
+        """Returns all-reduces with codecs and reducers. Their names differ, because a codec keeps state by name."""
         client, total = self._library.mpi_ops.client(), self._library.Sum
         found: dict[str, Operation] = {}
         for one in self._extras.codecs:
@@ -118,7 +118,7 @@ class Ronde:
         return found
 
     def close(self) -> None:
-        """Leaves the job."""
+        """Shuts the session down."""
         self._library.shutdown()
 
 
@@ -136,11 +136,11 @@ class Gloo:
         self.versions = {"torch": str(torch.__version__)}
 
     def barrier(self) -> None:
-        """A barrier of the group."""
+        """Runs a barrier of the group."""
         self._group.barrier()
 
     def operations(self, collective: str, tensor: Array) -> dict[str, Operation]:
-        """Tensors share the arrays' memory."""
+        """Returns variants on tensors that share the arrays' memory."""
         group = self._group
         share = len(tensor) // self.ranks
         whole = self._torch.from_numpy(tensor)
@@ -155,12 +155,12 @@ class Gloo:
         }[collective]
 
     def close(self) -> None:
-        """Leaves the group."""
+        """Destroys the group."""
         self._group.destroy_process_group()
 
 
 class OpenMpi:
-    """Open MPI through mpi4py's calls on buffers, which copy nothing."""
+    """Open MPI through mpi4py's buffer interface, which makes no copies."""
 
     def __init__(self) -> None:
         from mpi4py import MPI
@@ -171,11 +171,11 @@ class OpenMpi:
         self.versions = {"mpi": library.strip("\0 "), "mpi4py": importlib.metadata.version("mpi4py")}
 
     def barrier(self) -> None:
-        """A barrier of all ranks."""
+        """Runs a barrier of all ranks."""
         self._world.Barrier()
 
     def operations(self, collective: str, tensor: Array) -> dict[str, Operation]:
-        """Reductions are in place where MPI has that."""
+        """Returns variants, in place where MPI supports it."""
         world, mpi = self._world, self._mpi
         share = len(tensor) // self.ranks
         part = tensor[:share]
@@ -189,12 +189,12 @@ class OpenMpi:
         }[collective]
 
     def close(self) -> None:
-        """Ends MPI."""
+        """Finalizes MPI."""
         self._mpi.Finalize()
 
 
 def _giving(result: Array, call: Callable[..., Any], *arguments: Any) -> Operation:
-    """An operation by a call that writes its result into memory that was there before."""
+    """Returns an operation by a call that writes its result into preallocated memory."""
 
     def operation() -> Array:
         call(*arguments)

@@ -1,4 +1,4 @@
-"""What is measured: worlds, collectives, sizes, how often."""
+"""The measured cases: worlds, collectives, sizes, repetitions."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ RANKS_MAX = 64
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """So many ranks on so many hosts; hosts are this machine, or network namespaces of it."""
+    """A number of ranks on a number of hosts. Hosts are this machine, or network namespaces of it."""
 
     hosts: int
     ranks: int
 
     @property
     def ranks_per_host(self) -> int:
-        """As many on each host."""
+        """The number of ranks on each host."""
         return self.ranks // self.hosts
 
     def title(self) -> str:
-        """For people."""
+        """The title in tables and messages."""
         return f"{'one host' if self.hosts == 1 else f'{self.hosts} hosts'}, {self.ranks} ranks"
 
 
@@ -39,11 +39,11 @@ class World:
 class Case:
     """One collective at one size.
 
-    nbytes     -- of the larger of input and result at one rank
-    iterations -- timed ones of each backend's turn
+    nbytes     -- bytes of the larger of input and result at one rank
+    iterations -- timed iterations in each backend's turn
     rounds     -- turns of each backend
-    loops      -- turns without barriers, in which CPU time is counted
-    warm_up    -- iterations before the first that counts, checked as well
+    loops      -- turns without barriers, which measure CPU time
+    warm_up    -- untimed iterations before the first timed one, checked as well
     """
 
     collective: str
@@ -54,23 +54,23 @@ class Case:
     warm_up: int = 2
 
     def count(self, ranks: int) -> int:
-        """Elements of the larger of input and result at one rank; divisible by the ranks where they share them."""
+        """Returns the elements of the larger of input and result; divisible by the ranks if ranks divide them."""
         count = max(1, self.nbytes // ELEMENT_BYTES)
         return count if self.collective in ("allreduce", "broadcast") else max(1, count // ranks) * ranks
 
     def title(self) -> str:
-        """For people."""
+        """The title in tables and messages."""
         return f"{self.collective} {size_text(self.nbytes)}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """How much is measured: the choice between --quick, the default and --full.
+    """The extent of a run: --quick, the default or --full.
 
     allreduce_sizes, other_sizes -- bytes
     rounds, loops                -- as in `Case`
-    share                        -- of the default's iterations in a turn
-    train_rounds                 -- turns of each way to train, of `TRAIN_STEPS` steps
+    share                        -- iterations of a turn, as a share of the default's
+    train_rounds                 -- turns of each training mode, of `TRAIN_STEPS` steps
     """
 
     allreduce_sizes: tuple[int, ...]
@@ -96,13 +96,13 @@ TRAIN_STEPS = 3
 def cases(
     extent: Extent, collectives: Iterable[str] = COLLECTIVES, sizes: Sequence[int] = (), rounds: int | None = None
 ) -> list[Case]:
-    """The cases of one world; `sizes` in bytes replace those of the extent."""
+    """Returns the cases of one world; `sizes` in bytes replace those of the extent."""
     found = []
     for collective in collectives:
         own = extent.allreduce_sizes if collective == "allreduce" else extent.other_sizes
         for nbytes in sizes or own:
             iterations = max(1, round(_iterations(nbytes) * extent.share))
-            # What takes seconds is repeated less often.
+            # Repeat cases that take seconds less often.
             is_huge = nbytes > 64 * MB
             turns = rounds or (extent.rounds // 2 + 1 if is_huge else extent.rounds)
             loops = min(turns, 1 if is_huge else extent.loops)
@@ -111,7 +111,7 @@ def cases(
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `4`, `64KB`, `16MB`; units are powers of 1,024."""
+    """Parses a size such as `4`, `64KB`, `16MB` to bytes; units are powers of 1,024."""
     found = re.fullmatch(r"(\d{1,12})\s*([KM]?)B?", text.strip().upper())
     nbytes = int(found[1]) * {"": 1, "K": KB, "M": MB}[found[2]] if found else 0
     if nbytes < ELEMENT_BYTES:
@@ -120,7 +120,7 @@ def parse_size(text: str) -> int:
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes for people."""
+    """Formats bytes with a unit."""
     for unit, factor in (("MB", MB), ("KB", KB)):
         if nbytes >= factor:
             return f"{nbytes / factor:.4g} {unit}"

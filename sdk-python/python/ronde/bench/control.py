@@ -1,7 +1,7 @@
-"""How the benchmark tells ranks what to do: lines of JSON over a Unix socket in a private directory.
+"""The control channel from the benchmark to its ranks: lines of JSON over a Unix socket in a private directory.
 
-A rank that waits for its turn sleeps in `receive`: it takes no time from those whose turn it is. The socket is a file,
-so it reaches ranks in other network namespaces. However the benchmark ends, its ranks see it and end too.
+A rank that waits for its turn blocks in `receive` and uses no CPU time. The socket is a file, so it reaches ranks in
+other network namespaces. When the benchmark ends, for whatever reason, its ranks detect this and end, too.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LINE_BYTES_MAX = 1 << 20
-# Imports of PyTorch on a machine with few cores.
+# Long enough to import PyTorch on a machine with few cores.
 START_SECONDS_MAX = 180.0
-# The longest turn: some hundred MB on a slow machine, every element checked.
+# Long enough for the longest turn: some hundred MB on a slow machine, with every element checked.
 TURN_SECONDS_MAX = 900.0
 
 
 class Channel:
-    """One end of the conversation."""
+    """One end of a connection."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
@@ -35,7 +35,7 @@ class Channel:
 
     @classmethod
     def connect(cls, path: str) -> Channel:
-        """A rank's end."""
+        """Connects a rank's end."""
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         stream.connect(path)
         return cls(stream)
@@ -45,7 +45,7 @@ class Channel:
         self._stream.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
-        """Waits for the next message; None when the other end is gone."""
+        """Waits for the next message. Returns None if the peer has closed the connection."""
         while True:
             message = self._take()
             if message is not None:
@@ -54,16 +54,16 @@ class Channel:
                 return None
 
     def receive_ready(self) -> tuple[dict[str, Any] | None, bool]:
-        """After the socket became readable: the message that is complete now, if one is; whether the end is gone."""
+        """Reads from a readable socket. Returns a message if one is complete, and whether the peer has closed."""
         is_open = self._read()
         return self._take(), not is_open
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Returns the descriptor, for selectors."""
         return self._stream.fileno()
 
     def close(self) -> None:
-        """Ends the conversation."""
+        """Closes the connection."""
         self._stream.close()
 
     def _read(self) -> bool:
@@ -86,7 +86,7 @@ class Channel:
 
 
 class Listener:
-    """Where the ranks of one group report."""
+    """The listening socket for the ranks of one group."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -96,7 +96,7 @@ class Listener:
         self._socket.settimeout(0.2)
 
     def gather(self, ranks: int, check: Callable[[], None]) -> tuple[list[Channel], list[dict[str, Any]]]:
-        """Waits for all ranks; their channels and first words, in the order of ranks. `check` raises to give up."""
+        """Waits for all ranks. Returns their channels and first messages, in rank order. `check` may raise to abort."""
         deadline = time.monotonic() + START_SECONDS_MAX
         found: dict[int, tuple[Channel, dict[str, Any]]] = {}
         while len(found) < ranks:
@@ -117,15 +117,15 @@ class Listener:
         return [channel for channel, _ in ordered], [hello for _, hello in ordered]
 
     def close(self) -> None:
-        """No more ranks are taken."""
+        """Stops accepting ranks."""
         self._socket.close()
         self.path.unlink()
 
 
 def ask(channels: Sequence[Channel], message: dict[str, Any]) -> list[dict[str, Any]]:
-    """Tells all the same and waits for all answers, in the order of the channels.
+    """Sends all channels the same message and waits for all answers. Returns them in the order of the channels.
 
-    Raises BenchError at the first failure of any: the others may wait for it for ever.
+    Raises BenchError at the first failure of a rank: the others may wait for it forever.
     """
     for rank, channel in enumerate(channels):
         try:

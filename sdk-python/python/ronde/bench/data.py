@@ -1,13 +1,13 @@
 """Seeded inputs, and the check of every element of every result.
 
-The input of a rank is drawn from NumPy's PCG64([seed, rank, iteration]): whole numbers from 0 to 65,535 as float32,
-four from each 64 bits that the generator gives. Every rank can draw every other's, so each checks its own result by
-itself, block by block, without memory for whole references.
+The input of a rank is drawn from NumPy's PCG64([seed, rank, iteration]): integers from 0 to 65,535 as float32, four
+from each 64 bits of the generator. Every rank can draw every other's, so each checks its own result locally, block by
+block, without memory for whole references.
 
-The sum of up to 256 such numbers is below 2^24, so float32 holds it, and every partial sum, exactly: in whatever order
-a backend adds, each element must be equal to the reference, as must elements that are only moved. Only a loop that
-reduces its own result again and again leaves that range. Then n numbers added in float32, k times over, may be off by
-g = k n u / (1 - k n u) of their sum, u = 2^-24.
+The sum of up to 256 such numbers is below 2^24, so float32 represents it, and every partial sum, exactly. In whatever
+order a backend adds, each element must equal the reference, as must elements that are only moved. Only a loop that
+repeatedly reduces its own result leaves that range. Then n numbers added in float32, k times over, have an error of at
+most g = k n u / (1 - k n u) of their sum, u = 2^-24.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ BLOCK_ELEMENTS = 1 << 17
 ELEMENTS_PER_DRAW = 4  # of 16 bits in 64
 UNIT_ROUNDOFF = 2.0**-24
 ROOT_RANK = 0  # of broadcasts
-# The sum of float32 may not pass 2^128 while a loop reduces its own result again and again.
+# The sum of float32 must stay below 2^128 while a loop repeatedly reduces its own result.
 GROWTH_BITS_MAX = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """Which inputs: those of all ranks in one iteration."""
+    """The inputs of all ranks in one iteration."""
 
     collective: str
     count: int
@@ -41,13 +41,13 @@ class Draw:
     iteration: int
 
     def fill(self, out: Array, rank: int) -> None:
-        """Draws a rank's input, `out` being float32."""
+        """Draws a rank's input into `out`, which is float32."""
         bits = self._bits(rank)
         for start in range(0, len(out), BLOCK_ELEMENTS):
             _draw(bits, out[start : start + BLOCK_ELEMENTS])
 
     def parts(self, rank: int) -> Iterator[Array]:
-        """A rank's input, block by block; each is overwritten by the next."""
+        """Yields a rank's input, block by block. Each block is overwritten by the next."""
         bits = self._bits(rank)
         block = numpy.empty(min(self.count, BLOCK_ELEMENTS), numpy.float32)
         for start in range(0, self.count, BLOCK_ELEMENTS):
@@ -61,7 +61,7 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class Wrong:
-    """The first element that is wrong."""
+    """The first wrong element of a result."""
 
     element: int
     got: float
@@ -69,9 +69,9 @@ class Wrong:
 
 
 def find_wrong(draw: Draw, rank: int, result: Array, repeats: int = 1) -> Wrong | None:
-    """The first wrong element of a rank's result, or None.
+    """Returns the first wrong element of a rank's result, or None.
 
-    repeats -- how often the all-reduce was done, each time on its own result
+    repeats -- how often the all-reduce was performed, each time on its own result
     """
     if result.dtype != numpy.float32 or result.shape != (result_count(draw),):
         raise ValueError(f"a result is float32 of {result_count(draw)} elements, not {result.dtype} of {result.shape}")
@@ -83,23 +83,23 @@ def find_wrong(draw: Draw, rank: int, result: Array, repeats: int = 1) -> Wrong 
 
 
 def result_count(draw: Draw) -> int:
-    """Elements of a rank's result."""
+    """Returns the number of elements of a rank's result."""
     return draw.count // draw.ranks if draw.collective == "reduce_scatter" else draw.count
 
 
 def repeats_max(ranks: int) -> int:
-    """How often a loop may reduce its own result before it has to begin anew."""
+    """Returns how often a loop may reduce its own result before it must restart from the input."""
     return max(1, int(GROWTH_BITS_MAX / numpy.log2(max(2, ranks))))
 
 
 def error_bound(ranks: int, repeats: int) -> float:
-    """How far the sum of a sum, so often repeated, may be off, as a share of it."""
+    """Returns the bound of the relative error of a repeated sum."""
     terms = ranks * repeats * UNIT_ROUNDOFF
     return terms / (1.0 - terms)
 
 
 def _find_in_sum(draw: Draw, start: int, result: Array, repeats: int) -> Wrong | None:
-    """Compares a run of the sum of all inputs, from element `start` of them on."""
+    """Compares a run of the sum of all inputs, starting at element `start`."""
     bound = error_bound(draw.ranks, repeats)
     growth = numpy.float64(draw.ranks) ** (repeats - 1)
     offset = 0
@@ -114,7 +114,7 @@ def _find_in_sum(draw: Draw, start: int, result: Array, repeats: int) -> Wrong |
             bad = got != expected
             if repeats > 1:
                 expected = expected * growth
-                # What is not a number is not within the bound.
+                # NaN is not within the bound.
                 bad = ~(numpy.abs(got - expected) <= bound * expected)
             if wrong := _first(bad, got, expected, first - start):
                 return wrong
@@ -123,7 +123,7 @@ def _find_in_sum(draw: Draw, start: int, result: Array, repeats: int) -> Wrong |
 
 
 def _find_in_moved(draw: Draw, rank: int, result: Array) -> Wrong | None:
-    """Compares elements that were moved and must be the same bits."""
+    """Compares elements that were only moved and must have the same bits."""
     share = draw.count // draw.ranks
     if draw.collective == "broadcast":
         return _find_in_run(draw, ROOT_RANK, 0, result, 0)
@@ -136,7 +136,7 @@ def _find_in_moved(draw: Draw, rank: int, result: Array) -> Wrong | None:
 
 
 def _find_in_run(draw: Draw, source: int, start: int, result: Array, place: int) -> Wrong | None:
-    """Compares a run with the input of rank `source` from element `start` on; `place` is the run's in the result."""
+    """Compares a run with the input of rank `source` from element `start`. `place` is its offset in the result."""
     offset = 0
     for block in draw.parts(source):
         first, last = max(start, offset), min(start + len(result), offset + len(block))
@@ -152,7 +152,7 @@ def _find_in_run(draw: Draw, source: int, start: int, result: Array, place: int)
 
 
 def _draw(bits: numpy.random.PCG64, out: Array) -> None:
-    """The next elements of a stream; blocks but the last are of a multiple of `ELEMENTS_PER_DRAW` elements."""
+    """Draws the next elements. All blocks but the last have a multiple of `ELEMENTS_PER_DRAW` elements."""
     raw = bits.random_raw(-(-len(out) // ELEMENTS_PER_DRAW))
     numpy.copyto(out, raw.view(numpy.uint16)[: len(out)])
 

@@ -1,4 +1,4 @@
-"""What a rank does when it is its backend's turn."""
+"""Executes the benchmark's commands on a rank."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class Executor:
-    """A rank between turns: its backend, and the case that is open."""
+    """The state of a rank: its backend, and the open case."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._open: _OpenCase | None = None
         self._training: Any = None
-        # Collections would fall into timed spans at random; garbage is collected when a case ends.
+        # Garbage collection during timed spans would distort them. It runs when a case ends.
         gc.disable()
 
     def handle(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Does what a command says; the answer to it."""
+        """Executes a command. Returns the answer."""
         what = command.pop("do")
         if what.startswith("train"):
             return self._train(what, command)
@@ -55,7 +55,7 @@ class Executor:
 
 
 class _OpenCase:
-    """One collective at one size: its memory, and the ways to do it."""
+    """One collective at one size: its memory and variants."""
 
     def __init__(self, backend: Backend, collective: str, count: int, seed: int) -> None:
         self.backend = backend
@@ -66,7 +66,7 @@ class _OpenCase:
         self.operations: dict[str, Operation] = backend.operations(collective, self.tensor)
         self.result: Any = None
         self.repeats = 1
-        # Of results that are not known beforehand.
+        # The digest of results that have no reference.
         self.digest: Any = None
 
     def measure(self, variant: str, first: int, iterations: int) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class _OpenCase:
         digest = self.digest = _digest_of(variant)
         for iteration in range(first, first + iterations):
             self._fill(iteration)
-            self.result = None  # new memory of the last iteration is given back outside of the timed span
+            self.result = None  # releases memory of the last iteration outside of the timed span
             _prepare(operation)
             self.backend.barrier()
             start = time.perf_counter_ns()
@@ -94,10 +94,10 @@ class _OpenCase:
         return {}
 
     def loop(self, variant: str, iterations: int) -> dict[str, Any]:
-        """Does the collective again and again, without barriers and checks.
+        """Repeats the collective without barriers and checks.
 
-        An all-reduce in place reduces its own result; so that numbers stay finite, the input is copied back now and
-        then, for all backends alike.
+        An all-reduce in place reduces its own result. To keep numbers finite, the input is restored from time to time,
+        for all backends alike.
         """
         operation = self.operations[variant]
         _prepare(operation)
@@ -127,7 +127,7 @@ class _OpenCase:
     def _find_wrong(self) -> dict[str, Any] | None:
         result = numpy.asarray(self.result)  # shares a tensor's memory
         if self.digest:
-            # What a codec loses and a reducer makes is theirs; all ranks get the same, which who asks compares.
+            # Results of codecs and reducers have no reference. All ranks get the same, which the benchmark compares.
             self.digest.update(result.tobytes())
             return None
         wrong = data.find_wrong(self.draw, self.backend.rank, result, self.repeats)
@@ -135,11 +135,11 @@ class _OpenCase:
 
 
 def _prepare(operation: Operation) -> None:
-    """The input has been drawn."""
+    """Prepares an operation after its input was drawn."""
     if isinstance(operation, Prepared):
         operation.prepare()
 
 
 def _digest_of(variant: str) -> Any:
-    """Of results by codecs and reducers; None for those that are known beforehand."""
+    """Returns a digest for results of codecs and reducers; None for results with a reference."""
     return hashlib.sha256() if variant.startswith((CODEC, REDUCER)) else None

@@ -1,4 +1,4 @@
-"""Groups of ranks, one for each backend: started once for a world, asleep when it is not their turn."""
+"""Groups of ranks, one for each backend. They start once for a world, and sleep between their turns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ronde.bench.network import Network
 
 LABELS = {"ronde": "ronde", "gloo": "Gloo", "mpi": "Open MPI"}
-# ronde's own bound is for a job's start; here other groups start at the same time.
+# ronde's default is for one job; here other groups start at the same time.
 START_SECONDS = 120
 STOP_SECONDS_MAX = 20.0
 ARENA_MB_LEAST = 4096
@@ -33,7 +33,7 @@ LOG_LINES_SHOWN = 20
 
 
 class Group:
-    """The ranks of one backend, and whatever processes work for them."""
+    """The ranks of one backend, and their helper processes."""
 
     def __init__(self, name: str, commands: Sequence[Sequence[str]], world: World, folder: pathlib.Path) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Group:
         self._roots: list[subprocess.Popen[bytes]] = []
         with open(self._log, "wb") as log:
             for command in commands:
-                # In sessions of their own: an interrupt at the terminal is for the benchmark, which ends them in order.
+                # New sessions: only the benchmark receives an interrupt at the terminal, and ends the groups.
                 root = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -59,11 +59,11 @@ class Group:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The name in tables and messages."""
         return LABELS[self.name]
 
     def wait_until_ready(self) -> None:
-        """Waits until all ranks have joined each other."""
+        """Waits until all ranks are connected."""
         try:
             self._channels, hellos = self._listener.gather(self.ranks, self._check)
         except BenchError as error:
@@ -75,24 +75,24 @@ class Group:
             raise BenchError(f"ranks of {self.label} are not among the processes that were started: {ranks}")
 
     def ask(self, what: str, ranks: int | None = None, **arguments: Any) -> list[dict[str, Any]]:
-        """Has all ranks, or the first so many, do something; their answers."""
+        """Sends a command to all ranks, or to the first `ranks`. Returns their answers."""
         try:
             return ask(self._channels[:ranks], {"do": what, **arguments})
         except BenchError as error:
             raise BenchError(f"{self.label}: {error}{self._shown_log()}") from error
 
     def cpu_seconds(self) -> float:
-        """User and system time of all processes of the group so far."""
+        """Returns user and system time of all processes of the group so far."""
         return processes.cpu_seconds(self.processes)
 
     def sidecars(self) -> set[int]:
-        """Those of its processes that are sidecars."""
+        """Returns the sidecars among its processes."""
         return {process for process in self.processes if processes.command_line(process)[1:2] == ["sidecar"]}
 
     def close(self) -> None:
         """Ends all processes."""
         for channel in self._channels:
-            # A rank that has ended needs no word.
+            # A rank that has ended needs no message.
             with contextlib.suppress(OSError):
                 channel.send({"do": "end"})
             channel.close()
@@ -132,7 +132,7 @@ def start(
 
 
 def why_not(name: str, world: World) -> str | None:
-    """Why a backend has no group in a world, or None."""
+    """Returns why a backend has no group in a world, or None."""
     if name == "mpi":
         if world.hosts > 1:
             return "on one host only: its ranks would find each other's shared memory across namespaces"
@@ -142,7 +142,7 @@ def why_not(name: str, world: World) -> str | None:
 
 
 def ronde_binary() -> str:
-    """The binary `ronde`: RONDE_BIN, else what pip has put beside this interpreter, else the one on PATH."""
+    """Returns the binary `ronde`: that of RONDE_BIN, else the one beside this interpreter, else that on PATH."""
     binary = os.environ.get("RONDE_BIN") or _program("ronde")
     if binary is None or not os.access(binary, os.X_OK):
         raise BenchError(
@@ -153,7 +153,7 @@ def ronde_binary() -> str:
 
 
 def control_path(name: str, folder: pathlib.Path) -> pathlib.Path:
-    """Where the ranks of a backend report."""
+    """Returns the path of a backend's control socket."""
     return folder / f"{name}.control"
 
 
@@ -165,7 +165,7 @@ def _worker(name: str, folder: pathlib.Path, *options: str) -> list[str]:
 def _ronde_job(
     world: World, network: Network | None, folder: pathlib.Path, largest_bytes: int, extras: Extras
 ) -> list[str]:
-    # Inputs in flight: one at a time, a copy of it that stays there, a result that is held, and room for the next one.
+    # Room for one input in flight, a copy that stays in shared memory, a result in use, and the next result.
     arena_mb = max(ARENA_MB_LEAST, 6 * largest_bytes // MB)
     job = [ronde_binary(), "run", "--num-proc", str(world.ranks), "--start-timeout", str(START_SECONDS)]
     job += ["--arena-mb", str(arena_mb), *extras.launcher_options()]
@@ -190,15 +190,15 @@ def _gloo_ranks(world: World, network: Network | None, folder: pathlib.Path) -> 
 
 def _mpi_job(world: World, folder: pathlib.Path) -> list[str]:
     mpirun = _program("mpirun")
-    assert mpirun is not None  # `why_not` has looked
-    # Not bound to cores, as the other backends are not; more ranks than cores make Open MPI yield while it waits.
+    assert mpirun is not None  # `why_not` has checked
+    # Not bound to cores, like the other backends. With more ranks than cores, Open MPI yields while it waits.
     job = [mpirun, "--bind-to", "none", "--oversubscribe", "-n", str(world.ranks)]
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return [*job, *root, *_worker("mpi", folder)]
 
 
 def _program(name: str) -> str | None:
-    """A program beside this interpreter, where pip puts programs, else on PATH."""
+    """Returns a program beside this interpreter, where pip installs programs, else on PATH."""
     return shutil.which(name, path=os.path.dirname(sys.executable)) or shutil.which(name)
 
 
@@ -207,5 +207,5 @@ def _has(module: str) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    # One thread a rank: what ranks compute must not take the cores of others.
+    # One thread per rank, so that computation of ranks does not use the cores of others.
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -1,4 +1,4 @@
-"""The machine that figures are of."""
+"""Describes the machine of a benchmark."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from ronde.bench.groups import ronde_binary
 
-# Of one minute; a machine that only listens stays well below.
+# The load average of one minute. An idle machine stays well below.
 LOAD_AVERAGE_QUIET = 0.3
 
 
 def describe() -> dict[str, Any]:
-    """What of the machine and its software bears on figures; memory in bytes."""
+    """Returns properties of the machine and its software that affect results; memory in bytes."""
     memory = _memory()
     return {
         "cores": len(os.sched_getaffinity(0)),
@@ -30,12 +30,12 @@ def describe() -> dict[str, Any]:
 
 
 def memory_available_bytes() -> int:
-    """What programs can still have."""
+    """Returns the memory available to programs."""
     return _memory()["MemAvailable"]
 
 
 def warnings(machine: dict[str, Any]) -> list[str]:
-    """What keeps figures from being the machine's own."""
+    """Returns warnings about conditions that distort results."""
     found = []
     load = machine["load_average_before"][0]
     if load > LOAD_AVERAGE_QUIET:
@@ -49,7 +49,7 @@ def warnings(machine: dict[str, Any]) -> list[str]:
 
 
 def title(machine: dict[str, Any]) -> str:
-    """The machine in a line."""
+    """Returns a description of the machine in one line."""
     versions = machine["versions"]
     software = ", ".join(f"{name} {version}" for name, version in versions.items() if not name.startswith("ronde_"))
     return (

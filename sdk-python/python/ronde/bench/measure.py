@@ -1,4 +1,4 @@
-"""Measures the cases of a world: backends take turns, so that whatever else the machine does hits all alike."""
+"""Measures the cases of a world. Backends take turns, so that other work on the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ronde.bench.named import Extras
     from ronde.bench.progress import Progress
 
-# A loop is long enough for its CPU time to be told from that of its beginning and end.
+# A loop is long enough for the CPU time of its start and end to be negligible.
 LOOP_SECONDS = 0.3
 LOOP_ITERATIONS_LEAST = 2
 LOOP_ITERATIONS_MOST = 4000
-# Where iterations of different purposes begin, so that none has the data of another.
+# First iterations by purpose, so that no two purposes use the same data.
 FIRST_WARM_UP = 1_000_000
 FIRST_LOOP = 2_000_000
 LOOP_WARM_UP = 3_000_000
@@ -31,7 +31,7 @@ GIGABYTE = 1e9
 
 @dataclasses.dataclass
 class Series:
-    """What is known of one backend's way to do a case: all its samples."""
+    """All samples of one backend's variant of a case."""
 
     group: Group
     variant: str
@@ -40,7 +40,7 @@ class Series:
     cpu: list[float] = dataclasses.field(default_factory=list)  # seconds for a GB
 
     def entry(self) -> dict[str, Any]:
-        """For the report; times in seconds."""
+        """Returns the report's entry, with times in seconds."""
         return {
             "backend": self.group.name,
             "variant": self.variant,
@@ -51,7 +51,7 @@ class Series:
 
 
 def measure_case(case: Case, groups: Sequence[Group], seed: int, progress: Progress) -> dict[str, Any]:
-    """All backends on one case; what the report says of it. Raises WrongResultError."""
+    """Measures all backends on one case. Returns the report's entry. Raises WrongResultError."""
     all_series = [series for group in groups for series in _open(case, group, seed)]
     for series in all_series:
         _measure(case, series, FIRST_WARM_UP, case.warm_up)
@@ -60,7 +60,7 @@ def measure_case(case: Case, groups: Sequence[Group], seed: int, progress: Progr
             series.times += _measure(case, series, turn * case.iterations, case.iterations)
             progress.turn()
     if case.loops:
-        # A loop holds a result while it makes the next, which takes memory that no iteration alone has touched.
+        # A loop holds a result while it computes the next one, in memory that single iterations have not touched.
         for series in all_series:
             _warm_up_loop(case, series)
     for turn in range(case.loops):
@@ -74,12 +74,12 @@ def measure_case(case: Case, groups: Sequence[Group], seed: int, progress: Progr
 
 
 def turns(case: Case, variants: int) -> int:
-    """How many turns a case has."""
+    """Returns the number of turns of a case."""
     return (case.rounds + case.loops) * variants
 
 
 def variants(name: str, case: Case, extras: Extras) -> int:
-    """In how many ways a backend does a case."""
+    """Returns a backend's number of variants of a case."""
     if name != "ronde":
         return 1
     is_shared = case.collective == "allreduce" and case.nbytes >= MAPPED_BYTES_MIN

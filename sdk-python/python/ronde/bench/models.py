@@ -1,4 +1,4 @@
-"""The models that training steps are measured with, in plain PyTorch."""
+"""The models of measured training steps, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A model, the shape of one sample, and how many classes samples have."""
+    """A model, the shape of one sample, and the number of classes."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -22,7 +22,7 @@ class Kind:
 
 
 def mlp() -> nn.Module:
-    """A perceptron of 25 million parameters, 101 MB of gradients: much communication for its work."""
+    """Returns a perceptron of 25 million parameters, 101 MB of gradients: much communication for its computation."""
     return nn.Sequential(
         nn.Linear(1024, 3072),
         nn.ReLU(),
@@ -37,7 +37,7 @@ def mlp() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    """A small convolutional network of 0.5 million parameters for images of 32 by 32: little communication."""
+    """Returns a small convolutional network of 0.5 million parameters for images of 32 by 32: little communication."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1),
         nn.ReLU(),
@@ -52,7 +52,7 @@ def cnn() -> nn.Module:
 
 
 def resnet50() -> nn.Module:
-    """ResNet-50 of He et al., 2015, with the stride in the 3 by 3 convolutions: 25.6 million parameters."""
+    """Returns ResNet-50 of He et al., 2015, with the stride in the 3 by 3 convolutions: 25.6 million parameters."""
     stem = [*_convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)]
     width, blocks = 64, []
     for stage, (channels, depth) in enumerate(zip((64, 128, 256, 512), (3, 4, 6, 3))):
@@ -79,7 +79,7 @@ class _Bottleneck(nn.Module):
         self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(width, out, 1, stride))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """The block's result."""
+        """Computes the block."""
         return torch.relu(self.residual(images) + self.shortcut(images))
 
 

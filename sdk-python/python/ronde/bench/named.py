@@ -1,6 +1,6 @@
-"""Codecs and reducers as the command line names them: `topk:ratio=0.01`.
+"""Codecs and reducers of the command line, such as `topk:ratio=0.01`.
 
-Without PyTorch and the native client: the benchmark's own process does without them.
+Imports neither PyTorch nor the native client: the benchmark's main process does not use them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Union
 from ronde.bench.errors import UsageError
 
 Value = Union[bool, int, float, str]
-# What ronde does by itself; every other codec is a plugin.
+# ronde's built-in codecs; every other codec is a plugin.
 WIRE_TYPES = ("float16", "bfloat16")
 
 
@@ -29,7 +29,7 @@ class Named:
 
     @staticmethod
     def parse(text: str) -> Named:
-        """Reads NAME or NAME:KEY=VALUE:KEY=VALUE. Raises UsageError."""
+        """Parses NAME or NAME:KEY=VALUE:KEY=VALUE. Raises UsageError."""
         name, *pairs = text.split(":")
         if not re.fullmatch(r"[a-z0-9-]+(@[0-9.]+)?", name):
             raise UsageError(f"{text!r} names no plugin: give one such as bf16 or topk:ratio=0.01")
@@ -44,13 +44,13 @@ class Named:
         return Named(name, tuple(parameters), text)
 
     def codec(self) -> Any:
-        """As the client takes a codec."""
+        """Returns the client's `codec` argument."""
         import ronde
 
         return self.name if self.name in WIRE_TYPES else ronde.Plugin(self.name, **dict(self.parameters))
 
     def reducer(self) -> Any:
-        """As the client takes a reduction."""
+        """Returns the client's `op` argument."""
         import ronde
 
         return ronde.PluginOp(self.name, **dict(self.parameters))
@@ -58,10 +58,10 @@ class Named:
 
 @dataclasses.dataclass(frozen=True)
 class Extras:
-    """What ronde does besides the usual.
+    """Additional variants of ronde.
 
-    codecs   -- all-reduces, or training, with gradients encoded
-    reducers -- all-reduces by plugins
+    codecs   -- codecs of all-reduces, or of gradients in training
+    reducers -- reducer plugins of all-reduces
     plugins  -- files or folders of plugins that do not come with ronde
     """
 
@@ -70,11 +70,11 @@ class Extras:
     plugins: tuple[str, ...] = ()
 
     def variants(self, collective: str) -> int:
-        """In how many more ways ronde does a collective."""
+        """Returns the number of additional variants of a collective."""
         return len(self.codecs) + len(self.reducers) if collective == "allreduce" else 0
 
     def worker_options(self) -> list[str]:
-        """The same for a rank."""
+        """Returns the options of a rank."""
         options = []
         for option, named in (("--codec", self.codecs), ("--reducer", self.reducers)):
             for one in named:
@@ -82,7 +82,7 @@ class Extras:
         return options
 
     def launcher_options(self) -> list[str]:
-        """The same for `ronde run`."""
+        """Returns the options of `ronde run`."""
         return [word for path in self.plugins for word in ("--plugin", path)]
 
 

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces on a bridge, links with an MTU of 1,500 bytes. Needs root."""
+"""Several hosts on one machine: network namespaces on a bridge, links with an MTU of 1,500 bytes. Needs root."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ REMOVAL_SECONDS_MAX = 20.0
 class Network:
     """Hosts `0` to `hosts - 1`, each with an address; `close` removes them.
 
-    gbit -- gigabits a second that a host's link takes; None for as many as the machine can
-    A shell that waits on a pipe removes them, so they go when this process ends, however it ends.
+    gbit -- bandwidth of a host's link in gigabits a second; None for no limit
+    A shell that waits on a pipe removes them, so they are removed however this process ends.
     """
 
     def __init__(self, hosts: int, folder: pathlib.Path, gbit: float | None = None) -> None:
@@ -38,7 +38,7 @@ class Network:
 
     @staticmethod
     def why_not() -> str | None:
-        """Why there can be no hosts here, or None."""
+        """Returns why hosts are impossible here, or None."""
         if os.environ.get("RONDE_NO_NETNS") == "1":
             return "RONDE_NO_NETNS=1"
         if os.geteuid() != 0:
@@ -48,15 +48,15 @@ class Network:
         return None
 
     def address(self, host: int) -> str:
-        """A host's address."""
+        """Returns a host's address."""
         return f"10.77.0.{host + 1}"
 
     def link(self, host: int) -> str:
-        """The name of a host's link."""
+        """Returns the name of a host's link."""
         return f"v{host}"
 
     def on(self, host: int, command: Sequence[str]) -> list[str]:
-        """The command line that runs a command on a host."""
+        """Returns the command line that runs a command on a host."""
         return ["ip", "netns", "exec", self._host(host), *command]
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class Network:
     def _guarded(self) -> subprocess.Popen[bytes]:
         names = [*map(self._host, range(self._hosts)), self._switch]
         removal = "; ".join(f"ip netns del {name}" for name in names)
-        # In a session of its own: an interrupt at the terminal ends the benchmark, then this.
+        # A new session: an interrupt at the terminal ends the benchmark, which then ends this.
         return subprocess.Popen(
             ["sh", "-c", f"trap '' HUP INT TERM; read _; {removal}"],
             stdin=subprocess.PIPE,
@@ -93,14 +93,14 @@ class Network:
             _ip("-n", name, "link", "set", link, "up")
             _ip("-n", name, "link", "set", "lo", "up")
             if self._gbit is not None:
-                # What leaves a host; what comes to it has left another.
+                # Limits only what leaves a host: traffic to a host leaves another one.
                 rate = ("rate", f"{self._gbit}gbit", "burst", "256kb", "latency", "50ms")
                 _run("tc", "-n", name, "qdisc", "add", "dev", link, "root", "tbf", *rate)
 
     def _write_remote_shell(self, path: pathlib.Path) -> None:
         cases = "".join(f"{self.address(host)}) name={self._host(host)};; " for host in range(self._hosts))
         path.write_text(f'host=$1; shift; case $host in {cases}esac\nexec ip netns exec "$name" sh -c "$*"\n')
-        # The launcher divides it at blanks, of which a temporary directory has none.
+        # The launcher splits this at blanks; the path of a temporary directory contains none.
         self.remote_shell = f"sh {path}"
 
 

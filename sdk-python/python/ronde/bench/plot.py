@@ -1,4 +1,4 @@
-"""All-reduce as a picture: time by size for each backend, and ronde's ratio to its peers below."""
+"""Plots all-reduce: time by size for each backend, and ronde's ratio to its peers below."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COLLECTIVE = "allreduce"
-# Okabe and Ito's colours, which people with any colour vision tell apart; shapes tell the same.
+# Okabe and Ito's colours, which are distinct for any colour vision; marker shapes repeat the distinction.
 STYLES = {
     ("ronde", "in place"): ("#0072B2", "o"),
     ("ronde", "new"): ("#56B4E9", "s"),
@@ -26,7 +26,7 @@ STYLES = {
 
 
 def draw(report: dict[str, Any], path: pathlib.Path) -> None:
-    """Writes a PNG. Raises BenchError when there is nothing to draw, or nothing to draw with."""
+    """Writes a PNG. Raises BenchError if there is no all-reduce to draw, or no matplotlib."""
     try:
         import matplotlib
 

@@ -1,4 +1,4 @@
-"""CPU time of trees of processes."""
+"""Measures CPU time of process trees."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def tree(roots: Iterable[int]) -> set[int]:
-    """The processes and all that descend from them."""
+    """Returns the processes and all their descendants."""
     parents = {}
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                # The name in brackets may hold anything, so fields are counted from its end.
+                # The name in brackets may contain any character, so count fields from its end.
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended meanwhile
@@ -34,23 +34,23 @@ def tree(roots: Iterable[int]) -> set[int]:
 
 
 def cpu_seconds(processes: Iterable[int]) -> float:
-    """User and system time of processes that are alive, of all their threads, with the scheduler's precision.
+    """Returns user and system time of all threads of live processes, with the scheduler's precision.
 
-    It is the sum that /proc/PID/stat shows in ticks of 10 ms. A process that has ended counts nothing, so both ends of
-    a measurement are taken while all are alive.
+    It is the sum that /proc/PID/stat shows in ticks of 10 ms. A process that has ended counts as 0, so take both ends
+    of a measurement while all are alive.
     """
     return sum(filter(None, map(_clock_seconds, processes)))
 
 
 def busy_seconds() -> float:
-    """CPU time that the whole machine has spent on anything since it started, in steps of 10 ms."""
+    """Returns the CPU time of the whole machine since its start, in steps of 10 ms."""
     with open("/proc/stat") as file:
         user, nice, system, _idle, _wait, irq, softirq, steal = map(int, file.readline().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def command_line(process: int) -> list[str]:
-    """The words of a process's command line; none when it has ended."""
+    """Returns the arguments of a process's command line; none if it has ended."""
     try:
         return pathlib.Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except (FileNotFoundError, ProcessLookupError):

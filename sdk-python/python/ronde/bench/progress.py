@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, a line for each part elsewhere."""
+"""Shows the progress of a run: a bar on a terminal, a line for each part elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Progress:
         self._start = time.monotonic()
 
     def part(self, title: str) -> None:
-        """What comes now."""
+        """Shows the title of the next part."""
         if self._bar is not None:
             self._bar.set_description(title)
         else:
@@ -25,20 +25,20 @@ class Progress:
             print(f"[{share:4.0%} {time.monotonic() - self._start:4.0f} s] {title}", file=sys.stderr, flush=True)
 
     def print_note(self, text: str) -> None:
-        """A line for people, above the bar."""
+        """Prints a line above the bar."""
         if self._bar is not None:
             self._bar.write(text, file=sys.stderr)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def turn(self, turns: int = 1) -> None:
-        """So many turns are done."""
+        """Adds finished turns."""
         self._done += turns
         if self._bar is not None:
             self._bar.update(turns)
 
     def close(self) -> None:
-        """No more turns come."""
+        """Closes the bar."""
         if self._bar is not None:
             self._bar.close()
 

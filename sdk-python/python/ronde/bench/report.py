@@ -1,4 +1,4 @@
-"""Reports as files: written, read again, and shown."""
+"""Writes, reads and shows reports."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ronde.bench.errors import BenchError
 from ronde.bench.run import SCHEMA
 from ronde.bench.table import render
 
-# Busy with other work on average; more of it and figures are not the machine's own.
+# The average of cores busy with other work above which results are distorted.
 OTHER_WORK_CORES_MOST = 0.1
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """A report that `write_json` has written."""
+    """Reads a report from a JSON file."""
     try:
         report: dict[str, Any] = json.loads(path.read_text())
         schema = report.get("schema")
@@ -28,7 +28,7 @@ def read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def finish(report: dict[str, Any]) -> None:
-    """Notes what is known only at the end."""
+    """Adds notes that are known only at the end."""
     for world in report["worlds"]:
         cores = world["other_work_cores"]
         if cores > OTHER_WORK_CORES_MOST:
@@ -41,8 +41,8 @@ def finish(report: dict[str, Any]) -> None:
 def show(
     report: dict[str, Any], json_path: pathlib.Path | None, markdown: pathlib.Path | None, plot: pathlib.Path | None
 ) -> None:
-    """Prints the tables and writes what is asked for."""
-    # Figures first: a picture that cannot be drawn must not take them along.
+    """Prints the tables and writes the requested files."""
+    # Write results first: they must not be lost if the plot fails.
     if json_path is not None:
         _write(json_path, json.dumps(report, indent=1) + "\n")
     sys.stdout.write(render(report))

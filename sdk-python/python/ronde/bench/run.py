@@ -1,4 +1,4 @@
-"""Runs a benchmark: world after world, each with one group of ranks for every backend."""
+"""Runs a benchmark: one world after another, each with one group of ranks for every backend."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 SCHEMA = "ronde-bench/1"
 IDLE_SECONDS = 2.0
-# What all backends together hold of a tensor at one rank: inputs, results, segments, buffers of libraries.
+# Copies of a tensor that all backends together hold at one rank: inputs, results, segments, libraries' buffers.
 COPIES_OF_A_TENSOR = 12
 MEMORY_SHARE_MOST = 0.8
 
 
 class Run:
-    """A benchmark under way and the report that grows by it."""
+    """A running benchmark and its report."""
 
     def __init__(self, kind: str, seed: int, options: dict[str, Any], extras: Extras, gbit: float | None) -> None:
         self.seed = seed
@@ -54,7 +54,7 @@ class Run:
     def measure(
         self, worlds: Sequence[World], cases: Sequence[Case], peers: Sequence[str], training: Training | None
     ) -> dict[str, Any]:
-        """Measures cases, if there are any, and training, if it is given, in each world; the report."""
+        """Measures the cases, and training if given, in each world. Returns the report."""
         backends = ["ronde", *peers]
         if training is not None:
             backends += [name for name in MODES if name not in backends]
@@ -88,7 +88,7 @@ class Run:
         available = int(machine.memory_available_bytes() * MEMORY_SHARE_MOST)
         if needed > available:
             note = (
-                f"{world.title()}: {case.title()} is left out: it may take {needed >> 20} MB, and {available >> 20} MB"
+                f"{world.title()}: {case.title()} is skipped: it may take {needed >> 20} MB, and {available >> 20} MB"
             )
             self._note(f"{note} are there for it")
             return
@@ -98,7 +98,7 @@ class Run:
     def _groups(
         self, world: World, backends: Sequence[str], found: dict[str, Any], largest_bytes: int
     ) -> Iterator[list[Group]]:
-        """The groups of a world, ready; what is said of them goes into `found`."""
+        """Yields the groups of a world, ready, and adds their properties to `found`."""
         self._part(f"{world.title()}: starting")
         with contextlib.ExitStack() as stack:
             folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ronde-bench-")))
@@ -109,7 +109,7 @@ class Run:
             for name in backends:
                 if reason := groups.why_not(name, world):
                     found["missing"][name] = reason
-                    self._note(f"{world.title()}: {LABELS[name]} is left out: {reason}")
+                    self._note(f"{world.title()}: {LABELS[name]} is skipped: {reason}")
                     continue
                 group = groups.start(name, world, network, folder, largest_bytes, self._extras)
                 ready.append(stack.enter_context(contextlib.closing(group)))
@@ -121,7 +121,7 @@ class Run:
             found["other_work_cores"] = others.cores()
 
     def _turns(self, world: World, cases: Sequence[Case], backends: Sequence[str], training: Training | None) -> int:
-        """How many turns a world has."""
+        """Returns the number of turns of a world."""
         there = [name for name in backends if groups.why_not(name, world) is None]
         steps = training.turns() if training is not None and world.hosts <= training.hosts_most else 0
         counts = [sum(variants(name, case, self._extras) for name in there) for case in cases]
@@ -140,14 +140,14 @@ class Run:
 
 
 class _OtherWork:
-    """What the machine does besides the benchmark, from its making on."""
+    """Measures other work of the machine, from its construction on."""
 
     def __init__(self, ready: Sequence[Group]) -> None:
         self._processes = set().union(*(group.processes for group in ready), {os.getpid()})
         self._start = self._now()
 
     def cores(self) -> float:
-        """On average so many cores were busy with other work."""
+        """Returns the average number of cores busy with other work."""
         wall, busy, own = (now - start for now, start in zip(self._now(), self._start))
         return max(0.0, (busy - own) / wall)
 
@@ -156,7 +156,7 @@ class _OtherWork:
 
 
 def _idle(ready: Sequence[Group]) -> dict[str, Any]:
-    """What groups take while they have nothing to do, in shares of one core."""
+    """Returns the CPU use of idle groups, in shares of one core."""
     watched = {group.name: (group, group.sidecars()) for group in ready}
     before = {name: (group.cpu_seconds(), processes.cpu_seconds(cars)) for name, (group, cars) in watched.items()}
     time.sleep(IDLE_SECONDS)
@@ -171,11 +171,11 @@ def _idle(ready: Sequence[Group]) -> dict[str, Any]:
 
 
 def why_no_hosts() -> str | None:
-    """Why there can be no worlds of several hosts, or None."""
+    """Returns why worlds of several hosts are impossible, or None."""
     return Network.why_not()
 
 
 def check_world(world: World) -> None:
-    """Raises BenchError for a world that cannot be."""
+    """Raises BenchError for an impossible world."""
     if world.ranks % world.hosts:
         raise BenchError(f"{world.ranks} ranks cannot be divided evenly among {world.hosts} hosts")

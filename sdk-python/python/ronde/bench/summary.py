@@ -1,4 +1,4 @@
-"""What is said of many samples."""
+"""Summary statistics of samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Samples in a few numbers, in the samples' unit: the ends, the quartiles and the median."""
+    """Minimum, maximum, quartiles and median of samples, in the samples' unit."""
 
     samples: int
     least: float
@@ -23,7 +23,7 @@ class Summary:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Summary:
-        """Of at least one value; quartiles are interpolated between the nearest values."""
+        """Summarizes at least one value. Quartiles are interpolated between the nearest values."""
         if not values:
             raise ValueError("there are no samples")
         if len(values) == 1:
@@ -33,7 +33,7 @@ class Summary:
 
 
 def slowest(per_rank: Sequence[Sequence[int]]) -> list[int]:
-    """For each iteration the longest time of any rank: the collective is done when the last rank has its result."""
+    """Returns the longest time of any rank for each iteration: the last rank's result completes the collective."""
     if len({len(times) for times in per_rank}) != 1:
         raise ValueError("ranks report different numbers of iterations")
     return [max(times) for times in zip(*per_rank)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Entry = dict[str, Any]
 
-# Below, seconds for a GB say nothing: latency is all there is.
+# Below this size latency dominates, and seconds per GB mean nothing.
 CPU_BYTES_LEAST = 64 * KB
 LEGEND = (
     "Times are medians with quartiles, of one operation from a barrier until the last rank has its result. "
@@ -30,14 +30,14 @@ TRAIN_LEGEND = (
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Cells as text; the first column is of names, the others of numbers."""
+    """Cells as text. The first column contains names, the others numbers."""
 
     title: str
     header: list[str]
     rows: list[list[str]]
 
     def text(self) -> str:
-        """For a terminal."""
+        """Formats the table for a terminal."""
         columns = list(zip(self.header, *self.rows))
         widths = [max(map(len, column)) for column in columns]
         lines = [self._line(self.header, widths), *(self._line(row, widths) for row in self.rows)]
@@ -45,7 +45,7 @@ class Table:
         return "\n".join([self.title, *lines])
 
     def markdown(self) -> str:
-        """The same as Markdown."""
+        """Formats the table as Markdown."""
         rule = ["---", *["---:"] * (len(self.header) - 1)]
         lines = ["| " + " | ".join(cells) + " |" for cells in (self.header, rule, *self.rows)]
         return "\n".join([f"**{self.title}**", "", *lines])
@@ -57,7 +57,7 @@ class Table:
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """All tables of a report."""
+    """Returns all tables of a report."""
     found = []
     for world in report["worlds"]:
         title = World(world["hosts"], world["ranks"]).title()
@@ -69,7 +69,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
 
 
 def render(report: dict[str, Any], markdown: bool = False) -> str:
-    """A whole report: machine, tables, what there is to say of them."""
+    """Formats a whole report: machine, tables, notes."""
     machine = report["machine"]
     blocks = [machine_title(machine)]
     before, after = machine["load_average_before"][0], machine["load_average_after"][0]
@@ -84,13 +84,13 @@ def render(report: dict[str, Any], markdown: bool = False) -> str:
 
 
 def series_label(entry: Entry, is_only: bool = False) -> str:
-    """A backend and where its results go."""
+    """Returns the label of a backend and the target of its results."""
     label = LABELS[entry["backend"]]
     return label if is_only else f"{label} {entry['variant']}"
 
 
 def time_text(seconds: float) -> str:
-    """Three digits and a unit."""
+    """Formats a time with three digits and a unit."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}" if seconds < 1000 * factor else f"{seconds / factor:.0f} {unit}"
@@ -98,7 +98,7 @@ def time_text(seconds: float) -> str:
 
 
 def _collectives(title: str, cases: Sequence[dict[str, Any]]) -> Table:
-    """A row for each case and way in which ronde does it, a column for each peer."""
+    """Returns a table with a row for each case and variant of ronde, and a column for each peer."""
     peers = list(dict.fromkeys(entry["backend"] for case in cases for entry in case["entries"]))[1:]
     header = ["operation", "ronde", *(LABELS[name] for name in peers)]
     header += [f"ronde / {LABELS[name]}" for name in peers]
@@ -157,7 +157,7 @@ def _ratio(own: Entry, other: Entry | None) -> str:
 
 
 def ratio(own: Entry, other: Entry) -> float:
-    """One median by another."""
+    """Returns the ratio of two medians."""
     result: float = own["seconds"]["median"] / other["seconds"]["median"]
     return result
 

@@ -1,4 +1,4 @@
-"""Measures training steps of a world: ways to train take turns."""
+"""Measures training steps of a world. Training modes take turns."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FIRST_CHECK = 1_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What is trained.
+    """The parameters of a training.
 
-    batch      -- samples a rank and step
-    rounds     -- turns of each way
-    hosts_most -- worlds of more hosts do without
-    codecs     -- by which ronde trains, too, as the command line names them
+    batch      -- samples per rank and step
+    rounds     -- turns of each mode
+    hosts_most -- worlds of more hosts skip training
+    codecs     -- codecs of additional modes of ronde, as on the command line
     """
 
     model: str
@@ -37,16 +37,16 @@ class Training:
     codecs: tuple[str, ...] = ()
 
     def modes(self, group: str) -> list[str]:
-        """In which ways a group of ranks trains."""
+        """Returns the training modes of a group of ranks."""
         return MODES[group] + ([CODEC + codec for codec in self.codecs] if group == "ronde" else [])
 
     def turns(self) -> int:
-        """Turns of all ways together."""
+        """Returns the turns of all modes together."""
         return self.rounds * sum(len(self.modes(group)) for group in MODES)
 
 
 def measure_training(training: Training, groups: Sequence[Group], seed: int, progress: Progress) -> dict[str, Any]:
-    """All ways to train in one world; what the report says of it. Raises WrongResultError."""
+    """Measures all training modes in one world. Returns the report's entry. Raises WrongResultError."""
     all_series = []
     for group in groups:
         modes = training.modes(group.name)
@@ -68,7 +68,7 @@ def measure_training(training: Training, groups: Sequence[Group], seed: int, pro
 
 
 class _Series:
-    """One way to train and its samples."""
+    """One training mode and its samples."""
 
     def __init__(self, group: Group, mode: str) -> None:
         self.group = group
@@ -81,7 +81,7 @@ class _Series:
         return self.group.ask(what, self.ranks, mode=self.mode, **arguments)
 
     def check(self, training: Training) -> None:
-        """Compares the gradients of one step with their mean, computed alone."""
+        """Compares the gradients of one step with their mean, computed on one rank."""
         for rank, answer in enumerate(self.ask("train_check", step=FIRST_CHECK)):
             if wrong := answer.get("wrong"):
                 raise WrongResultError(
@@ -93,18 +93,18 @@ class _Series:
     def measure(self, first: int) -> None:
         before = self.group.cpu_seconds()
         answers = self.ask("train_steps", first=first, steps=TRAIN_STEPS)
-        # One step more than is timed.
+        # One more step than timed ones.
         self.cpu.append((self.group.cpu_seconds() - before) / (TRAIN_STEPS + 1))
         self.times += slowest([answer["nanoseconds"] for answer in answers])
 
     def compare_ranks(self, training: Training) -> None:
-        """After the last step all ranks must have the same parameters, bit by bit."""
+        """Checks that all ranks have the same parameters after the last step, bit by bit."""
         digests = [answer["digest"] for answer in self.ask("train_digest")]
         if is_synchronous(self.mode) and len(set(digests)) != 1:
             raise WrongResultError(f"after training {training.model} by {label(self.mode)} the ranks' weights differ")
 
     def entry(self, training: Training) -> dict[str, Any]:
-        """For the report; times in seconds."""
+        """Returns the report's entry, with times in seconds."""
         seconds = Summary.of([time * NANOSECONDS for time in self.times])
         return {
             "way": self.mode,

@@ -1,4 +1,4 @@
-"""Training steps on one rank: the same model, data and optimizer, and several ways to bring gradients together."""
+"""Training steps on one rank: the same model, data and optimizer, and several modes of reducing gradients."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ronde.bench.training_modes import ALONE, BARRIER, CODEC, DDP, DDP_RONDE, RO
 if TYPE_CHECKING:
     from ronde.bench.backends import Backend
 
-# Of the largest gradient of a tensor. Ranks compute in float32, and gradients of deep networks carry its rounding far.
+# Relative to the largest gradient of a tensor. Gradients of deep networks amplify rounding errors of float32.
 GRADIENT_TOLERANCE = 1e-4
 LEARNING_RATE = 0.01
 
 
 class Trainer:
-    """The models of one rank, one for each way to train."""
+    """The models of one rank, one for each training mode."""
 
     def __init__(self, backend: Backend, model: str, batch: int, seed: int, modes: list[str]) -> None:
         torch.set_num_threads(1)
@@ -36,7 +36,7 @@ class Trainer:
         self.modes = {mode: _TrainingMode(mode, backend, self._model()) for mode in modes}
 
     def train_check(self, mode: str, step: int) -> dict[str, Any]:
-        """Makes a step and compares its gradients with the mean of those that all ranks' data give alone."""
+        """Makes a step and compares its gradients with the mean of those computed locally from all ranks' data."""
         ranks = 1 if mode == ALONE else self.backend.ranks
         own = self.modes[mode]
         alone = copy.deepcopy(own.model)
@@ -50,7 +50,7 @@ class Trainer:
         share = 1.0 if mode == BARRIER else 1.0 / ranks
         wrong = None
         own.gradients(*self._sample(self.backend.rank, step))
-        # What a codec loses is its own; that all ranks lose the same is seen from their parameters at the end.
+        # Gradients of codecs have no reference. The comparison of parameters at the end covers them.
         compared = [] if mode.startswith(CODEC) else expected
         for (name, parameter), total in zip(own.model.named_parameters(), compared):
             assert parameter.grad is not None
@@ -59,7 +59,7 @@ class Trainer:
         return {"wrong": wrong} if wrong else {}
 
     def train_steps(self, mode: str, first: int, steps: int) -> dict[str, Any]:
-        """Times steps; one more before them is not timed."""
+        """Times steps, after one untimed step."""
         own = self.modes[mode]
         samples = [self._sample(self.backend.rank, first + step) for step in range(steps)]
         if mode != ALONE:
@@ -73,18 +73,18 @@ class Trainer:
         return {"nanoseconds": nanoseconds}
 
     def train_digest(self, mode: str) -> dict[str, Any]:
-        """The parameters' bits as one number, to be compared between ranks."""
+        """Returns a digest of the parameters' bits, for the comparison between ranks."""
         digest = hashlib.sha256()
         for parameter in self.modes[mode].model.parameters():
             digest.update(parameter.detach().numpy().tobytes())
         return {"digest": digest.hexdigest()}
 
     def train_parameters(self, mode: str) -> dict[str, Any]:
-        """How many parameters are trained."""
+        """Returns the number of trained parameters."""
         return {"parameters": sum(parameter.numel() for parameter in self.modes[mode].model.parameters())}
 
     def _model(self) -> nn.Module:
-        # The same for all ranks and ways.
+        # The same for all ranks and modes.
         torch.manual_seed(self.seed)
         return self.kind.make()
 
@@ -96,7 +96,7 @@ class Trainer:
 
 
 class _TrainingMode:
-    """A model and how it is trained."""
+    """A model in one training mode."""
 
     def __init__(self, mode: str, backend: Backend, model: nn.Module) -> None:
         self.model = model
@@ -109,7 +109,7 @@ class _TrainingMode:
         elif self._is_ronde:
             import ronde.torch
 
-            # A codec knows a tensor by its name, and the model of each way has tensors of its own.
+            # A codec identifies a tensor by name, and the model of each mode has separate tensors.
             named = [(f"{mode} {name}", parameter) for name, parameter in model.named_parameters()]
             self._optimizer = ronde.torch.DistributedOptimizer(
                 self._optimizer, named_parameters=named, compression=_compression(mode)
@@ -117,18 +117,18 @@ class _TrainingMode:
             ronde.torch.broadcast_parameters(model.state_dict(), root_rank=0)
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """A whole step."""
+        """Makes a whole step."""
         self._backward(images, labels)
         self._optimizer.step()
 
     def gradients(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """The first part of a step: gradients as the optimizer will use them."""
+        """Runs the first part of a step: computes the gradients for the optimizer."""
         self._backward(images, labels)
         if self._is_ronde:
             self._optimizer.synchronize()
 
     def apply(self) -> None:
-        """The rest of a step behind `gradients`."""
+        """Runs the rest of a step after `gradients`."""
         if not self._is_ronde:
             self._optimizer.step()
             return
@@ -165,7 +165,7 @@ def _loss(forward: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor,
 
 def _find_wrong(name: str, got: torch.Tensor, expected: torch.Tensor) -> dict[str, Any] | None:
     limit = GRADIENT_TOLERANCE * expected.abs().max()
-    # What is not a number is not within the limit.
+    # NaN is not within the limit.
     bad = ~((got - expected).abs() <= limit).flatten()
     if not bad.any():
         return None

@@ -1,13 +1,13 @@
-"""Ways to train: their names, and which group of ranks trains that way.
+"""Training modes: their names, and the group of ranks for each.
 
-Without PyTorch: the benchmark's own process does without it.
+Does not import PyTorch: the benchmark's main process does not use it.
 """
 
 from __future__ import annotations
 
 RONDE, DDP, BARRIER, ALONE = "ronde", "ddp", "barrier", "alone"
 DDP_RONDE = "ddp on ronde"
-# By group. The floor and the step alone need no library of their own, so Gloo's ranks make them.
+# Modes by group. The barrier without data and the single rank need no library, so Gloo's ranks run them.
 MODES = {"ronde": [RONDE, DDP_RONDE], "gloo": [DDP, BARRIER, ALONE]}
 LABELS = {
     RONDE: "ronde DistributedOptimizer",
@@ -16,16 +16,16 @@ LABELS = {
     BARRIER: "a barrier, no data",
     ALONE: "one rank alone",
 }
-# Gradients encoded: the codec follows, as the command line names it.
+# The prefix of modes with encoded gradients. The codec follows, as on the command line.
 CODEC = "ronde codec "
 BATCHES = {"mlp": 64, "cnn": 64, "resnet50": 4}
 
 
 def is_synchronous(mode: str) -> bool:
-    """Whether all ranks must have the same parameters after it."""
+    """Returns whether all ranks must have the same parameters after training."""
     return mode in (RONDE, DDP_RONDE, DDP) or mode.startswith(CODEC)
 
 
 def label(mode: str) -> str:
-    """For people."""
+    """Returns the name of a mode in tables and messages."""
     return f"ronde, codec {mode[len(CODEC) :]}" if mode.startswith(CODEC) else LABELS[mode]

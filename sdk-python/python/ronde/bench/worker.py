@@ -1,4 +1,4 @@
-"""A rank of the benchmark: joins its backend, then does what it is told until told to end.
+"""The program of a benchmark rank: it connects its backend and executes commands until the command to end.
 
 The benchmark starts it: `python3 -m ronde.bench.worker --control SOCKET --backend ronde`.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Serves until the benchmark ends; returns the process's exit status."""
+    """Executes commands until the benchmark ends. Returns the process's exit status."""
     options = _parser().parse_args()
     channel = Channel.connect(options.control)
     try:
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def connect(options: argparse.Namespace) -> Backend:
-    """Joins the other ranks."""
+    """Connects to the other ranks."""
     from ronde.bench import backends
 
     if options.backend == "gloo":
@@ -53,11 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--control", required=True, metavar="SOCKET")
     parser.add_argument("--backend", required=True, choices=["ronde", "gloo", "mpi"])
-    parser.add_argument("--rank", type=int, help="of Gloo; others learn theirs from their launchers")
+    parser.add_argument("--rank", type=int, help="the rank, for Gloo; other backends get it from their launchers")
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--codec", action="append", default=[], metavar="NAME[:KEY=VALUE]...", help="of ronde")
     parser.add_argument("--reducer", action="append", default=[], metavar="NAME[:KEY=VALUE]...", help="of ronde")
-    parser.add_argument("--rendezvous", metavar="FILE", help="where Gloo's ranks find each other")
+    parser.add_argument("--rendezvous", metavar="FILE", help="the rendezvous file of Gloo's ranks")
     return parser
 
 

@@ -1,1 +1,1 @@
-"""What Horovod's framework modules share."""
+"""Common modules of Horovod's frameworks."""

@@ -1,4 +1,4 @@
-"""The process's part in its job as an object; its methods are the functions of `ronde.torch`."""
+"""Horovod's basics object, whose methods are the functions of `ronde.torch`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAMES = (
 class HorovodBasics:
     """Horovod's object with these functions and reduce operators.
 
-    The name of a native library, which Horovod's takes, means nothing here.
+    It accepts the name of a native library, as Horovod's does, and ignores it.
     """
 
     def __init__(self, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Elastic training: states, the loop around a function, notifications of changed hosts; those of `ronde.elastic`."""
+"""Elastic training from `ronde.elastic`: states, the retry loop, notifications of changed hosts."""
 
 from ronde.elastic import (
     HostsUpdatedInterrupt,

@@ -1,4 +1,4 @@
-"""What collectives and elastic jobs raise."""
+"""Exceptions of collectives and elastic jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedI
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A framework's release is not the one that a native library was built for. Nothing here is: never raised.
+    """A native library was built for another release of a framework. Never raised, as there is no such library here.
 
     name              -- the framework
     version           -- the release that the library was built for

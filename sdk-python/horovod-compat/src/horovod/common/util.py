@@ -28,23 +28,23 @@ _DEV, _FINAL, _NEWEST = -1, 3, float("inf")
 
 
 def _cache(f: Callable[..., Result]) -> Callable[..., Result]:
-    """A function that calls `f` once for each combination of arguments, which must be hashable."""
+    """Returns a function that calls `f` once for each combination of arguments, which must be hashable."""
     return functools.lru_cache(maxsize=None)(f)
 
 
 def get_ext_suffix() -> str:
-    """The end of the names of native modules for this Python, such as ".cpython-311-x86_64-linux-gnu.so"."""
+    """Returns the suffix of native modules for this Python, such as ".cpython-311-x86_64-linux-gnu.so"."""
     return str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
 def get_extension_full_path(pkg_path: str, *args: str) -> str:
-    """The path of a native module beside the file `pkg_path`: folders, then its name without the end."""
+    """Returns the path of a native module beside the file `pkg_path`, from folders and its name without suffix."""
     *folders, name = args
     return os.path.join(os.path.dirname(pkg_path), *folders, name + get_ext_suffix())
 
 
 def check_extension(ext_name: str, *_: Any, **__: Any) -> None:
-    """Does nothing for `horovod.torch`, which needs no native library of its own; raises ImportError for others."""
+    """Does nothing for `horovod.torch`, which needs no native library. Raises ImportError for others."""
     if ext_name.rpartition(".")[2] not in EXTENSIONS:
         raise ImportError(f"{ext_name} is not there: horovod-compat answers for PyTorch only (horovod.torch)")
 
@@ -52,8 +52,8 @@ def check_extension(ext_name: str, *_: Any, **__: Any) -> None:
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
     """Compares a framework's release with the one that a native library was built for.
 
-    No library here is built for a release of a framework, so there is nothing to compare: returns None for every
-    version. Where `exception` is given, the import has failed for another reason, and that exception is raised.
+    No library here is built for a release of a framework, so it returns None for every version. If `exception` is
+    given, the import failed for another reason, and this function raises it.
     """
     del name, version
     if exception is not None:
@@ -61,15 +61,15 @@ def check_installed_version(name: str, version: str, exception: Exception | None
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the module for a framework can be imported: "torch" or no other.
+    """Returns whether the module for a framework can be imported. Only "torch" can.
 
-    verbose -- prints why not
+    verbose -- whether to print the reason
     """
     return _module_of(ext_base_name, verbose) is not None
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the framework sees a GPU."""
+    """Returns whether the framework detects a GPU."""
     if not extension_available(ext_base_name, verbose):
         return False
     import torch
@@ -78,27 +78,27 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """`ronde.torch.mpi_built`, and False where PyTorch cannot be imported, as for the others below."""
+    """Returns `ronde.torch.mpi_built()`. This and the functions below return False without PyTorch."""
     return bool(_ask("mpi_built", verbose))
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """`ronde.torch.gloo_built`."""
+    """Returns `ronde.torch.gloo_built()`."""
     return bool(_ask("gloo_built", verbose))
 
 
 def nccl_built(verbose: bool = False) -> bool:
-    """Whether `ronde.torch.nccl_built` is not 0."""
+    """Returns whether `ronde.torch.nccl_built()` is not 0."""
     return bool(_ask("nccl_built", verbose))
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """`ronde.torch.ddl_built`."""
+    """Returns `ronde.torch.ddl_built()`."""
     return bool(_ask("ddl_built", verbose))
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """`ronde.torch.ccl_built`."""
+    """Returns `ronde.torch.ccl_built()`."""
     return bool(_ask("ccl_built", verbose))
 
 
@@ -108,7 +108,7 @@ def _ask(name: str, verbose: bool) -> Any:
 
 
 def _module_of(ext_base_name: str, verbose: bool) -> Any:
-    """The module for a framework; None when it cannot be imported."""
+    """Returns the module for a framework; None if it cannot be imported."""
     if ext_base_name not in EXTENSIONS:
         return None
     try:
@@ -120,11 +120,11 @@ def _module_of(ext_base_name: str, verbose: bool) -> Any:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
-    """A function of `op` and the deprecated `average` that returns the reduce operator meant, Average for neither.
+    """Returns a function of `op` and the deprecated `average` that returns the reduce operator, by default Average.
 
-    reduce_ops -- has Average and Sum as attributes, as `HorovodBasics` does
+    reduce_ops -- an object with the attributes Average and Sum, such as `HorovodBasics`
 
-    The function warns of `average` (DeprecationWarning) and raises ValueError when both are given.
+    The function warns about `average` (DeprecationWarning) and raises ValueError if both are given.
     """
 
     def op_of(op: Any, average: bool | None) -> Any:
@@ -139,11 +139,12 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, b
 
 
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Whether the version `ver` is `target` or newer, by Python's order of versions (2.1.0rc1 is before 2.1.0).
+    """Returns whether the version `ver` is `target` or newer, by Python's version order (2.1.0rc1 is before 2.1.0).
 
-    target -- of the form major.minor.patch
+    target -- a version of the form major.minor.patch
 
-    What follows a `+` does not count. Raises ValueError for what is not a text, no version, or not of that form.
+    Ignores the part after a `+`. Raises ValueError for an object that is not a str, an invalid version, or another form
+    of target.
     """
     if not isinstance(ver, str) or not isinstance(target, str):
         raise ValueError(
@@ -155,7 +156,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
 
 
 def _version_key(text: str) -> tuple[list[int], tuple[int, int], int, float]:
-    """What versions are compared by: release, stage of it, later corrections, builds before it."""
+    """Returns the sort key of a version: release, its stage, post-releases, development releases."""
     match = _VERSION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a version such as 2.1.0")
@@ -172,19 +173,19 @@ def _version_key(text: str) -> tuple[list[int], tuple[int, int], int, float]:
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether the number is a power of two."""
+    """Returns whether the number is a power of two."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def split_list(items: Sequence[Item], num_parts: int) -> list[Sequence[Item]]:
-    """The items in so many parts, in their order, of sizes that differ by one at most; the longer ones come first."""
+    """Splits items into parts, in order, whose sizes differ by at most one; the longer ones come first."""
     length, longer = divmod(len(items), num_parts)
     starts = [part * length + min(part, longer) for part in range(num_parts + 1)]
     return [items[start:end] for start, end in zip(starts, starts[1:])]
 
 
 def is_iterable(value: Any) -> bool:
-    """Whether `iter` takes it."""
+    """Returns whether `iter` accepts the value."""
     try:
         iter(value)
     except TypeError:
@@ -194,7 +195,7 @@ def is_iterable(value: Any) -> bool:
 
 @contextmanager
 def env(**variables: str | None) -> Iterator[None]:
-    """Sets variables of the environment, or with None removes them, for as long as the block runs."""
+    """Sets environment variables, or removes those given as None, while the block runs."""
     before = {name: os.environ.get(name) for name in variables}
     _set(variables)
     try:

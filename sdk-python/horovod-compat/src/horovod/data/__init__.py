@@ -1,4 +1,4 @@
-"""Loading data while the model computes: `ronde.data`."""
+"""Data loading in parallel with computation: `ronde.data`."""
 
 from ronde.data import AsyncDataLoaderMixin, BaseDataLoader
 

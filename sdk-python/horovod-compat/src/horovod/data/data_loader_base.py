@@ -1,4 +1,4 @@
-"""Horovod's place for the base of data loaders."""
+"""Horovod's module name for the base class of data loaders."""
 
 from ronde.data import AsyncDataLoaderMixin, BaseDataLoader
 

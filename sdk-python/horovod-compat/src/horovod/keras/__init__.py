@@ -1,5 +1,5 @@
-"""`horovod.keras`, which is not there yet."""
+"""`horovod.keras`, which is not supported yet."""
 
-from horovod.absent import not_yet
+from horovod.absent import unsupported_module
 
-raise not_yet("horovod.keras")
+raise unsupported_module("horovod.keras")

@@ -1,5 +1,5 @@
-"""`horovod.mxnet`, which is not there yet."""
+"""`horovod.mxnet`, which is not supported yet."""
 
-from horovod.absent import not_yet
+from horovod.absent import unsupported_module
 
-raise not_yet("horovod.mxnet")
+raise unsupported_module("horovod.mxnet")

@@ -1,5 +1,5 @@
-"""`horovod.ray`, which is not there yet."""
+"""`horovod.ray`, which is not supported yet."""
 
-from horovod.absent import not_yet
+from horovod.absent import unsupported_module
 
-raise not_yet("horovod.ray")
+raise unsupported_module("horovod.ray")

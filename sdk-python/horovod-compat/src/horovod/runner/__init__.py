@@ -47,15 +47,15 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Calls `func(*args, **kwargs)` on `num_proc` ranks and returns what each gave, by rank: `ronde.run`.
+    """Calls `func(*args, **kwargs)` on `num_proc` ranks, as `ronde.run` does. Returns their results by rank.
 
     `np`, `min_np` and `max_np` are deprecated names of `num_proc`, `min_num_proc` and `max_num_proc`. The processes are
-    started by `ronde run`, or with `use_mpi` by Open MPI's mpirun, which `mpi_args` are for; `disable_cache` means
-    nothing here, which is said once. Functions and results travel as `ronde.run` has them travel, in both cases.
+    started by `ronde run`, or with `use_mpi` by Open MPI's mpirun with the options `mpi_args`. `disable_cache` has no
+    effect, and a message says so. In both cases functions and results are transferred as by `ronde.run`.
 
     Raises ValueError for hosts together with a hostfile, `use_gloo` together with `use_mpi`, hosts that cannot be read
-    or take too few ranks, and `use_mpi` without Open MPI; NotImplementedError for what elastic jobs need; RuntimeError
-    when a rank fails, with its traceback.
+    or have too few slots, and `use_mpi` without Open MPI; NotImplementedError for arguments of elastic jobs;
+    RuntimeError if a rank fails, with its traceback.
     """
     num_proc = _renamed("np", np, "num_proc", num_proc)
     if use_gloo and use_mpi:
@@ -93,12 +93,12 @@ def run_translated(
     given: Mapping[str, Any],
     executable: str | os.PathLike[str] | None,
 ) -> list[Any]:
-    """Calls a function on all ranks of the job that Horovod's flags, by name, ask for."""
+    """Calls a function on all ranks of the job that Horovod's flags, by name, describe."""
     given = dict(given)
     if given.get("use_mpi"):
         return _run_by_mpi(Call(func, tuple(args), dict(kwargs or {})), {"num_proc": 1, **given}, executable)
     _print_notes(translate(given).notes)
-    # What `ronde.run` says with arguments of its own; the others are options of the launcher.
+    # These are arguments of `ronde.run`; the others are options of the launcher.
     own = ("num_proc", "hosts", "hostfile")
     rest = translate({name: value for name, value in given.items() if name not in own}).arguments
     try:
@@ -147,7 +147,7 @@ def _comma_list(value: str | Sequence[str] | None) -> str | None:
 
 
 def __getattr__(name: str) -> Any:
-    # Not imported from the start: `python -m horovod.runner.launch` runs that module afresh.
+    # Imported lazily: `python -m horovod.runner.launch` executes that module again.
     if name == "_HorovodArgs":
         from horovod.runner.launch import HorovodArgs
 

@@ -1,4 +1,4 @@
-"""What `horovodrun --check-build` shows."""
+"""The output of `horovodrun --check-build`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from horovod.version import __version__
 
 
 def table(is_verbose: bool = False) -> str:
-    """What this installation can do, in Horovod's form."""
+    """Returns the capabilities of this installation, in Horovod's form."""
     found, problem = _torch()
     blocks = {
         "Available Frameworks": {"TensorFlow": False, "PyTorch": found, "MXNet": False},
@@ -26,7 +26,7 @@ def table(is_verbose: bool = False) -> str:
     lines = [f"Horovod v{__version__}:", ""]
     for title, parts in blocks.items():
         lines += [f"{title}:", *(f"    [{'X' if there else ' '}] {name}" for name, there in parts.items()), ""]
-    # As `gloo_built()`: scripts that ask want to know whether jobs run on CPUs without MPI.
+    # As `gloo_built()`: scripts use this to detect whether jobs run on CPUs without MPI.
     lines.append(
         f"Answered by ronde {ronde.__version__}, which does what is marked as Gloo's; there is no Gloo inside."
     )
@@ -36,7 +36,7 @@ def table(is_verbose: bool = False) -> str:
 
 
 def _torch() -> tuple[bool, str]:
-    """Whether PyTorch can be imported, and why not."""
+    """Returns whether PyTorch can be imported, and if not, why."""
     if importlib.util.find_spec("torch") is None:
         return False, "it is not installed"
     try:

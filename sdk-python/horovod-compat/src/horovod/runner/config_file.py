@@ -1,7 +1,7 @@
-"""Horovod's configuration files: YAML with sections of settings, each of which stands for a flag.
+"""Reads Horovod's configuration files: YAML with sections of settings, each of which corresponds to a flag.
 
-That is a small part of YAML, and only that is read: keys with a value, sections of such keys, comments. Anything else
-is refused with its line.
+It supports a small part of YAML: keys with a value, sections of such keys, comments. For anything else it raises an
+error with the line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PREFIXED = {
     "timeline": ["filename", "mark_cycles"],
     "stall_check": ["warning_time_seconds", "shutdown_time_seconds"],
 }
-# Section and key: the flag. A value of true gives the flag, and false its opposite.
+# Flags by section and key. True sets the flag, and false its opposite.
 FLAGS: dict[tuple[str, str], str] = {
     **{(section, key): f"--{key.replace('_', '-')}" for section, keys in _SAME.items() for key in keys},
     **{(section, key): f"--{section}-{key}".replace("_", "-") for section, keys in _PREFIXED.items() for key in keys},
@@ -52,14 +52,14 @@ _TRUE, _FALSE, _NOTHING = ("true", "yes", "on"), ("false", "no", "off"), ("", "n
 
 
 class Config(NamedTuple):
-    """What a file says: flags, and the keys that mean nothing here."""
+    """The content of a file: flags, and the keys that have no effect here."""
 
     flags: list[str]
     unknown: list[str]
 
 
 def read(path: str) -> Config:
-    """The flags that a file stands for. Raises ValueError, with file and line, for what cannot be read."""
+    """Reads the flags of a file. Raises ValueError, with file and line, for a syntax error."""
     try:
         with open(path) as file:
             text = file.read()
@@ -82,7 +82,7 @@ def read(path: str) -> Config:
 
 
 def parse(text: str, path: str) -> dict[tuple[str, str], Scalar]:
-    """The settings by section and key; the section of a key at the top is empty."""
+    """Returns the settings by section and key. The section of a top-level key is empty."""
     found: dict[tuple[str, str], Scalar] = {}
     section, depth = "", 0
     for number, raw in enumerate(text.splitlines(), 1):
@@ -99,7 +99,7 @@ def parse(text: str, path: str) -> dict[tuple[str, str], Scalar]:
             section, depth = match["key"], 0
             continue
         else:
-            # A section of another name is told as unknown, as is what is in it.
+            # An unknown section is reported, and so are its keys.
             place, section, depth = ("", match["key"]), match["key"] if match["value"] is None else "", 0
         if place in found:
             raise ValueError(f"{path}, line {number}: {match['key']} is given twice")
@@ -108,7 +108,7 @@ def parse(text: str, path: str) -> dict[tuple[str, str], Scalar]:
 
 
 def _without_comment(line: str) -> str:
-    """The line up to a # that is not inside quotation marks."""
+    """Returns the line up to a # outside of quotation marks."""
     quoted = re.match(r"""\s*[\w-]+\s*:\s*("[^"]*"|'[^']*')""", line)
     kept = quoted.end() if quoted else 0
     return line[:kept] + _COMMENT.sub("", line[kept:])

@@ -1,4 +1,4 @@
-"""The flags of `horovodrun`; what is parsed has Horovod's names."""
+"""The flags of `horovodrun`. Parsed arguments have Horovod's names."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ LEVELS = ["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
 
 
 def parser() -> argparse.ArgumentParser:
-    """Horovod's command line. What is not given is not among the parsed arguments."""
+    """Returns a parser of Horovod's command line. Flags that are not given are absent from the parsed arguments."""
     found = argparse.ArgumentParser(
         prog="horovodrun",
-        description="Starts a job of Horovod's on ronde: becomes the `ronde run` that means the same.",
+        description="Starts a Horovod job on ronde: runs the equivalent `ronde run`.",
         argument_default=argparse.SUPPRESS,
-        epilog="docs/MIGRATING.md of ronde says which flags act, and which are taken for the sake of old scripts.",
+        epilog="docs/MIGRATING.md of ronde lists which flags take effect and which are accepted and ignored.",
     )
-    found.add_argument("-v", "--version", action="version", version=__version__, help="print the version and end")
+    found.add_argument("-v", "--version", action="version", version=__version__, help="print the version and exit")
     found.add_argument("-np", "--num-proc", type=count, metavar="N", help="how many processes to start")
-    found.add_argument("-cb", "--check-build", action="store_true", help="show what this installation can do and end")
-    found.add_argument("--config-file", metavar="FILE", help="a YAML file; flags of the command line count more")
-    found.add_argument("--verbose", action="store_true", help="say what is done")
+    found.add_argument("-cb", "--check-build", action="store_true", help="show what this installation supports")
+    found.add_argument("--config-file", metavar="FILE", help="a YAML file; flags of the command line override it")
+    found.add_argument("--verbose", action="store_true", help="print more messages")
     found.add_argument("command", nargs=argparse.REMAINDER, help="the command of each process")
     _job(found.add_argument_group("the job"))
     _hosts(found.add_argument_group("hosts"))
@@ -40,11 +40,11 @@ def parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class Number:
-    """What argparse reads a number by; whether it is in its range is looked at afterwards, by `check_ranges`.
+    """An argparse type for numbers. `check_ranges` checks the range after parsing.
 
-    kind     -- makes a number of a text
-    what     -- in words
-    is_right -- whether it is in its range
+    kind     -- converts text to a number
+    what     -- a description of valid numbers
+    is_right -- whether a number is in its range
     """
 
     kind: Callable[[str], float]
@@ -52,7 +52,7 @@ class Number:
     is_right: Callable[[float], bool]
 
     def __call__(self, text: str) -> float:
-        """The number. Raises argparse's error for a text that is none."""
+        """Converts text to the number. Raises argparse's error for other text."""
         try:
             return self.kind(text)
         except ValueError:
@@ -60,7 +60,7 @@ class Number:
 
 
 def check_ranges(parser: argparse.ArgumentParser, given: Mapping[str, Any]) -> None:
-    """Raises ValueError, as Horovod does, for a number that is out of its range."""
+    """Raises ValueError, as Horovod does, for a number out of its range."""
     for action in parser._actions:
         if not isinstance(action.type, Number) or action.dest not in given:
             continue
@@ -77,7 +77,7 @@ fraction = Number(float, "a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def _switch(group: Any, name: str, what: str) -> None:
-    """`--name` and `--no-name`; the last one counts."""
+    """Adds `--name` and `--no-name`. The last one takes effect."""
     dest = name.replace("-", "_")
     pair = group.add_mutually_exclusive_group()
     pair.add_argument(f"--{name}", dest=dest, action="store_true", help=what)
@@ -87,7 +87,7 @@ def _switch(group: Any, name: str, what: str) -> None:
 def _job(group: Any) -> None:
     group.add_argument("--start-timeout", type=count, metavar="SECONDS", help="how long the job may take to start")
     group.add_argument("--output-filename", metavar="DIR", help="also write output to DIR/rank.N/stdout and stderr")
-    group.add_argument("--disable-cache", action="store_true", help="without meaning here: no checks are cached")
+    group.add_argument("--disable-cache", action="store_true", help="no effect here: no checks are cached")
 
 
 def _hosts(group: Any) -> None:
@@ -105,17 +105,17 @@ def _hosts(group: Any) -> None:
 
 def _tuning(group: Any) -> None:
     group.add_argument("--fusion-threshold-mb", type=count, metavar="MB", help="the most that is fused; 0 for none")
-    group.add_argument("--cycle-time-ms", type=amount, metavar="MS", help="without meaning here: there are no cycles")
-    group.add_argument("--cache-capacity", type=count, metavar="N", help="how many operations are remembered")
+    group.add_argument("--cycle-time-ms", type=amount, metavar="MS", help="no effect here: there are no cycles")
+    group.add_argument("--cache-capacity", type=count, metavar="N", help="capacity of the request cache")
     _switch(group, "hierarchical-allreduce", "reduce on each host first")
-    _switch(group, "hierarchical-allgather", "without meaning here")
-    _switch(group, "torus-allreduce", "without meaning here")
+    _switch(group, "hierarchical-allgather", "no effect here")
+    _switch(group, "torus-allreduce", "no effect here")
     group.add_argument("--thread-affinity", type=count, metavar="CORE", help="the core of the sidecars' threads")
 
 
 def _autotune(group: Any) -> None:
     _switch(group, "autotune", "search for the best settings")
-    group.add_argument("--autotune-log-file", metavar="FILE", help="where the search is written down")
+    group.add_argument("--autotune-log-file", metavar="FILE", help="the log file of the search")
     for name in ("warmup-samples", "steps-per-sample", "bayes-opt-max-samples"):
         group.add_argument(f"--autotune-{name}", type=count, metavar="N", help="a bound of the search")
     group.add_argument("--autotune-gaussian-process-noise", type=fraction, metavar="X", help="from 0 to 1")
@@ -126,14 +126,14 @@ def _elastic(group: Any) -> None:
     group.add_argument("--max-np", "--max-num-proc", dest="max_num_proc", type=count, metavar="N", help="most ranks")
     group.add_argument("--slots-per-host", dest="slots", type=count, metavar="N", help="slots of discovered hosts")
     group.add_argument("--elastic-timeout", type=count, metavar="SECONDS", help="how long to wait for the fewest ranks")
-    group.add_argument("--reset-limit", type=count, metavar="N", help="how often the job may begin anew")
+    group.add_argument("--reset-limit", type=count, metavar="N", help="how often the job may restart")
     group.add_argument(
         "--blacklist-cooldown-range",
         dest="cooldown_range",
         type=count,
         nargs=2,
         metavar=("MIN", "MAX"),
-        help="how long hosts are left out",
+        help="how long failed hosts are excluded",
     )
 
 

@@ -1,4 +1,4 @@
-"""The command `horovodrun`: becomes the `ronde run`, or with --mpi the `mpirun`, that means the same."""
+"""The command `horovodrun`, which runs the equivalent `ronde run`, or with --mpi `mpirun`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def run_commandline(arguments: Sequence[str] | None = None) -> None:
-    """Starts the job that the command line asks for, by becoming `ronde run` or `mpirun`.
+    """Starts the job of the command line, by executing `ronde run` or `mpirun` in place of this process.
 
-    A command line that is wrong, or asks for what is not there, ends with code 2 and a message.
+    An invalid or unsupported command line ends with code 2 and a message.
     """
     parser = flags.parser()
     try:
@@ -31,7 +31,7 @@ def run_commandline(arguments: Sequence[str] | None = None) -> None:
         if "num_proc" not in given:
             parser.error("the number of processes is missing: give -np N")
         if not worker:
-            parser.error("the command of the processes is missing: give it behind the flags")
+            parser.error("the command of the processes is missing: give it after the flags")
         launcher = launcher_of(given)
     except (ValueError, NotImplementedError, FileNotFoundError) as error:
         parser.error(str(error))
@@ -41,7 +41,7 @@ def run_commandline(arguments: Sequence[str] | None = None) -> None:
 
 
 def launcher_of(given: dict[str, Any]) -> Launcher:
-    """What starts the job that the flags ask for. Raises what `translate` does; FileNotFoundError without `ronde`."""
+    """Returns the launcher of the job. Raises what `translate` does; FileNotFoundError without `ronde`."""
     if given.get("use_mpi"):
         return mpi.launcher(given, os.environ)
     translation = translate(given)
@@ -49,10 +49,10 @@ def launcher_of(given: dict[str, Any]) -> Launcher:
 
 
 def parse(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The flags that were given, by name, and what to tell the user about the configuration file.
+    """Returns the given flags, by name, and messages to the user about the configuration file.
 
-    Flags of the command line count more than those of the file, wherever they stand. Raises ValueError for a number out
-    of its range and for a file that cannot be read.
+    Flags of the command line override those of the file, in either order. Raises ValueError for a number out of its
+    range and for a file that cannot be read.
     """
     parser = parser or flags.parser()
     given = vars(parser.parse_args(list(arguments)))
@@ -66,24 +66,24 @@ def parse(arguments: Sequence[str], parser: argparse.ArgumentParser | None = Non
         flags.check_ranges(parser, from_file)
     except (argparse.ArgumentError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
-    notes = [f"{path}: {key} is no setting of Horovod's, and means nothing" for key in config.unknown]
+    notes = [f"{path}: {key} is not a setting of Horovod and has no effect" for key in config.unknown]
     kept = {name: value for name, value in from_file.items() if name != "command"}
     if any(given.get(name) for name in STARTERS):
         kept = {name: value for name, value in kept.items() if name not in STARTERS}
     return {**kept, **given}, notes
 
 
-# Of these one counts.
+# Pairs of flags of which only one takes effect.
 STARTERS = ("use_gloo", "use_mpi", "use_jsrun")
 
 
 def command_of(words: Sequence[str]) -> list[str]:
-    """The worker's command, without a `--` that ends the flags."""
+    """Returns the worker's command, without a `--` that ends the flags."""
     return list(words[1:] if words[:1] == ["--"] else words)
 
 
 class _Raising(argparse.ArgumentParser):
-    """Horovod's command line for the flags of a file: what is wrong is raised, to be told with the file's name."""
+    """Horovod's command line for the flags of a file. It raises errors, so that the caller can add the file's name."""
 
     @classmethod
     def like(cls, parser: argparse.ArgumentParser) -> _Raising:
@@ -94,10 +94,10 @@ class _Raising(argparse.ArgumentParser):
 
 
 class HorovodArgs(argparse.Namespace):
-    """Every flag as an attribute, None until it is set; what `_run` takes.
+    """The arguments of `_run`: every flag as an attribute, None until it is set.
 
-    command  -- the words of the worker's command
-    run_func -- in place of a command, a function without arguments
+    command  -- the worker's command with its arguments
+    run_func -- instead of a command, a function without arguments
     """
 
     def __init__(self, **given: Any) -> None:
@@ -105,9 +105,9 @@ class HorovodArgs(argparse.Namespace):
 
 
 def _run(args: argparse.Namespace) -> list[Any] | None:
-    """Runs the job that the flags ask for, and waits for its end; gives the function's results, if it is one.
+    """Runs a job and waits for its end. Returns the function's results, if the job runs a function.
 
-    Raises what `translate` does, and RuntimeError when a process fails.
+    Raises what `translate` does, and RuntimeError if a process fails.
     """
     from horovod.runner import run_translated
 
@@ -120,22 +120,22 @@ def _run(args: argparse.Namespace) -> list[Any] | None:
     launcher = launcher_of(given)
     status = subprocess.call([*launcher.words, *worker])
     if status != 0 and given.get("use_mpi"):
-        raise RuntimeError(f"mpirun failed with exit code {status}; what it said is above")
+        raise RuntimeError(f"mpirun failed with exit code {status}; its output is above")
     if status != 0:
         raise RuntimeError(
             "Horovod detected that one or more processes exited with non-zero status: "
-            f"`ronde run` ended with {status}; what it said is above"
+            f"`ronde run` ended with {status}; its output is above"
         )
     return None
 
 
 def _run_elastic(args: argparse.Namespace) -> None:
-    """Raises NotImplementedError: elastic jobs are not there yet."""
-    raise NotImplementedError("elastic jobs are not there yet; give a fixed number of processes, and hosts, to `_run`")
+    """Raises NotImplementedError: elastic jobs are not supported yet."""
+    raise NotImplementedError("elastic jobs are not supported yet; give `_run` a fixed number of processes, and hosts")
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> HorovodArgs:
-    """A command line, or that of this process, as `_run` takes it; interfaces are the set `nics`.
+    """Parses a command line, by default that of this process, for `_run`. Interfaces are in the set `nics`.
 
     Raises ValueError for a number out of its range and for a file that cannot be read.
     """
@@ -153,12 +153,12 @@ _INTERFACES = ("network_interfaces", "network_interface")
 
 
 def _by_flag(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings by the names of their flags. Raises ValueError for one that is none."""
+    """Returns the settings by the names of their flags. Raises ValueError for an unknown one."""
     known, found = _flag_names(), {}
     for name, value in given.items():
         flag = "network_interfaces" if name == "nics" else name
         if flag not in known:
-            raise ValueError(f"{name} is no setting of Horovod's launcher")
+            raise ValueError(f"{name} is not a setting of Horovod's launcher")
         is_list = flag == "network_interfaces" and not isinstance(value, str)
         found[flag] = ",".join(sorted(value)) if is_list else value
     return found

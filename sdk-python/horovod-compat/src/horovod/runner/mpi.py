@@ -1,8 +1,8 @@
-"""`horovodrun --mpi`: processes are started by Open MPI's mpirun.
+"""`horovodrun --mpi`, which starts processes with Open MPI's mpirun.
 
-Tensors go through ronde's sidecars all the same. On one host the process with local rank 0 starts the sidecar, as under
-a `mpirun` that the user types. On several hosts `ronde run --starter` starts a sidecar on each, gives them their
-certificates, and then runs mpirun, unless RONDE_SOCKET says that the user has started sidecars already.
+Tensors still go through ronde's sidecars. On one host the process with local rank 0 starts the sidecar, as under
+`mpirun` alone. On several hosts `ronde run --starter` starts a sidecar with a certificate on each, and then mpirun. If
+RONDE_SOCKET is set, the user has started sidecars already.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 
 VERSION_TIMEOUT_S = 30
 _BINDING = ["--bind-to", "none", "--map-by", "slot"]
-# What `ronde run` acts on, and mpirun or a sidecar that a worker starts does not.
+# Flags of `ronde run` that have no effect on mpirun or on a sidecar that a worker starts.
 _WITHOUT_MEANING = {
     **{
         name: note
-        for name, note in translation.WITHOUT_MEANING.items()
+        for name, note in translation.IGNORED.items()
         if name not in {"mpi_args", "binding_args", "mpi_threads_disable"}
     },
     "mpi_threads_disable": ("--mpi-threads-disable", "tensors do not go through MPI"),
 }
 _NO_NETWORK = "with --mpi on one host ronde uses no network"
-_RUNS_ALREADY = "the sidecars run already, as RONDE_SOCKET says"
+_RUNS_ALREADY = "RONDE_SOCKET is set, so the sidecars run already"
 _INTERFACES = {"network_interfaces": "--network-interfaces", "network_interface": "--network-interface"}
-# Not for other hosts: what means this host's shell, launcher or devices.
+# Variables of this host's shell, launcher or devices, which are not exported to other hosts.
 _NOT_EXPORTED = re.compile(
     r"BASH_FUNC_.*|OLDPWD|_HOROVOD_SECRET_KEY|.*CUDA_VISIBLE_DEVICES|_|\W.*|RONDE_(TOKEN_FILE|WEB|WORLD)"
     r"|(RONDE|HOROVOD)_(LOCAL_|CROSS_)?(RANK|SIZE)"
 )
-# mpirun's own affair, also where `ronde run` has the same.
+# Flags that mpirun handles, even if `ronde run` has the same.
 _OUTPUT = {"output_filename", "prefix_output_with_timestamp"}
 
 
 def release(version_text: str) -> int:
-    """The release of Open MPI, from what `mpirun --version` says. Raises ValueError for another MPI."""
+    """Returns the release of Open MPI, from the output of `mpirun --version`. Raises ValueError for another MPI."""
     found = re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)", version_text)
     if found is None:
         output = version_text.strip().splitlines()[:1] or ["nothing"]
@@ -59,7 +59,7 @@ def release(version_text: str) -> int:
 
 
 def find() -> tuple[str, int]:
-    """The path of mpirun and the release of its Open MPI. Raises ValueError when there is none that can be used."""
+    """Returns the path of mpirun and the release of its Open MPI. Raises ValueError if no usable one exists."""
     path = shutil.which("mpirun")
     if path is None:
         raise ValueError(
@@ -71,17 +71,17 @@ def find() -> tuple[str, int]:
             [path, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"--mpi: `{path} --version` has said nothing for {VERSION_TIMEOUT_S} s") from error
+        raise ValueError(f"--mpi: `{path} --version` printed nothing for {VERSION_TIMEOUT_S} s") from error
     return path, release(done.stdout)
 
 
 def launcher(given: Mapping[str, Any], environment: Mapping[str, str], report: str | None = None) -> Launcher:
-    """The command that starts a job: mpirun, or on several hosts the `ronde run` that runs it.
+    """Returns the command that starts a job: mpirun, or on several hosts the `ronde run` that runs mpirun.
 
-    report -- where `ronde run` is to put its report
+    report -- the path of the report that `ronde run` writes
 
-    Raises as `horovod.runner.translation.translate` does, ValueError when there is no Open MPI, and FileNotFoundError
-    when there is no `ronde`.
+    Raises as `horovod.runner.translation.translate` does, ValueError without Open MPI, and FileNotFoundError without
+    `ronde`.
     """
     path, major = find()
     mpirun = translate(given, major, environment)
@@ -95,17 +95,17 @@ def launcher(given: Mapping[str, Any], environment: Mapping[str, str], report: s
 
 
 def is_spread(given: Mapping[str, Any]) -> bool:
-    """Whether some of the processes are on other hosts."""
+    """Returns whether some of the processes are on other hosts."""
     return not all(is_here(host.hostname) for host in _hosts(given))
 
 
 def needs_sidecars(given: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
-    """Whether `ronde run` has to start sidecars: on several hosts, where they do not run already."""
+    """Returns whether `ronde run` must start sidecars: on several hosts, unless they run already."""
     return is_spread(given) and not environment.get("RONDE_SOCKET")
 
 
 def translate(given: Mapping[str, Any], major: int, environment: Mapping[str, str]) -> translation.Translation:
-    """What the flags that were given mean to the mpirun of Open MPI's release `major`.
+    """Translates the given flags to the mpirun of Open MPI's release `major`.
 
     Raises as `horovod.runner.translation.translate` does.
     """
@@ -137,7 +137,7 @@ def _unused_interfaces(given: Mapping[str, Any], environment: Mapping[str, str])
 
 
 def is_here(name: str) -> bool:
-    """Whether this is a name or address of this host, as it calls itself."""
+    """Returns whether this is this host's own name or address."""
     if name in {"localhost", socket.gethostname(), socket.getfqdn()}:
         return True
     try:
@@ -155,7 +155,7 @@ def _hosts(given: Mapping[str, Any]) -> list[host_lists.HostInfo]:
 
 
 def _output(given: Mapping[str, Any], major: int) -> Sequence[str]:
-    """Lines with their rank; since release 5 with one option."""
+    """Returns the options for output lines with their rank; since release 5 it is a single option."""
     has_time, folder = given.get("prefix_output_with_timestamp"), given.get("output_filename")
     if major < 5:
         options = ["--tag-output", *(["--timestamp-output"] if has_time else [])]

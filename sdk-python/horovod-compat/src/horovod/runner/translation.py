@@ -1,4 +1,4 @@
-"""From Horovod's flags to those of `ronde run`."""
+"""Translates Horovod's flags to those of `ronde run`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod.runner.common.util.hosts import check_slots, parse_host_file, parse
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Flags with a value, that `ronde run` has too.
+# Flags with a value that `ronde run` has, too.
 _VALUES = {
     "num_proc": "--num-proc",
     "hosts": "--hosts",
@@ -29,7 +29,7 @@ _VALUES = {
     "stall_check_warning_time_seconds": "--stall-check-warning-time-seconds",
     "stall_check_shutdown_time_seconds": "--stall-check-shutdown-time-seconds",
 }
-# What is said when a switch is on, and when it is off.
+# The notes for a switch that is on, and for one that is off.
 _SWITCHES = {
     "hierarchical_allreduce": ("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
     "timeline_mark_cycles": ("--timeline-mark-cycles", "--no-timeline-mark-cycles"),
@@ -46,8 +46,8 @@ _LEVELS = {
     "ERROR": "error",
     "FATAL": "error",
 }
-# Taken for the sake of old scripts; each with the reason why it does nothing.
-WITHOUT_MEANING = {
+# Flags that are accepted for compatibility and ignored, each with the reason.
+IGNORED = {
     "cycle_time_ms": ("--cycle-time-ms", "nothing waits for the end of a cycle"),
     "hierarchical_allgather": (
         "--hierarchical-allgather",
@@ -61,9 +61,9 @@ WITHOUT_MEANING = {
     "num_nccl_streams": ("--num-nccl-streams", "there is no NCCL"),
     "gloo_timeout_seconds": ("--gloo-timeout-seconds", "there is no Gloo; see --start-timeout"),
 }
-# Switches without an opposite: off, they ask for nothing.
+# Switches without an opposite: off, they have no effect.
 _ONLY_ON = {"disable_cache"}
-# Asked for, and not there: a job without them is another one than was meant.
+# Unsupported flags: a job without them would differ from the requested one.
 _ELASTIC = {
     "min_num_proc": "--min-np",
     "max_num_proc": "--max-np",
@@ -73,7 +73,7 @@ _ELASTIC = {
     "cooldown_range": "--blacklist-cooldown-range",
     "host_discovery_script": "--host-discovery-script",
 }
-# They mean something only with --autotune.
+# These flags take effect only with --autotune.
 _SEARCH = (
     "autotune_log_file",
     "autotune_warmup_samples",
@@ -85,11 +85,11 @@ _SEARCH = (
 
 @dataclass
 class Translation:
-    """What a job is started with.
+    """The arguments that start a job.
 
-    options -- of the launcher
+    options -- options of the launcher
     exports -- variables of the workers
-    notes   -- what to tell the user about flags that do something else here, or nothing
+    notes   -- messages to the user about flags that act differently here, or have no effect
     """
 
     options: list[str] = field(default_factory=list)
@@ -98,21 +98,21 @@ class Translation:
 
     @property
     def arguments(self) -> list[str]:
-        """The options of `ronde run`, the variables among them."""
+        """Returns the options of `ronde run`, including the variables."""
         return [*self.options, *(f"--export={name}={value}" for name, value in self.exports.items())]
 
 
 class Launcher(NamedTuple):
-    """The command that starts a job, up to the worker's, and what to tell the user about it."""
+    """The command that starts a job, without the worker's command, and messages to the user about it."""
 
     words: list[str]
     notes: list[str]
 
 
 def translate(given: Mapping[str, Any]) -> Translation:
-    """What the flags that were given, by their names, mean to `ronde run`.
+    """Translates the given flags, by name, to `ronde run`.
 
-    Raises ValueError for what is wrong with them, and NotImplementedError for what is not there yet.
+    Raises ValueError for invalid flags, and NotImplementedError for unsupported ones.
     """
     check(given)
     found = Translation(exports={"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", **exports_of(given)})
@@ -128,59 +128,59 @@ def translate(given: Mapping[str, Any]) -> Translation:
     found.options += [f"--network-interfaces={','.join(names)}"] if names else []
     found.notes += notes
     _add_deprecated(given, found)
-    found.notes += notes_of(given, WITHOUT_MEANING)
+    found.notes += notes_of(given, IGNORED)
     return found
 
 
 def check(given: Mapping[str, Any]) -> None:
-    """Raises ValueError for what is wrong with flags, and NotImplementedError for what is not there yet."""
-    _refuse_what_is_not_there(given)
+    """Raises ValueError for invalid flags, and NotImplementedError for unsupported ones."""
+    _reject_unsupported(given)
     _check_hosts(given)
 
 
 def exports_of(given: Mapping[str, Any]) -> dict[str, str]:
-    """The variables by which Horovod tells workers what the flags say."""
+    """Returns the variables in which Horovod passes flags to workers."""
     exports: dict[str, str] = {}
     set_env_from_args(exports, argparse.Namespace(**{**given, "nics": interfaces(given)[0]}))
     return exports
 
 
 def interfaces(given: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The network interfaces that are named, and what to tell the user about how."""
+    """Returns the given network interfaces, and messages to the user about deprecated forms."""
     single = given.get("network_interface", [])
     names = [name for text in [given.get("network_interfaces", ""), *single] for name in text.split(",") if name]
     note = "several names in --network-interface are deprecated; use --network-interfaces"
     return names, [note] if any("," in text for text in single) else []
 
 
-def notes_of(given: Mapping[str, Any], without_meaning: Mapping[str, tuple[str, str]]) -> list[str]:
-    """What to tell the user about flags that were given and mean nothing; each with its reason."""
+def notes_of(given: Mapping[str, Any], ignored: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Returns a message to the user for each given flag without effect, with the reason."""
     notes = [
-        f"{flag} means nothing here: {reason}"
-        for name, (flag, reason) in without_meaning.items()
+        f"{flag} has no effect here: {reason}"
+        for name, (flag, reason) in ignored.items()
         if name in given and (given[name] or name not in _ONLY_ON)
     ]
     if any(name in given for name in _SEARCH):
-        notes.append("--autotune-... means nothing here: the search itself (--autotune) is not there yet")
+        notes.append("--autotune-... has no effect here: the search itself (--autotune) is not supported yet")
     return notes
 
 
-def _refuse_what_is_not_there(given: Mapping[str, Any]) -> None:
+def _reject_unsupported(given: Mapping[str, Any]) -> None:
     elastic = [flag for name, flag in _ELASTIC.items() if name in given]
     if elastic:
         raise NotImplementedError(
-            f"{', '.join(elastic)}: elastic jobs are not there yet; give a fixed number of processes with -np, and "
+            f"{', '.join(elastic)}: elastic jobs are not supported yet; give a fixed number of processes with -np, and "
             "hosts with -H"
         )
     if given.get("use_jsrun"):
         if "LSB_JOBID" not in os.environ:
             raise ValueError("--jsrun: horovodrun did not detect an LSF job; leave it out, and give hosts with -H")
         raise NotImplementedError(
-            "--jsrun: jobs of LSF's jsrun are not there yet; leave it out, and give hosts with -H"
+            "--jsrun: jobs of LSF's jsrun are not supported yet; leave it out, and give hosts with -H"
         )
     if given.get("autotune"):
         raise NotImplementedError(
-            "--autotune: the search for the best settings is not there yet; leave it out, and set what you know, such "
+            "--autotune: the search for the best settings is not supported yet; omit it, and set what you know, such "
             "as --fusion-threshold-mb"
         )
 

@@ -1,5 +1,5 @@
-"""`horovod.spark`, which is not there yet."""
+"""`horovod.spark`, which is not supported yet."""
 
-from horovod.absent import not_yet
+from horovod.absent import unsupported_module
 
-raise not_yet("horovod.spark")
+raise unsupported_module("horovod.spark")

@@ -1,5 +1,5 @@
-"""`horovod.tensorflow`, which is not there yet."""
+"""`horovod.tensorflow`, which is not supported yet."""
 
-from horovod.absent import not_yet
+from horovod.absent import unsupported_module
 
-raise not_yet("horovod.tensorflow")
+raise unsupported_module("horovod.tensorflow")

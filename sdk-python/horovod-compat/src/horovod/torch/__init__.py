@@ -6,7 +6,7 @@ from ronde import torch as _torch
 from ronde.torch import *  # noqa: F403
 from ronde.torch import Adasum as AdaSum
 
-# `ronde.torch` has a module of this name too, without Horovod's modules below it.
+# `ronde.torch` has a module of this name, too, but without Horovod's submodules.
 elastic = _elastic  # type: ignore[misc]
 
 __all__ = ["AdaSum", *_torch.__all__]  # noqa: PLE0604

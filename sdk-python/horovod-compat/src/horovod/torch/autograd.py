@@ -1,4 +1,4 @@
-"""Horovod's autograd functions: collectives by `apply`, with its order of arguments.
+"""Horovod's autograd functions: collectives through `apply`, with Horovod's order of arguments.
 
 Each `apply` calls the function of `ronde.torch` and has its gradients. The `grad_fn` of a result is a class of ronde.
 """
@@ -29,7 +29,7 @@ class HorovodAllreduce(torch.autograd.Function):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = hvd.global_process_set,
     ) -> torch.Tensor:
-        """The reduction. Raises as `ronde.torch.allreduce` does."""
+        """Returns the reduction. Raises as `ronde.torch.allreduce` does."""
         return hvd.allreduce(
             tensor,
             average,
@@ -55,7 +55,7 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
         process_set: ProcessSet,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """The reductions. Raises as `ronde.torch.grouped_allreduce` does."""
+        """Returns the reductions. Raises as `ronde.torch.grouped_allreduce` does."""
         reduced = hvd.grouped_allreduce(
             tensors,
             average,
@@ -75,7 +75,7 @@ class HorovodAllgather(torch.autograd.Function):
     def apply(
         cls, tensor: torch.Tensor, name: str | None, process_set: ProcessSet = hvd.global_process_set
     ) -> torch.Tensor:
-        """All ranks' rows. Raises as `ronde.torch.allgather` does."""
+        """Returns all ranks' rows. Raises as `ronde.torch.allgather` does."""
         return hvd.allgather(tensor, name, process_set)
 
 
@@ -84,7 +84,7 @@ class HorovodGroupedAllgather(torch.autograd.Function):
 
     @classmethod
     def apply(cls, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """All ranks' rows of each. Raises as `ronde.torch.grouped_allgather` does."""
+        """Returns all ranks' rows of each tensor. Raises as `ronde.torch.grouped_allgather` does."""
         return tuple(hvd.grouped_allgather(tensors, name, process_set))
 
 
@@ -95,7 +95,7 @@ class HorovodBroadcast(torch.autograd.Function):
     def apply(
         cls, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet = hvd.global_process_set
     ) -> torch.Tensor:
-        """The root's tensor. Raises as `ronde.torch.broadcast` does."""
+        """Returns the root's tensor. Raises as `ronde.torch.broadcast` does."""
         return hvd.broadcast(tensor, root_rank, name, process_set)
 
 
@@ -106,7 +106,7 @@ class HorovodAlltoall(torch.autograd.Function):
     def apply(
         cls, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet = hvd.global_process_set
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows for this rank, and how many came from each, int32. Raises as `ronde.torch.alltoall` does."""
+        """Returns the received rows, and how many came from each rank, as int32. Raises as `ronde.torch.alltoall`."""
         if splits is None:
             splits = _equal_splits(tensor, process_set)
         output, received = hvd.alltoall(tensor, splits, name, process_set)
@@ -126,7 +126,7 @@ class HorovodReducescatter(torch.autograd.Function):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> torch.Tensor:
-        """This rank's rows of the reduction. Raises as `ronde.torch.reducescatter` does."""
+        """Returns this rank's rows of the reduction. Raises as `ronde.torch.reducescatter` does."""
         return hvd.reducescatter(
             tensor,
             name,
@@ -150,7 +150,7 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
         postscale_factor: float,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """This rank's rows of the reductions. Raises as `ronde.torch.grouped_reducescatter` does."""
+        """Returns this rank's rows of the reductions. Raises as `ronde.torch.grouped_reducescatter` does."""
         reduced = hvd.grouped_reducescatter(
             tensors,
             name,
@@ -163,7 +163,7 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
 
 
 def _equal_splits(tensor: torch.Tensor, process_set: ProcessSet) -> list[int]:
-    """As many rows for each rank. Raises ValueError when the rows are not divisible."""
+    """Returns equal splits. Raises ValueError if the rows are not divisible."""
     size = process_set.size()
     rows = tensor.shape[0] if tensor.dim() else 0
     if size is None:  # not initialized or not registered, which `alltoall` raises an error for

@@ -1,3 +1,3 @@
-"""Horovod's place for these: the names of `ronde.torch.compression`."""
+"""Horovod's module for the names of `ronde.torch.compression`."""
 
 from ronde.torch.compression import *  # noqa: F403

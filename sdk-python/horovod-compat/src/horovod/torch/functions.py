@@ -1,4 +1,4 @@
-"""Horovod's place for these: the names of `ronde.torch.functions` and `ronde.torch.objects`."""
+"""Horovod's module for the names of `ronde.torch.functions` and `ronde.torch.objects`."""
 
 from ronde.torch.functions import *  # noqa: F403
 from ronde.torch.objects import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Horovod's place for these: what `ronde.torch` has, the collectives and reduce operators among it."""
+"""Horovod's module for the names of `ronde.torch`, including collectives and reduce operators."""
 
 from horovod.common.basics import HorovodBasics
 from horovod.common.util import get_average_backwards_compatibility_fun

@@ -1,8 +1,8 @@
-"""Horovod's place for these: the names of `ronde.torch.optimizer`, and the classes of what it returns.
+"""Horovod's module for the names of `ronde.torch.optimizer`, and the classes of distributed optimizers.
 
-`isinstance(optimizer, _DistributedOptimizer)` holds for what `DistributedOptimizer` returns, and with op=Adasum
-`isinstance(optimizer, _DistributedAdasumOptimizer)`. Make them by that function: the classes are laid over that of the
-optimizer given, and have no constructor of their own.
+The result of `DistributedOptimizer` is an instance of `_DistributedOptimizer`, or with op=Adasum of
+`_DistributedAdasumOptimizer`. Only that function creates them: the classes are mixins over the given optimizer's class
+and have no constructor.
 """
 
 from ronde.torch.adasum import AdasumDistributed as _DistributedAdasumOptimizer  # noqa: F401

@@ -1,3 +1,3 @@
-"""Horovod's place for these: the names of `ronde.torch.sync_batch_norm`."""
+"""Horovod's module for the names of `ronde.torch.sync_batch_norm`."""
 
 from ronde.torch.sync_batch_norm import *  # noqa: F403

@@ -1,1 +1,1 @@
-"""What Horovod's launchers share."""
+"""Common modules of Horovod's launchers."""

@@ -1,4 +1,4 @@
-"""Results of checks, kept in a file for some minutes."""
+"""A cache of results of checks, in a file, for some minutes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _FILE = "cache.bin"
 
 
 class Cache:
-    """Values by key, in a file of this user's; those of another program or of earlier parameters do not count.
+    """Values by key, in a file of this user. Values of another program or of earlier parameters are ignored.
 
-    cache_folder                         -- where the file is; made with mode 0700 when it is not there
-    cache_staleness_threshold_in_minutes -- how long a value counts
-    parameters_hash                      -- what the values depend on: with another one the cache is empty
+    cache_folder                         -- the folder of the file; created with mode 0700 if it does not exist
+    cache_staleness_threshold_in_minutes -- how long a value is valid
+    parameters_hash                      -- a hash of parameters that values depend on: another one empties the cache
 
     Raises PermissionError for a folder that other users may write to: values are pickled.
     """
@@ -40,19 +40,19 @@ class Cache:
         self._values = self._read()
 
     def get(self, key: Any) -> Any:
-        """The value; None when there is none, or it is too old."""
+        """Returns the value; None if there is none, or it is too old."""
         with self._lock:
             at, value = self._values.get(key, (float("-inf"), None))
         return value if 0 <= time.time() - at <= self._age_max_s else None
 
     def put(self, key: Any, val: Any) -> None:
-        """Keeps a value."""
+        """Stores a value."""
         with self._lock:
             self._values[key] = (time.time(), val)
             self._write()
 
     def _read(self) -> dict[Any, tuple[float, Any]]:
-        # No file yet, or one of another release: checks are made again then.
+        # There is no file yet, or one of another release: repeat the checks.
         with contextlib.suppress(OSError, EOFError, ValueError, AttributeError, ImportError, pickle.UnpicklingError):
             parameters, values = pickle.loads((self._folder / _FILE).read_bytes())
             if parameters == self._parameters:
@@ -67,7 +67,7 @@ class Cache:
 
 
 def use_cache() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator that adds the argument `fn_cache`: a `Cache` in which results are looked up first, or None."""
+    """Returns a decorator that adds the argument `fn_cache`: a `Cache` for results, or None."""
 
     def wrap(func: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(func)

@@ -1,4 +1,4 @@
-"""Whether this process runs in a job of LSF. `jsrun` is not there yet, nor are questions about the allocation."""
+"""Detects jobs of LSF. `jsrun` and queries about the allocation are not supported yet."""
 
 import os
 
@@ -8,5 +8,5 @@ class LSFUtils:
 
     @staticmethod
     def using_lsf() -> bool:
-        """Whether LSF has started this process, by LSB_JOBID."""
+        """Returns whether LSF started this process, by LSB_JOBID."""
         return "LSB_JOBID" in os.environ

@@ -1,4 +1,4 @@
-"""IPv4 addresses and interfaces of this host, and which of some hosts are this one. On Linux."""
+"""IPv4 addresses and interfaces of this host, and detection of its own names. On Linux."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _BUFFER_BYTES = _IFREQ_BYTES * 1024
 
 
 def get_local_host_addresses() -> set[str]:
-    """All IPv4 addresses of this host's interfaces that are up."""
+    """Returns all IPv4 addresses of this host's interfaces that are up."""
     return {address for _, address in _addresses()}
 
 
 def get_local_intfs(nic: str | None = None) -> set[str]:
-    """The interfaces with the address 127.0.0.1.
+    """Returns the interfaces with the address 127.0.0.1.
 
-    nic -- of these, this one only
+    nic -- restricts the result to this interface
     """
     return {name for name, address in _addresses() if address == "127.0.0.1" and nic in {None, name}}
 
 
 def resolve_host_address(host_name: str) -> str | None:
-    """An IPv4 address of a host; None, and a warning, when its name has none."""
+    """Returns an IPv4 address of a host. If its name has none, warns and returns None."""
     try:
         return socket.gethostbyname(host_name)
     except OSError as error:
@@ -43,16 +43,16 @@ def resolve_host_address(host_name: str) -> str | None:
 
 
 def filter_local_addresses(all_host_names: Sequence[str]) -> list[str]:
-    """Those of the names, in their order, that are not names of this host."""
+    """Returns the names, in order, that are not names of this host."""
     own = get_local_host_addresses()
     resolved = execute_function_multithreaded(resolve_host_address, [[name] for name in all_host_names]) or {}
     return [name for number, name in enumerate(all_host_names) if resolved[number] not in own]
 
 
 def get_driver_ip(nics: Iterable[str] | None) -> str:
-    """The address of the first interface, in the order of the system, that is among these, or without them of any.
+    """Returns the address of the first of these interfaces in the system's order; default: of any interface.
 
-    Raises RuntimeError when none of them has an IPv4 address.
+    Raises RuntimeError if none of them has an IPv4 address.
     """
     wanted = None if nics is None else set(nics)
     for name, address in _addresses():
@@ -62,11 +62,11 @@ def get_driver_ip(nics: Iterable[str] | None) -> str:
 
 
 def _addresses() -> list[tuple[str, str]]:
-    """Names and addresses of interfaces."""
+    """Returns names and addresses of interfaces."""
     buffer = array.array("B", bytes(_BUFFER_BYTES))
     address, length = buffer.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        # struct ifconf: the length of the buffer, then its address. The length comes back.
+        # struct ifconf: the length of the buffer, then its address. The call returns the used length.
         answer = fcntl.ioctl(asked.fileno(), _SIOCGIFCONF, struct.pack("iP", length, address))
     used = struct.unpack("iP", answer)[0]
     requests = [buffer[start : start + _IFREQ_BYTES].tobytes() for start in range(0, used, _IFREQ_BYTES)]

@@ -7,7 +7,7 @@ import shlex
 
 from horovod.runner.common.util import env as env_util
 
-# Unlike Horovod's, with the check of the host's key, which ssh's own configuration may relax.
+# Unlike Horovod's, it checks the host's key, unless ssh's own configuration relaxes that.
 SSH_COMMAND_PREFIX = "ssh -o PasswordAuthentication=no -o BatchMode=yes"
 _AGENT = "OMPI_MCA_plm_rsh_agent"
 
@@ -19,7 +19,7 @@ def get_ssh_command(
     identity_file: str | None = None,
     timeout_s: int | None = None,
 ) -> str:
-    """The command of the shell that runs `local_command` in a shell of another host, by ssh without a password.
+    """Returns the shell command that runs `local_command` in a shell of another host, by ssh without a password.
 
     timeout_s -- how long to wait for the connection
     """
@@ -36,7 +36,7 @@ def get_remote_command(
     identity_file: str | None = None,
     timeout_s: int | None = None,
 ) -> str:
-    """`get_ssh_command`, or in a job of Kubeflow's MPI operator the same by its program, which reaches pods."""
+    """Returns `get_ssh_command`, or in a job of Kubeflow's MPI operator the command of its program for pods."""
     if os.environ.get(_AGENT) == env_util.KUBEFLOW_MPI_EXEC:
         return f"{env_util.KUBEFLOW_MPI_EXEC} {shlex.quote(host)} {shlex.quote(local_command)}"
     return get_ssh_command(local_command, host, port, identity_file, timeout_s)

@@ -7,9 +7,9 @@ import time
 
 
 class Pipe:
-    """Takes what one thread writes to another one that reads, one piece at a time.
+    """Transfers data from a writing thread to a reading thread, one chunk at a time.
 
-    `write` waits while an earlier piece has not been read completely, and `read` until there is one.
+    `write` blocks until the previous chunk has been read completely, and `read` until there is a chunk.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Pipe:
         self._is_closed = False
 
     def write(self, buf: bytes | str) -> None:
-        """Hands a piece over. Raises RuntimeError when the pipe is closed, also while it waits."""
+        """Writes a chunk. Raises RuntimeError if the pipe is closed, also while it blocks."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._left is None)
             if self._is_closed:
@@ -27,9 +27,9 @@ class Pipe:
             self._changed.notify_all()
 
     def read(self, length: int = -1, timeout: float | None = None) -> bytes | str | None:
-        """The next piece, or at most `length` of it; None when the pipe is closed and empty.
+        """Returns the next chunk, or at most `length` of it; None if the pipe is closed and empty.
 
-        Raises TimeoutError when nothing has come within `timeout` seconds.
+        Raises TimeoutError if nothing was written within `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -47,10 +47,10 @@ class Pipe:
             return piece
 
     def flush(self) -> None:
-        """Does nothing: a piece is there for the reader as soon as it is written."""
+        """Does nothing: a chunk is available to the reader as soon as it is written."""
 
     def close(self) -> None:
-        """Ends the pipe, for both sides; what was written can still be read."""
+        """Closes the pipe for both sides. A written chunk can still be read."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

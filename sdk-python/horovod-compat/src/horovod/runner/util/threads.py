@@ -1,4 +1,4 @@
-"""Functions in threads: one, one that waits for an event, or many with their results."""
+"""Runs functions in threads: one, one after an event, or many with their results."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def in_thread(
 ) -> threading.Thread:
     """Starts a thread that calls `target(*args)`, and returns it.
 
-    silent -- drops the exception that the function raises, which is printed otherwise
+    silent -- drops an exception of the function, which is printed otherwise
 
-    Raises ValueError when `args` is not a tuple.
+    Raises ValueError if `args` is not a tuple.
     """
     if not isinstance(args, tuple):
         raise ValueError(f"args must be a tuple, not {type(args)}; for a single argument use (arg,)")
@@ -47,11 +47,11 @@ def on_event(
 ) -> threading.Thread:
     """Starts a thread that calls `func(*args)` once the event is set, and returns it.
 
-    stop                  -- ends the thread without the call when it is set before the event
-    check_stop_interval_s -- how often to look at it
-    silent                -- as of `in_thread`
+    stop                  -- if set before the event, ends the thread without the call
+    check_stop_interval_s -- how often to check it
+    silent                -- as for `in_thread`
 
-    Raises ValueError without an event, and when `args` is not a tuple.
+    Raises ValueError without an event, and if `args` is not a tuple.
     """
     if event is None:
         raise ValueError("Event must not be None")
@@ -73,12 +73,12 @@ def execute_function_multithreaded(
     block_until_all_done: bool = True,
     max_concurrent_executions: int = 1000,
 ) -> dict[int, Any] | None:
-    """Calls `fn(*args)` for each item of `args_list`, each in a thread; returns the results by the item's number.
+    """Calls `fn(*args)` for each item of `args_list`, each in a thread. Returns the results by the item's index.
 
-    block_until_all_done      -- False to return None at once, while the calls go on
+    block_until_all_done      -- False to return None at once, while the calls continue
     max_concurrent_executions -- how many calls run at the same time
 
-    Raises the exception of the first item whose call has raised one, after all calls have ended.
+    Raises the exception of the first item whose call failed, after all calls have ended.
     """
     if not args_list:
         return {} if block_until_all_done else None

@@ -1,5 +1,5 @@
-"""`horovod.tensorflow.keras`, which is not there yet; importing its parent says so first."""
+"""`horovod.tensorflow.keras`, which is not supported yet. Importing its parent raises the error first."""
 
-from horovod.absent import not_yet
+from horovod.absent import unsupported_module
 
-raise not_yet("horovod.tensorflow.keras")
+raise unsupported_module("horovod.tensorflow.keras")

@@ -1,4 +1,4 @@
-"""`horovod.torch.elastic`: `ronde.torch.elastic` with Horovod's modules in it."""
+"""`horovod.torch.elastic`: `ronde.torch.elastic` with Horovod's submodules."""
 
 from horovod.common.elastic import run_fn
 from horovod.torch.elastic import sampler, state

@@ -1,4 +1,4 @@
-"""A sampler that goes on where it was: `ronde.torch.elastic.sampler`."""
+"""A sampler that continues after a failure: `ronde.torch.elastic.sampler`."""
 
 from ronde.torch import rank, size
 from ronde.torch.elastic.sampler import ElasticSampler

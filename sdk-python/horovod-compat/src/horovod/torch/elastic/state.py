@@ -1,4 +1,4 @@
-"""States of PyTorch's objects, and how further kinds of objects are added: `ronde.torch.elastic.state`."""
+"""States of PyTorch's objects, and the registry for further types: `ronde.torch.elastic.state`."""
 
 from horovod.common.elastic import ObjectState
 from horovod.torch.elastic.sampler import ElasticSampler

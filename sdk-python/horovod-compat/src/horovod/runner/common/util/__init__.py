@@ -1,1 +1,1 @@
-"""Small things of Horovod's launcher that programs import."""
+"""Helper functions of Horovod's launcher that programs import."""

@@ -1,4 +1,4 @@
-"""Flags of Horovod's launcher: read from a configuration file, checked, and exported to workers as variables."""
+"""Reads flags of Horovod's launcher from a configuration file, checks them, and exports them to workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HOROVOD_LOG_HIDE_TIME = "HOROVOD_LOG_HIDE_TIME"
 NCCL_SOCKET_IFNAME = "NCCL_SOCKET_IFNAME"
 NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
 
-# Variable, and the flag whose value it has.
+# Variables, and the flags that set them.
 _PLAIN = {
     HOROVOD_CYCLE_TIME: "cycle_time_ms",
     HOROVOD_CACHE_CAPACITY: "cache_capacity",
@@ -54,7 +54,7 @@ _PLAIN = {
     HOROVOD_GLOO_TIMEOUT_SECONDS: "gloo_timeout_seconds",
     HOROVOD_LOG_LEVEL: "log_level",
 }
-# Of these the first one's flag has to be on, or given, for the others to be told.
+# The others are exported only if the first one's flag is given, or on.
 _AUTOTUNE = {
     HOROVOD_AUTOTUNE: "autotune",
     HOROVOD_AUTOTUNE_LOG: "autotune_log_file",
@@ -64,12 +64,12 @@ _AUTOTUNE = {
     HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE: "autotune_gaussian_process_noise",
 }
 _TIMELINE = {HOROVOD_TIMELINE: "timeline_filename", HOROVOD_TIMELINE_MARK_CYCLES: "timeline_mark_cycles"}
-# ronde's flag takes networks too, for which these variables have no words.
+# ronde's flag also accepts networks, which these variables cannot express.
 _INTERFACE = re.compile(r"[A-Za-z][\w.-]*")
 
 
 def set_env_from_args(env: MutableMapping[str, str], args: argparse.Namespace) -> MutableMapping[str, str]:
-    """Adds to `env` what `args`, of `parse_args`, says; nothing for a flag that was not given. Returns `env`."""
+    """Adds the variables of the flags in `args`, from `parse_args`, to `env`. Returns `env`."""
     names = dict(_PLAIN)
     names.update(_AUTOTUNE if getattr(args, "autotune", None) else {})
     names.update(_TIMELINE if getattr(args, "timeline_filename", None) else {})
@@ -94,10 +94,10 @@ def _add(
 
 
 def set_args_from_config(args: argparse.Namespace, config: Mapping[str, Any], override_args: Container[str]) -> None:
-    """Sets the attributes of `args` that a configuration file says something about.
+    """Sets the attributes of `args` that a configuration file contains.
 
-    config        -- what YAML makes of the file: sections of settings by name; unknown names are ignored
-    override_args -- the names of attributes that stay, as they were given on the command line
+    config        -- the parsed YAML: sections of settings by name; unknown names are ignored
+    override_args -- the names of attributes to keep, because the command line contains them
 
     Raises ValueError for a controller that is not gloo or mpi.
     """

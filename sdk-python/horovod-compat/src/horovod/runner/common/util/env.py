@@ -1,4 +1,4 @@
-"""Variables of the environment: which ones a launcher passes on, and the rank that a launcher has set."""
+"""Environment variables: those that a launcher exports, and the rank that it sets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
 
 
 def is_exportable(v: str) -> bool:
-    """Whether a launcher passes the variable of this name on to its processes."""
+    """Returns whether a launcher exports the variable of this name to its processes."""
     return not any(re.fullmatch(pattern, v) for pattern in IGNORE_REGEXES)
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """This process's rank and the number of processes, from the variables of its launcher; (0, 1) without a launcher.
+    """Returns this process's rank and size, from the variables of its launcher; (0, 1) without a launcher.
 
-    Reads the variables of `ronde run`, horovodrun, torchrun, mpirun, mpiexec, srun and jsrun. Raises RuntimeError when
+    Reads the variables of `ronde run`, horovodrun, torchrun, mpirun, mpiexec, srun and jsrun. Raises RuntimeError if
     only one of both is set.
     """
     launched = _ronde.LaunchedBy.detect(dict(os.environ))

@@ -1,4 +1,4 @@
-"""A name for this host that differs from that of other hosts, and between containers of one host."""
+"""A unique name for this host, which also differs between containers of one host."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _NAMESPACES = pathlib.Path("/proc/self/ns")
 
 
 def host_hash(salt: str | None = None) -> str:
-    """The host's name without its domain, a dash, and a digest of the whole name, the namespaces and the salt.
+    """Returns the host's name without its domain, a dash, and a digest of the full name, namespaces and salt.
 
-    salt -- makes processes of one host count as processes of several
+    salt -- makes processes of one host appear to be on several
     """
     name = socket.gethostname()
     parts = [name, *_namespaces(), *([salt] if salt else [])]
@@ -22,7 +22,7 @@ def host_hash(salt: str | None = None) -> str:
 
 
 def _namespaces() -> list[str]:
-    """The Linux namespaces of this process; nothing on systems without them."""
+    """Returns the Linux namespaces of this process; nothing on systems without them."""
     if not _NAMESPACES.is_dir():
         return []
     return [f"{path.name}={os.readlink(path)}" for path in sorted(_NAMESPACES.iterdir())]

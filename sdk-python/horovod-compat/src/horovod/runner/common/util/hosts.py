@@ -1,4 +1,4 @@
-"""Hosts and their slots, as `-H` and host files give them. What is wrong raises ValueError in Horovod's words."""
+"""Parses hosts and their slots, from `-H` and host files. Errors are ValueErrors with Horovod's messages."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# A name, an IPv4 address, or (what Horovod does not take) an IPv6 address in brackets; then a number of slots.
+# A name, an IPv4 address, or (unlike Horovod) an IPv6 address in brackets; then a number of slots.
 _ITEM = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.%\w]+\]):([0-9]+)")
 _LINE = re.compile(r"(\S+)\s+slots\s*=\s*([0-9]+)")
 
 
 class HostInfo(NamedTuple):
-    """A host and how many ranks it takes."""
+    """A host and its number of slots."""
 
     hostname: str
     slots: int
 
     @classmethod
     def from_string(cls, host_string: str) -> HostInfo:
-        """Reads `host:slots`. Raises ValueError "Invalid host input" for anything else."""
+        """Parses `host:slots`. Raises ValueError "Invalid host input" for anything else."""
         match = _ITEM.fullmatch(host_string.strip())
         if match is None:
             raise ValueError(f"Invalid host input: {host_string.strip()!r} is not host:slots, for example alpha:4")
@@ -29,7 +29,7 @@ class HostInfo(NamedTuple):
 
 
 class SlotInfo(NamedTuple):
-    """Where a rank is, and how many there are: of the job, of its host, and of hosts that have its local rank."""
+    """The host of a rank, with its rank and size in the job, on the host, and across hosts."""
 
     hostname: str
     rank: int
@@ -40,36 +40,36 @@ class SlotInfo(NamedTuple):
     cross_size: int
 
     def to_response_string(self) -> str:
-        """The numbers as a text, without the host: rank, size, local rank, local size, cross rank, cross size."""
+        """Returns the numbers as text, without the host: rank, size, local rank, local size, cross rank, cross size."""
         numbers = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank, self.cross_size)
         return ",".join(map(str, numbers))
 
     @classmethod
     def from_response_string(cls, response_string: str) -> SlotInfo:
-        """Reads what `to_response_string` gives. Raises ValueError for anything else."""
+        """Parses the text of `to_response_string`. Raises ValueError for anything else."""
         rank, size, local_rank, local_size, cross_rank, cross_size = map(int, response_string.split(","))
         return cls("", rank, local_rank, cross_rank, size, local_size, cross_size)
 
 
 INVALID_SLOT_INFO = SlotInfo("", -1, -1, -1, -1, -1, -1)
-"""The place of a process that has none any more."""
+"""The slot of a process that has lost its slot."""
 
 
 def parse_hosts(text: str) -> list[HostInfo]:
-    """Reads `host:slots,...`. Raises ValueError "Invalid host input" for an item that is none."""
+    """Parses `host:slots,...`. Raises ValueError "Invalid host input" for an invalid item."""
     return [HostInfo.from_string(item) for item in text.split(",")]
 
 
 def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
-    """The names of the hosts in a list of `host:slots`, and the slots of each. Raises as `parse_hosts` does."""
+    """Returns the names of the hosts in a list of `host:slots`, and their slots. Raises as `parse_hosts` does."""
     found = parse_hosts(hosts)
     return [host.hostname for host in found], {host.hostname: host.slots for host in found}
 
 
 def parse_host_file(path: str) -> list[HostInfo]:
-    """Reads a file with a line `host slots=n` for each host; empty lines and what is behind # count for nothing.
+    """Reads a file with a line `host slots=n` for each host. Empty lines and comments after # are ignored.
 
-    Raises ValueError for a line that is neither, and when the file cannot be read.
+    Raises ValueError for any other line, and if the file cannot be read.
     """
     try:
         with open(path) as file:
@@ -87,7 +87,7 @@ def parse_host_file(path: str) -> list[HostInfo]:
 
 
 def check_slots(hosts: Sequence[HostInfo], num_proc: int) -> None:
-    """Raises ValueError when the hosts do not take so many ranks."""
+    """Raises ValueError if the hosts have too few slots."""
     slots = sum(host.slots for host in hosts)
     if num_proc > slots:
         raise ValueError(
@@ -96,21 +96,21 @@ def check_slots(hosts: Sequence[HostInfo], num_proc: int) -> None:
 
 
 def parse_host_files(filename: str) -> str:
-    """What a host file says in the form of a list, `host:slots,...`. Raises as `parse_host_file` does."""
+    """Converts a host file to a list, `host:slots,...`. Raises as `parse_host_file` does."""
     return in_a_list(parse_host_file(filename))
 
 
 def in_a_list(hosts: Sequence[HostInfo]) -> str:
-    """Hosts as `-H` gives them."""
+    """Returns hosts in the form of `-H`."""
     return ",".join(f"{host.hostname}:{host.slots}" for host in hosts)
 
 
 def get_host_assignments(
     hosts: Sequence[HostInfo], min_num_proc: int, max_num_proc: int | None = None
 ) -> list[SlotInfo]:
-    """Where each rank goes: hosts are filled in their order, up to `max_num_proc` ranks or else all slots.
+    """Assigns ranks to hosts, in the order of hosts, up to `max_num_proc` ranks or else all slots.
 
-    Raises ValueError when the hosts do not take `min_num_proc` ranks.
+    Raises ValueError if the hosts have fewer than `min_num_proc` slots.
     """
     check_slots(hosts, min_num_proc)
     places = [(number, local) for number, host in enumerate(hosts) for local in range(host.slots)][:max_num_proc]

@@ -1,12 +1,12 @@
-"""Runs a command of the shell in a session of its own, and ends all of it when asked to, or when its parent has died.
+"""Runs a shell command in a new session, and ends all its processes on request or when the parent dies.
 
     python middleman.py FD GRACE_S COMMAND
 
-FD      -- the reading end of a pipe: a byte on it, or its end, asks for the end of the command
+FD      -- the reading end of a pipe: a byte on it, or its end, ends the command
 GRACE_S -- the seconds between SIGTERM and SIGKILL
 
-Imports nothing but Python's own modules, so that it starts quickly. Exits as the command does, with 128 + N when
-signal N has ended it.
+It imports only Python's own modules, so that it starts quickly. It exits with the command's status, or 128 + N if
+signal N ended it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POLL_MAX_S = 1.0
 
 
 def main(control: int, grace_s: float, command: str) -> int:
-    """Runs the command; the status to exit with."""
+    """Runs the command. Returns the exit status."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
@@ -42,14 +42,14 @@ def main(control: int, grace_s: float, command: str) -> int:
         if reading in ready:
             os.read(reading, 4096)
     status = process.wait()
-    # Processes in the background of the shell must not outlive it.
+    # Background processes of the shell must not outlive it.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     return status if status >= 0 else 128 - status
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Asks all processes of the command's group to end, and after the grace kills those that are left."""
+    """Sends SIGTERM to all processes of the command's group, and after the grace SIGKILL to the rest."""
     deadline = time.monotonic() + grace_s
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):

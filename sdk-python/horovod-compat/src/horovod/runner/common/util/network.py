@@ -1,4 +1,4 @@
-"""`horovod.runner.common.util.network`, which is left out."""
+"""`horovod.runner.common.util.network`, which horovod-compat omits for security; importing it raises ImportError."""
 
 raise ImportError(
     "horovod.runner.common.util.network is left out of horovod-compat: its services unpickle what they receive over "

@@ -1,4 +1,4 @@
-"""Runs commands of the shell so that nothing of them is left: not when they are ended, nor when this process dies."""
+"""Runs shell commands so that none of their processes outlive them or this process."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def execute(
     events: Sequence[threading.Event] | None = None,
     prefix_output_with_timestamp: bool = False,
 ) -> int:
-    """Runs a command of the shell and returns its exit status, 128 + N when signal N has ended it.
+    """Runs a shell command and returns its exit status, 128 + N if signal N ended it.
 
-    env            -- its environment; without it this process's
-    stdout, stderr -- streams of text that get its output as it comes; without them this process's
-    index          -- when given, each line begins with `[index]<stdout>:` or `[index]<stderr>:`
-    events         -- the command is ended when one of them is set: SIGTERM for all its processes, SIGKILL after 5 s
+    env            -- its environment; default: this process's
+    stdout, stderr -- text streams for its output, without buffering; default: this process's
+    index          -- if given, each line begins with `[index]<stdout>:` or `[index]<stderr>:`
+    events         -- setting one of them ends the command: SIGTERM for all its processes, SIGKILL after 5 s
     prefix_output_with_timestamp -- with an index, each line begins with the time
 
-    The command and the processes that it has started are ended as well when this process dies or is interrupted.
+    The command and its child processes also end when this process dies or is interrupted.
     """
     control, asking = os.pipe()
     words = [sys.executable, "-I", "-S", str(_MIDDLEMAN), str(control), str(GRACEFUL_TERMINATION_TIME_S), command]
@@ -77,7 +77,7 @@ def execute(
             reader.join(GRACEFUL_TERMINATION_TIME_S)
             if reader.is_alive():
                 print(
-                    f"`{command}` has ended, but a process that it has left behind keeps its {reader.name}",
+                    f"`{command}` has ended, but one of its child processes still holds its {reader.name}",
                     file=sys.stderr,
                 )
     return status
@@ -96,7 +96,7 @@ def _reader(source: Any, sink: Any, name: str, index: int | None, has_time: bool
 def forward_stream(
     src_fd: int, dst_stream: Any, prefix: str, index: int | None, prefix_output_with_timestamp: bool = False
 ) -> None:
-    """`prefix_stream` from a descriptor, which stays open."""
+    """Calls `prefix_stream` on a descriptor, which stays open."""
     with os.fdopen(src_fd, "rb", buffering=0, closefd=False) as source:
         prefix_stream(source, dst_stream, prefix, index, prefix_output_with_timestamp)
 
@@ -104,7 +104,7 @@ def forward_stream(
 def prefix_stream(
     src_stream: Any, dst_stream: Any, prefix: str, index: int | None, prefix_output_with_timestamp: bool = False
 ) -> None:
-    """Copies a stream of UTF-8 bytes to a stream of text until it ends; bytes that are not UTF-8 become U+FFFD.
+    """Copies a stream of UTF-8 bytes to a text stream until it ends. Bytes that are not UTF-8 become U+FFFD.
 
     prefix -- the stream's name; with an index each line begins with `[index]<prefix>:`, also after a carriage return
     """
@@ -131,7 +131,7 @@ def _line_prefix(prefix: str, index: int | None, has_time: bool) -> str:
 
 
 def terminate_executor_shell_and_children(pid: int) -> None:
-    """Ends a process and all that it has started: SIGTERM, and SIGKILL for those that are left after 5 s.
+    """Ends a process and its descendants: SIGTERM, and SIGKILL for those that remain after 5 s.
 
     Does nothing for a process that has ended.
     """
@@ -163,7 +163,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
+    """Returns whether a process runs. Zombies do not count."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

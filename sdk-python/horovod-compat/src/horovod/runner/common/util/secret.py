@@ -1,4 +1,4 @@
-"""Keys and digests (HMAC with SHA-256) by which programs that share a key know each other's messages."""
+"""Keys and digests (HMAC with SHA-256) that authenticate messages between programs with a shared key."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ DIGEST_LENGTH = 32
 
 
 def make_secret_key() -> bytes:
-    """A new random key of 32 bytes."""
+    """Returns a new random key of 32 bytes."""
     return os.urandom(SECRET_LENGTH)
 
 
 def compute_digest(key: bytes, message: bytes) -> bytes:
-    """The digest of a message, 32 bytes."""
+    """Returns the digest of a message, 32 bytes."""
     return hmac.new(key, message, hashlib.sha256).digest()
 
 
 def check_digest(key: bytes, message: bytes, digest: bytes) -> bool:
-    """Whether the digest is that of the message; takes as long for any wrong one."""
+    """Returns whether a digest is that of a message, in constant time."""
     return hmac.compare_digest(compute_digest(key, message), digest)

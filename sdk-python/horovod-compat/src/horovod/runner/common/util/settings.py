@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BaseSettings:
-    """Settings that all of Horovod's launchers have; the attributes have the names of the flags.
+    """The common settings of Horovod's launchers. Attributes have the names of the flags.
 
     verbose       -- how much to print: 0, 1 or 2
     key           -- the secret of the job
@@ -38,7 +38,7 @@ class BaseSettings:
 class Settings(BaseSettings):
     """Settings of a job with a fixed list of hosts.
 
-    hosts  -- as `host:slots,...`
+    hosts  -- hosts as `host:slots,...`
     kwargs -- the attributes of `BaseSettings`
     """
 

@@ -1,4 +1,4 @@
-"""Deadlines of activities that have several steps."""
+"""Deadlines of activities with several steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Timeout:
     """A deadline that begins now.
 
     timeout -- in seconds
-    message -- what is raised when it has passed; `{activity}` and `{timeout}` in it are replaced
+    message -- the text of the exception; `{activity}` and `{timeout}` in it are replaced
     """
 
     def __init__(self, timeout: float, message: str) -> None:
@@ -23,19 +23,19 @@ class Timeout:
 
     @property
     def timeout(self) -> float:
-        """The seconds it was given."""
+        """The given seconds."""
         return self._timeout
 
     def remaining(self) -> float:
-        """The seconds that are left; 0 when it has passed."""
+        """Returns the remaining seconds; 0 after the deadline."""
         return max(0.0, self._timeout_at - time.monotonic())
 
     def timed_out(self) -> bool:
-        """Whether it has passed."""
+        """Returns whether the deadline has passed."""
         return time.monotonic() > self._timeout_at
 
     def check_time_out_for(self, activity: str) -> None:
-        """Raises TimeoutException, which names the activity, when the deadline has passed."""
+        """Raises TimeoutException, which names the activity, if the deadline has passed."""
         if self.timed_out():
             message = self._message.format(activity=activity, timeout=self._timeout)
             raise TimeoutException(f"{message} Timeout after {self._timeout} seconds.")

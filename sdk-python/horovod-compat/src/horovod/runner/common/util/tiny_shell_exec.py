@@ -1,4 +1,4 @@
-"""Runs a short command of the shell and returns what it prints."""
+"""Runs a short shell command and returns its output."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from horovod.runner.common.util import safe_shell_exec
 
 
 def execute(command: str) -> tuple[str, int] | None:
-    """What the command printed, on both of its streams, and its exit status; None, and a line on standard
-    error, when it cannot be started."""
+    """Returns the command's output, of both streams, and its exit status.
+
+    If the command cannot be started, prints a message on standard error and returns None.
+    """
     output = io.StringIO()
     try:
         status = safe_shell_exec.execute(command, stdout=output, stderr=output)
