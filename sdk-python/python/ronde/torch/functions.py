@@ -48,8 +48,8 @@ def broadcast_optimizer_state(
     model -- identifies embeddings with sparse gradients, which some optimizers require
 
     Options and state may be dense and sparse (COO) tensors, numbers, strings, None, types of PyTorch and NumPy, scalars
-    and arrays of NumPy, devices (each rank keeps its own), and lists, tuples and dictionaries of these. Sparse tensors
-    arrive coalesced. Everything but tensors is sent as JSON; nothing is unpickled.
+    and arrays of NumPy, devices (each rank keeps its own), and lists, tuples and dictionaries of these. Receivers get
+    sparse tensors coalesced. Everything but tensors is sent as JSON; nothing is unpickled.
 
     Raises ValueError for LBFGS and for a root out of range; on all ranks, if the root's optimizer has any other value,
     or if one rank's optimizer differs from the root's in the number of groups or parameters, or in the shape of a

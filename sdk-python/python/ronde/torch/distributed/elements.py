@@ -79,7 +79,7 @@ def place_in(tensor: torch.Tensor) -> Target:
     """Returns a tensor as the target of a result."""
     if not tensor.is_conj():
         return target_of(as_elements(tensor))
-    # The memory of a conjugated view holds other values than the view: the result is assigned to the view.
+    # A conjugated view has no memory that holds its elements, so assign the whole result to it.
     staged = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     target = target_of(as_elements(staged))
     finish = target.finish
