@@ -314,7 +314,7 @@ impl Names {
         if splits.is_empty() {
             let Some(ranks) = ranks else {
                 return Err(Error::argument(format!(
-                    "ALLTOALL without splits on {set}, which this rank has not heard of"
+                    "ALLTOALL without splits on {set}, which this rank does not know"
                 )));
             };
             if rows % ranks as u64 != 0 {

@@ -170,7 +170,7 @@ pub enum Violation {
     #[error("{member} computes element {element} of the bucket in another way than member 0")]
     ResultsDiffer { member: Member, element: u64 },
     /// A member passes a barrier without having heard of another one.
-    #[error("{member} passes without having heard of {other}")]
+    #[error("{member} passes without a message from {other}")]
     NotAwaited { member: Member, other: Member },
     /// Nothing can happen any more, though not everything is done.
     #[error(
