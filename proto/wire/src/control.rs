@@ -53,7 +53,7 @@ pub struct Hello {
     /// Bytes of chunks for operations not yet admitted that the sender of this hello buffers for the other side on
     /// this lane; 0 on control connections.
     pub early_credit_bytes: u64,
-    /// How many lanes the sender offers.
+    /// The number of lanes that the sender offers.
     pub lanes: u16,
     /// The transport of the sender's links; both sides must have the same setting.
     pub transport: Transport,

@@ -29,7 +29,7 @@ pub enum Cause {
     Bug,
 }
 
-/// Whose fault it is.
+/// The party at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Blame {
     /// The callers' programs.
@@ -41,7 +41,7 @@ pub enum Blame {
 }
 
 impl Cause {
-    /// Whose fault it is.
+    /// The party at fault.
     #[must_use]
     pub const fn blame(self) -> Blame {
         match self {
@@ -72,7 +72,7 @@ pub struct Failure {
     pub sidecar: Option<SidecarIndex>,
     /// The operation concerned, if there is one.
     pub tensor: Option<TensorName>,
-    /// The message for people; at most [`limits::REASON_BYTES_MAX`] bytes.
+    /// The text for users; at most [`limits::REASON_BYTES_MAX`] bytes.
     pub reason: String,
     /// How a rank failed and what it did last, where that is known.
     pub record: Option<Arc<Record>>,

@@ -20,7 +20,7 @@ pub const CONTROL_FRAME_BYTES_MAX: usize = 1 << 20;
 pub const CLOSE_FRAME_BYTES_MAX: usize = 2 << 10;
 /// Bytes of a control message that sidecars relay for others: with its header it fits a frame.
 pub const ENCLOSED_BYTES_MAX: usize = CONTROL_FRAME_BYTES_MAX - 512;
-/// Children of one sidecar in the tree of control links. Up to so many link to the coordinator directly.
+/// Children of one sidecar in the tree of control links. Up to this many sidecars link to the coordinator directly.
 pub const CONTROL_FAN_OUT: usize = 8;
 /// Payload of a chunk frame, in bytes: the largest chunk plus its own header.
 pub const CHUNK_FRAME_BYTES_MAX: usize = CHUNK_BYTES_MAX + crate::frame::CHUNK_HEADER_BYTES;

@@ -13,7 +13,7 @@ use crate::limits;
 pub struct Record {
     /// The rank.
     pub rank: Rank,
-    /// The name of its host, for people.
+    /// The display name of its host.
     pub host: String,
     /// The number of its process on that host.
     pub pid: Option<u32>,

@@ -64,7 +64,7 @@ pub struct Tuning {
     pub algorithm: Algorithm,
     /// The largest chunk, in bytes: [`crate::limits::CHUNK_BYTES_MIN`] to [`crate::limits::CHUNK_BYTES_MAX`].
     pub chunk_bytes: u32,
-    /// How many lanes the plan uses: 1 to [`crate::limits::LANES_MAX`].
+    /// The number of lanes of the plan: 1 to [`crate::limits::LANES_MAX`].
     pub lanes: u16,
     /// Strands in flight at once on each lane: 1 to [`crate::limits::WINDOW_MAX`].
     pub window: u16,

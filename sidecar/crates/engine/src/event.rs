@@ -96,7 +96,7 @@ pub enum Event {
     LinkUp {
         /// The authenticated peer.
         peer: SidecarIndex,
-        /// How many lanes it offers.
+        /// The number of lanes that it offers.
         lanes: u16,
     },
     /// A control link is lost or could not be opened; the transport has given up.

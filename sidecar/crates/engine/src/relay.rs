@@ -176,7 +176,7 @@ impl Relay {
         events
     }
 
-    /// A link of the tree is gone.
+    /// A link of the tree is lost.
     pub(crate) fn link_down(&mut self, out: &mut RelayOutput<'_>, peer: SidecarIndex, reason: &str) -> Vec<RelayEvent> {
         if self.parent() == Some(peer) {
             self.parent_up = false;

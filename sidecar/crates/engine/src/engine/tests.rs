@@ -1,4 +1,4 @@
-//! Engines driven by hand: a tiny cluster in one thread.
+//! Tests of engines in a small cluster in one thread.
 
 mod any_source;
 mod cluster;

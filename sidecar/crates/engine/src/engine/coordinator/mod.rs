@@ -61,7 +61,7 @@ enum Phase {
     Closing(BTreeSet<SidecarIndex>, Failure),
 }
 
-/// A message that breaks the protocol, in words that follow "it".
+/// The description of a protocol violation, as a text after "it".
 pub(crate) type Violation = String;
 
 /// Epoch numbers that a peer may claim; far above any real one, far below the end of the range.

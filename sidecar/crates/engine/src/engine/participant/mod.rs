@@ -192,7 +192,7 @@ impl Participant {
 
     /// The coordinator ends the epoch.
     pub(crate) fn epoch_ended(&mut self, cx: &mut Context, failure: Failure) {
-        // It is from the network.
+        // Its texts are untrusted.
         let failure = failure.within_limits();
         // A second end means that ordered operations cannot be finished.
         // The coordinator ends a schedule before an orderly end.

@@ -1,4 +1,4 @@
-//! Receives from any source: which message each takes, and what its failures do to the messages after it.
+//! Tests of receives from any source: the message that each takes, and the effect of failures on later messages.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,7 +31,7 @@ fn receive_any(to: u32, count: u64) -> Request {
     Request { dtype: DType::U8, ..request(name.as_str(), Collective::RecvAny { tag: TAG }, &[0]) }
 }
 
-/// The source and the number of elements of what was received.
+/// The source and the number of elements of a received message.
 fn received(cluster: &Cluster, rank: u32, request: RequestId) -> (u32, u64) {
     let done = cluster.outcome(rank, request).as_ref().expect("a message");
     let Detail::Source(source) = done.detail else { panic!("{:?} names no source", done.detail) };
@@ -64,7 +64,7 @@ fn a_receive_from_any_source_takes_the_message_announced_first() {
 #[test]
 fn receives_match_in_the_order_in_which_they_are_posted() {
     let mut cluster = Cluster::new(&SIX_ON_THREE).started();
-    // The first receive is for rank 0 alone: the one from any source must not take that message.
+    // The first receive is from rank 0 only: the one from any source must not take its message.
     let named = cluster.submit(2, receive(0, 2, 0));
     let any = cluster.submit(2, receive_any(2, 0));
     let after = cluster.submit(2, receive(0, 2, 1));
@@ -80,7 +80,7 @@ fn receives_match_in_the_order_in_which_they_are_posted() {
     cluster.submit(5, send(5, 2, 0, &[13]));
     cluster.run();
     assert_eq!(received(&cluster, 2, last), (5, 13));
-    // From here on the numbers of the worker are two behind those of rank 0's messages.
+    // From here on the worker's numbers are 2 less than those of rank 0's messages.
     let later = cluster.submit(2, receive(0, 2, 2));
     cluster.submit(0, send(0, 2, 3, &[14]));
     cluster.run();
@@ -138,7 +138,7 @@ fn a_message_that_was_refused_fails_the_receive_that_takes_it() {
     cluster.run();
     assert!(cluster.failure(5, refused).reason.contains("SEND does not reduce"));
     assert!(cluster.failure(2, any).reason.contains("SEND does not reduce"), "{}", cluster.failure(2, any));
-    // The other way round: the receive waits, and the message is refused.
+    // The reverse order: the receive waits, and the message is refused.
     let any = cluster.submit(2, receive_any(2, 1));
     cluster.run();
     cluster.submit(5, Request { prescale: 2.0, ..send(5, 2, 1, &[1]) });
@@ -166,7 +166,8 @@ fn a_withdrawn_receive_names_the_missing_sender_and_others_go_on() {
     let failure = &cluster.failure(2, any).reason;
     let words = "was withdrawn: the deadline of 3 s passed; no other rank of process set 0 has sent rank 2 a message with tag 9";
     assert!(failure.contains(words), "{failure}");
-    // The held receive was to take rank 5's first message, which fails with it; the next one is the other's.
+    // The held receive would have taken rank 5's first message, which fails with it; the other receive takes the next
+    // one.
     let first = cluster.submit(5, send(5, 2, 0, &[1]));
     cluster.submit(5, send(5, 2, 1, &[2]));
     cluster.run();
@@ -329,7 +330,7 @@ fn invalid_announcements_of_receives_are_protocol_violations() {
     assert_eq!(cluster.disconnects.len(), 1, "the second has to wait at its sidecar");
 }
 
-/// What a rank does to one mailbox.
+/// An action of a rank on one mailbox.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Send(u32),
@@ -349,8 +350,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..40)
 }
 
-/// What MPI says: a message goes to the first posted receive that takes it, a receive takes the first message that
-/// came.
+/// The rules of MPI: a message matches the first posted receive that fits, a receive matches the first message that
+/// arrived.
 #[derive(Default)]
 struct Model {
     posted: VecDeque<(usize, Option<u32>)>,
@@ -409,7 +410,7 @@ impl Worker {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
-    /// Each step is known everywhere before the next: the result is MPI's.
+    /// Each step is delivered everywhere before the next, so the result is that of MPI.
     #[test]
     fn receives_match_messages_as_in_mpi(steps in steps()) {
         let mut cluster = Cluster::new(&SIX_ON_THREE).started();
@@ -438,8 +439,8 @@ proptest! {
         prop_assert!(cluster.ended.is_empty() && cluster.disconnects.is_empty());
     }
 
-    /// Messages travel as they please: each goes to one receive, those of one source in order, and nobody waits for
-    /// what is there.
+    /// With any delivery order each message matches one receive, those of one source in order, and no receive waits
+    /// while a message fits.
     #[test]
     fn every_message_is_received_once_and_in_order_under_any_interleaving(
         steps in steps(),
@@ -476,7 +477,7 @@ proptest! {
             prop_assert!(matches!(step, Step::ReceiveAny) || matches!(step, Step::Receive(from) if from == source));
             prop_assert!(last.insert(source, id).is_none_or(|earlier| earlier < id), "order of rank {}", source);
         }
-        // What waits does so for messages that do not exist.
+        // The remaining receives wait for messages that do not exist.
         for (source, sent) in worker.sent {
             let taken = cluster.completed.iter().filter(|(_, _, outcome)| {
                 outcome.as_ref().is_ok_and(|done| done.detail == Detail::Source(Rank(source)))

@@ -1,4 +1,4 @@
-//! Engines of several sidecars joined by FIFO wires that deliver when told to.
+//! Engines of several sidecars, connected by FIFO wires that deliver on request.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,7 +14,7 @@ use crate::event::{Action, Admission, Completion, Event, Time};
 pub(super) type Outcome = Result<Completion, Failure>;
 type Wire = VecDeque<(Epoch, Seq, Control)>;
 
-/// Engines, wires between them, and what they have said.
+/// Engines, the wires between them, and their recorded actions.
 pub(super) struct Cluster {
     pub(super) world: World,
     pub(super) engines: Vec<Engine>,
@@ -32,7 +32,7 @@ pub(super) struct Cluster {
     pub(super) notices: Vec<(usize, Vec<SidecarIndex>, Vec<Rank>, String)>,
     pub(super) disconnects: Vec<(usize, SidecarIndex, String)>,
     pub(super) sessions_ended: Vec<(Rank, Failure)>,
-    /// Sidecars that neither get nor send anything, nor look at the clock.
+    /// Stopped sidecars: they receive and send nothing, and get no time.
     pub(super) stopped: Vec<bool>,
     next_request: u64,
 }
@@ -144,7 +144,7 @@ impl Cluster {
         self.engines[sidecar].handle_event(self.now, event);
     }
 
-    /// Delivers and executes until nothing moves. Time stands still.
+    /// Delivers and executes until nothing is left, without advancing time.
     pub(super) fn run(&mut self) {
         for _ in 0..100_000 {
             self.drain_all();
@@ -157,7 +157,7 @@ impl Cluster {
         panic!("the cluster does not come to rest");
     }
 
-    /// Moves time in steps of 10 ms, calling every engine whose time has come.
+    /// Advances time in steps of 10 ms and calls every engine whose timer is due.
     pub(super) fn advance(&mut self, ms: u64) {
         for _ in 0..ms / 10 {
             self.now = self.now.plus_ms(10);
@@ -166,7 +166,7 @@ impl Cluster {
         }
     }
 
-    /// Time passes for all, nobody looks at the clock.
+    /// Advances time without calling any engine.
     pub(super) fn jump(&mut self, ms: u64) {
         self.now = self.now.plus_ms(ms);
     }
@@ -209,13 +209,13 @@ impl Cluster {
         }
     }
 
-    /// Executes the oldest operation that a sidecar has not.
+    /// Executes the oldest unexecuted operation of a sidecar.
     pub(super) fn execute_on(&mut self, sidecar: usize) {
         let position = self.unexecuted.iter().position(|(at, ..)| *at == sidecar);
         self.execute(position.expect("an operation was admitted there"));
     }
 
-    /// Executes an operation on all members, once they have admitted it: nobody has its result without all the others.
+    /// Executes an operation on all members once all have admitted it: none has its result without the others.
     fn execute_complete(&mut self, epoch: Epoch, seq: Seq) {
         let of = |admission: &&std::sync::Arc<Admission>| (admission.epoch, admission.seq) == (epoch, seq);
         let admitted: Vec<_> = self.admitted.iter().filter_map(|list| list.iter().rev().find(of)).collect();
@@ -243,7 +243,7 @@ impl Cluster {
         }
     }
 
-    /// Cuts a link: what travels is lost, both ends hear of it.
+    /// Cuts a link: messages on it are lost, and both ends get an event.
     pub(super) fn cut(&mut self, a: usize, b: usize) {
         for (from, to) in [(a, b), (b, a)] {
             self.wires.remove(&(from, to));
@@ -251,14 +251,14 @@ impl Cluster {
         }
     }
 
-    /// Changes what travels on a wire.
+    /// Changes the messages on a wire.
     pub(super) fn tamper(&mut self, wire: (usize, usize), change: impl Fn(&mut Seq, &mut Control)) {
         for (_, seq, message) in self.wires.entry(wire).or_default() {
             change(seq, message);
         }
     }
 
-    /// What a request came to; fails when it has no or more than one answer.
+    /// The outcome of a request; panics unless it has exactly one.
     pub(super) fn outcome(&self, rank: u32, request: RequestId) -> &Outcome {
         let mut found = self.completed.iter().filter(|(r, id, _)| (*r, *id) == (Rank(rank), request));
         let (_, _, outcome) = found.next().unwrap_or_else(|| panic!("{request} of rank {rank} has no answer"));
@@ -274,7 +274,7 @@ impl Cluster {
         !self.completed.iter().any(|(_, id, _)| *id == request)
     }
 
-    /// All ranks' requests failed with the same words; returns them.
+    /// The failure that all requests have in common.
     pub(super) fn common_failure(&self, requests: &[RequestId]) -> &Failure {
         let failures: Vec<&Failure> = (0..).zip(requests).map(|(rank, request)| self.failure(rank, *request)).collect();
         assert!(failures.iter().all(|failure| *failure == failures[0]), "{failures:#?}");

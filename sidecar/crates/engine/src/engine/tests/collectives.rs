@@ -1,4 +1,4 @@
-//! Every collective from submission to completion, and every refusal with its words.
+//! Tests of every collective from submission to completion, and of every refusal with its text.
 
 use ronde_wire::{
     Algorithm, Cause, Codec, Collective, Control, DType, Detail, Group, Rank, ReduceOp, Request, RequestId, SetId,
@@ -10,10 +10,10 @@ use crate::engine::EngineConfig;
 
 const FOUR_ON_TWO: [u32; 4] = [0, 0, 1, 1];
 
-/// What each rank asks for.
+/// The request of each rank.
 type RequestOf = Box<dyn Fn(u32) -> Request>;
 
-/// Shapes of all ranks' results as text, and whether they have their own.
+/// The shapes of all ranks' results as text, and whether each rank has a separate result.
 fn results(cluster: &Cluster, requests: &[RequestId]) -> Vec<(String, bool)> {
     let result = |(rank, request): (u32, &RequestId)| {
         let done = cluster.outcome(rank, *request).as_ref().expect("a result");
@@ -96,7 +96,7 @@ fn an_all_to_all_reports_the_rows_received_from_each_rank() {
     assert_eq!(admission.arithmetic.op, None);
 }
 
-/// What one rank asks for is refused; all ranks hear why, and the next operation by the name works.
+/// Asserts that a request of one rank is refused on all ranks with a reason, and that the next use of the name works.
 fn assert_refused(cluster: &mut Cluster, odd: &Request, words: &str) {
     let usual = |odd: &Request| Request { name: odd.name.clone(), ..sum("t", &[4]) };
     let early = cluster.submit(1, usual(odd));
@@ -169,7 +169,7 @@ fn invalid_requests_are_refused_by_name_on_all_ranks() {
     }
 }
 
-/// Ranks ask for what does not fit together; all hear why, and the next operation by the name works.
+/// Asserts that mismatched requests fail on all ranks with a reason, and that the next use of the name works.
 fn assert_mismatch(cluster: &mut Cluster, request_of: impl Fn(u32) -> Request, words: &str, culprit: u32) {
     let requests: Vec<_> = (0..4).map(|rank| cluster.submit(rank, request_of(rank))).collect();
     cluster.run();

@@ -1,4 +1,4 @@
-//! Process sets that come and go, groups, and requests that are announced by number.
+//! Tests of added and removed process sets, groups, and the request cache.
 
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{
@@ -21,7 +21,7 @@ fn remove(set: u32) -> Request {
     Request { dtype: DType::U8, ..request("remove", Collective::RemoveSet { set: SetId(set) }, &[0]) }
 }
 
-/// What all ranks learn.
+/// The detail that all ranks get.
 fn detail(cluster: &Cluster, requests: &[RequestId]) -> Detail {
     let detail = |(rank, request): (u32, &RequestId)| {
         let done = cluster.outcome(rank, *request).as_ref().expect("a result");
@@ -43,7 +43,8 @@ fn set(id: u32) -> Detail {
     Detail::Set(SetId(id))
 }
 
-/// A set's steps repeat while somebody waits for something else, so that no schedule is issued before the set is gone.
+/// The steps of a set repeat while a rank waits for another operation, so that no schedule is issued before the set is
+/// removed.
 #[test]
 fn steps_of_a_removed_set_are_not_scheduled() {
     let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[1, 2]]).started();
@@ -133,7 +134,7 @@ fn invalid_process_sets_are_refused_on_all_ranks() {
 
 #[test]
 fn the_number_of_process_sets_is_bounded() {
-    // The subsets of 11 ranks in order of their bits, but for the whole.
+    // All proper subsets of 11 ranks in order of their bits.
     let subset = |bits: u32| (0..11).filter(|rank| bits >> rank & 1 == 1).collect::<Vec<u32>>();
     let most = u32::try_from(limits::SETS_MAX).expect("a small number");
     let sets: Vec<Vec<u32>> = (1..most).map(subset).collect();
@@ -209,7 +210,7 @@ fn a_set_id_is_reused_only_after_the_last_operation_of_its_set_is_done_everywher
 fn a_late_message_about_a_removed_set_does_not_affect_the_next_set_with_its_id() {
     let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[1, 2]]).started();
     let in_set = Request { set: SetId(1), ..sum("t", &[4]) };
-    // Everybody asks for both at once; sidecar 1 is slow to hear of the end of the old set.
+    // All ranks request both at once; sidecar 1 receives the removal of the old set late.
     let removes = cluster.submit_all(&remove(1));
     let adds = cluster.submit_all(&add(&[0, 1]));
     cluster.drain_all();
@@ -308,7 +309,7 @@ fn a_rejected_tensor_leaves_its_group() {
     let refused = |tensor| Request { dtype: DType::Bool, ..grouped(tensor, "g", 3) };
     let refused = |tensor| Request { collective: Collective::AllReduce { op: ReduceOp::Average }, ..refused(tensor) };
     for round in 0..3 {
-        // In turn: all ranks' requests are refused, one rank's is, they do not fit together.
+        // In turn: all ranks' requests are refused, one rank's is refused, the requests mismatch.
         let a = cluster.submit_all(&grouped("a", "g", 3));
         let odd: Vec<_> = (0..4)
             .map(|rank| {

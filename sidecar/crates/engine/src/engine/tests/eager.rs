@@ -1,4 +1,4 @@
-//! Small operations whose contributions travel with the messages that agree about them.
+//! Tests of eager operations, whose contributions travel in the messages of the negotiation.
 
 use bytes::Bytes;
 use ronde_wire::control::{Announcement, Intent};

@@ -1,4 +1,4 @@
-//! Epochs: begin, end, begin again; goodbyes and losses.
+//! Tests of the begin and end of epochs, with orderly exits and losses.
 
 use ronde_wire::{Cause, Control, Epoch, Failure, Rank, SidecarIndex, World};
 
@@ -74,7 +74,7 @@ fn a_shutdown_names_the_rank_and_a_new_epoch_can_begin() {
     let after = cluster.submit(1, sum("t", &[1]));
     cluster.run();
     assert_eq!(*cluster.failure(1, after), failure, "what comes later fails with the first failure");
-    // All attach anew; the ranks that had not left do so with new sessions.
+    // All ranks attach again; those that had not left do so with new sessions.
     for rank in 0..3 {
         cluster.close_session(rank);
     }
@@ -109,7 +109,7 @@ fn operations_ordered_before_a_shutdown_complete() {
     cluster.executes = false;
     let requests = cluster.submit_all(&sum("last", &[64]));
     cluster.run();
-    // Sidecar 0 is done and its ranks say goodbye while the last chunks still travel to the others.
+    // Sidecar 0 is done and its ranks close while the last chunks are still in flight to the others.
     cluster.execute_on(0);
     cluster.close_session(0);
     cluster.close_session(1);
@@ -149,7 +149,7 @@ fn operations_that_cannot_finish_after_a_shutdown_fail_with_the_shutdown() {
     let requests = cluster.submit_all(&sum("a", &[4]));
     let unordered = cluster.submit(0, sum("b", &[4]));
     cluster.run();
-    // Rank 1 leaves with its operation under way, and its memory with it.
+    // Rank 1 leaves during its operation, and its memory goes with it.
     cluster.close_session(1);
     let (_, epoch, seq) = cluster.unexecuted[1];
     cluster.event(1, Event::ExecutionFailed { epoch, seq, reason: "its memory is gone".to_owned(), plugin: false });
@@ -210,7 +210,7 @@ fn a_sidecar_lost_during_a_shutdown_is_not_awaited() {
     assert!(cluster.engines[0].is_drained() && cluster.engines[1].is_drained());
 }
 
-/// A list that was on its way when the epoch began names ranks that the epoch has taken since.
+/// A list that was in flight when the epoch began names ranks that now take part in it.
 #[test]
 fn a_stale_list_of_attached_ranks_begins_no_epoch() {
     let mut cluster = Cluster::new(&[0, 1]).started();
@@ -226,7 +226,7 @@ fn a_stale_list_of_attached_ranks_begins_no_epoch() {
     assert_eq!(cluster.began[2..], [(0, Epoch(2)), (1, Epoch(2))]);
 }
 
-/// Who has finished an epoch may still be needed by the coordinator's own part of it.
+/// The coordinator's own operations may still need a sidecar that has finished the epoch.
 #[test]
 fn a_sidecar_lost_after_it_finished_ends_the_operations_that_need_it() {
     let mut cluster = Cluster::new(&[0, 1]).started();
@@ -245,7 +245,7 @@ fn a_sidecar_lost_after_it_finished_ends_the_operations_that_need_it() {
     assert!(cluster.engines[0].is_drained());
 }
 
-/// Its leaving would be taken for a loss by those who still need it, or who have yet to hear of the end.
+/// Sidecars that still need it, or have not received the end yet, would treat its exit as a loss.
 #[test]
 fn a_finished_sidecar_stays_until_all_have_finished() {
     let mut cluster = Cluster::new(&[0, 1, 2]).started();
@@ -262,7 +262,7 @@ fn a_finished_sidecar_stays_until_all_have_finished() {
     assert!(cluster.all_completed(&requests) && cluster.engines.iter().all(crate::Engine::is_drained));
 }
 
-/// But not for ever: when the coordinator is gone there is nobody to wait for.
+/// It does not wait for ever: without the coordinator there is no sidecar to wait for.
 #[test]
 fn a_finished_sidecar_leaves_when_the_coordinator_is_lost() {
     let mut cluster = Cluster::new(&[0, 1]).started();
@@ -280,8 +280,7 @@ fn a_finished_sidecar_leaves_when_the_coordinator_is_lost() {
     assert!(cluster.engines[1].is_drained());
 }
 
-/// Lanes and control links are connections of their own: what was said on the one may be read behind what came on the
-/// other.
+/// Lanes and control links are separate connections: messages of one may be read after later messages of the other.
 #[test]
 fn a_lane_closed_by_the_coordinator_does_not_hide_the_shutdown_reason() {
     let mut cluster = Cluster::new(&[0, 1]).started();
@@ -301,7 +300,7 @@ fn a_lane_closed_by_the_coordinator_does_not_hide_the_shutdown_reason() {
     assert_eq!(cluster.failure(1, pending).sidecar, Some(SidecarIndex(0)));
 }
 
-/// A coordinator that was only paused hears that the others have given up what it still waits for.
+/// A coordinator that was only paused learns that the others have ended the epoch that it still waits for.
 #[test]
 fn a_sidecar_that_gave_up_on_the_coordinator_reports_it() {
     let mut cluster = Cluster::new(&[0, 1]).started();

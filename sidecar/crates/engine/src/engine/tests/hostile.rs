@@ -1,4 +1,4 @@
-//! Peers that say anything: nothing panics, nobody else's rank is touched.
+//! Tests with arbitrary messages of peers: nothing panics, and ranks of other sidecars are unaffected.
 
 use std::sync::Arc;
 
@@ -183,7 +183,7 @@ fn order() -> impl Strategy<Value = Order> {
     })
 }
 
-/// Gives an order the digest that its content has, so that the checks behind the digest are reached.
+/// Sets the digest of an order to match its contents, so that the checks after the digest are reached.
 fn seal(order: &mut Order) {
     seal_for(&PLACEMENT, order);
 }
@@ -247,8 +247,8 @@ fn messages() -> impl Strategy<Value = Vec<(usize, u32, u64, u64, Control)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Anything from anybody to anybody, with requests of honest ranks under way: no panic, and every request still
-    /// gets exactly one answer.
+    /// Any sidecar sends any message to any other one while correct ranks have pending requests: no panic, and every
+    /// request completes exactly once.
     #[test]
     fn arbitrary_messages_never_panic_and_every_request_completes(messages in messages(), ask in vec((0_u32..4, request()), 0..8)) {
         let mut cluster = Cluster::new(&PLACEMENT).started();
@@ -267,7 +267,7 @@ proptest! {
         cluster.close_session(3);
         cluster.close_session(0);
         cluster.run();
-        // Whoever was misled about the epoch finds out by silence.
+        // A sidecar that was misled about the epoch detects it by silence.
         cluster.stopped[0] = true;
         cluster.advance(8_000);
         for (rank, request) in requests {
@@ -275,7 +275,7 @@ proptest! {
         }
     }
 
-    /// A sidecar that is not the coordinator cannot make another do or fail anything but by breaking the epoch.
+    /// A sidecar that is not the coordinator can affect another one only by ending the epoch.
     #[test]
     fn a_sidecar_without_ranks_of_a_request_cannot_complete_it(messages in vec((any::<u64>(), control()), 1..12)) {
         let mut cluster = Cluster::new(&PLACEMENT).started();

@@ -1,4 +1,4 @@
-//! Join: ranks without more tensors take part with zeros until all have joined.
+//! Tests of joins: ranks without more tensors take part with zeros until all have joined.
 
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{
@@ -18,7 +18,7 @@ fn reduce(tensor: &str, op: ReduceOp) -> Request {
     request(tensor, Collective::AllReduce { op }, &[4])
 }
 
-/// Who joined last, as a rank was told.
+/// The rank that joined last, as reported to a rank.
 fn last_joined(cluster: &Cluster, rank: u32, request: RequestId) -> u32 {
     match cluster.outcome(rank, request) {
         Ok(done) => match &done.detail {
@@ -127,7 +127,7 @@ fn a_join_completes_what_waited_for_it() {
     let send = request(between.as_str(), Collective::Send { to: Rank(2), tag: 0 }, &[1]);
     let unconcerned = cluster.submit(0, send);
     cluster.run();
-    // What rank 3 has asked for before it joins it takes part in.
+    // Rank 3 takes part in operations that it submitted before its join.
     cluster.submit(3, reduce("early", ReduceOp::Max));
     cluster.submit(3, join());
     cluster.run();
@@ -177,7 +177,7 @@ fn a_joined_rank_submits_nothing_more_to_the_world_set() {
 #[test]
 fn poisoned_names_are_reset_when_all_ranks_have_joined() {
     let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
-    // Rank 0 fails alone, the others never ask; rank 3 is excused from the second failure.
+    // Rank 0 fails alone, the others never submit; rank 3 is excused from the second failure.
     let odd = request("t", Collective::Broadcast { root: Rank(9) }, &[4]);
     cluster.submit(0, odd.clone());
     cluster.run();
@@ -217,7 +217,7 @@ fn a_failed_join_does_not_count() {
     }
     cluster.execute_all();
     cluster.executes = true;
-    // The others were told that the name is rejected, so they have to use it once more.
+    // The rejection of the name was sent to the others, so they have to use it once more.
     let failed: Vec<_> = [1, 2].map(|rank| (rank, cluster.submit(rank, join()))).into();
     cluster.run();
     for (rank, request) in failed {
@@ -229,7 +229,7 @@ fn a_failed_join_does_not_count() {
     assert!(cluster.all_completed(&all) && cluster.all_completed(&joins) && cluster.ended.is_empty());
 }
 
-/// The others have performed operations without the rank: it could not count its own any more.
+/// The others have performed operations without the rank, so its operation numbers would differ.
 #[test]
 fn a_join_cannot_be_taken_back() {
     let mut cluster = Cluster::new(&FOUR_ON_THREE).started();

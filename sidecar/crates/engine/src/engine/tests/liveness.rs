@@ -1,4 +1,4 @@
-//! Silence, lost links, pauses, stalls: all in virtual time.
+//! Tests of silence, lost links, pauses and stalls in virtual time.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::event::Event;
 
 const THREE: [u32; 4] = [0, 1, 1, 2];
 
-/// Lets time pass while all workers give signs of life but one.
+/// Advances time while all workers but one send messages.
 pub(super) fn advance_with_workers(cluster: &mut Cluster, ms: u64, silent: Option<u32>) {
     for _ in 0..ms / 100 {
         for rank in (0..).map(Rank).take(cluster.world.size()) {
@@ -79,7 +79,7 @@ fn a_pause_of_three_seconds_changes_nothing() {
 #[test]
 fn a_sidecar_that_was_paused_itself_declares_no_peer_dead() {
     let mut cluster = Cluster::new(&THREE).started();
-    // A suspended machine: time jumps for all. Everybody wakes and looks at the clock before hearing anything.
+    // A suspended machine: time jumps for all. All sidecars wake and check their timers before they receive anything.
     cluster.jump(60_000);
     cluster.wake_all();
     cluster.run();
@@ -87,7 +87,7 @@ fn a_sidecar_that_was_paused_itself_declares_no_peer_dead() {
     assert!(cluster.engines.iter().all(|engine| engine.stats().pauses == 1));
     advance_with_workers(&mut cluster, 6_000, None);
     assert!(cluster.ended.is_empty());
-    // The grace is no amnesty: who stays silent afterwards is found.
+    // A sidecar that stays silent after the grace period is detected.
     cluster.stopped[2] = true;
     advance_with_workers(&mut cluster, 5_300, None);
     assert_eq!(cluster.ended[0].2.sidecar, Some(SidecarIndex(2)));
@@ -112,7 +112,7 @@ fn an_epoch_end_that_was_lost_with_a_link_is_learned_from_heartbeats() {
     let mut cluster = Cluster::new(&THREE).started();
     let pending = cluster.submit(3, sum("t", &[4]));
     cluster.run();
-    // Only the coordinator's end notices that the link was replaced; what it says next to sidecar 2 is lost.
+    // Only the coordinator's end notices that the link was replaced; its next message to sidecar 2 is lost.
     cluster.event(0, Event::LinkDown { peer: SidecarIndex(2), reason: "reset".to_owned() });
     cluster.drain_all();
     cluster.tamper((0, 2), |_, message| *message = Control::Suspects { sidecars: vec![], ranks: vec![] });
@@ -227,7 +227,7 @@ fn a_stall_ends_the_epoch_after_the_configured_time() {
     let world = World::new(THREE.map(SidecarIndex).into()).expect("a world");
     let adjust = |config| EngineConfig { stall_warning_ms: 2_000, stall_shutdown_ms: 3_000, ..config };
     let mut cluster = Cluster::of(world, adjust).started();
-    // Joins wait by their nature, and who has joined is not missing.
+    // Joins wait by design, and joined ranks are not missing.
     let joined = cluster.submit(3, request("join", Collective::Join, &[0]));
     cluster.run();
     advance_with_workers(&mut cluster, 4_000, None);

@@ -1,4 +1,4 @@
-//! Messages between two ranks: only they negotiate, and nothing else holds them up.
+//! Tests of messages between two ranks: only these negotiate, and no other rank delays them.
 
 use ronde_wire::{Cause, Codec, Collective, Control, DType, Group, Pair, Rank, Request, RequestId, SetId};
 

@@ -1,7 +1,8 @@
-//! Random schedules of everything at once: joins, messages, groups, sets that come and go, refusals and withdrawals.
+//! Random mixtures of joins, messages, groups, added and removed sets, refusals and withdrawals.
 //!
-//! Whatever ranks ask for, and in whatever order: as long as sidecars are honest no epoch ends, nobody is taken for
-//! hostile, and when all ranks give up what they wait for, everything has exactly one answer and new operations work.
+//! As long as all sidecars are correct, no epoch ends and no sidecar is disconnected, whatever ranks submit and in
+//! whatever order. When all ranks withdraw what they wait for, every request has exactly one answer and new operations
+//! work.
 
 use std::collections::BTreeMap;
 
@@ -16,16 +17,16 @@ use super::cluster::{Cluster, name, request, sum};
 const PLACEMENT: [u32; 5] = [0, 1, 1, 2, 0];
 const RANKS: u32 = 5;
 
-/// One step of a schedule; numbers are taken modulo what there is.
+/// One step of a mixture; numbers are taken modulo the number of choices.
 #[derive(Clone, Debug)]
 enum Step {
-    /// One rank asks for something.
+    /// One rank submits a request.
     Submit {
         rank: u32,
         set: u32,
         what: What,
     },
-    /// All ranks ask for it, from this one on.
+    /// All ranks submit it, starting with this one.
     Everybody {
         first: u32,
         set: u32,
@@ -79,7 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a rank asks for.
+/// The request of a rank.
 fn asked(rank: u32, set: u32, what: &What) -> Request {
     const NAMES: [&str; 3] = ["a", "b", "c"];
     const JOINS: [&str; 2] = ["join", "another join"];
@@ -168,7 +169,7 @@ impl Play {
         panic!("operations without end");
     }
 
-    /// Everybody stops waiting.
+    /// All ranks withdraw their requests.
     fn give_up(&mut self) {
         self.execute_pending();
         for (rank, request) in self.submitted.clone() {
@@ -180,7 +181,7 @@ impl Play {
         self.join_the_joined();
     }
 
-    /// Joins cannot be taken back: the others join, too, by each name that was used for one.
+    /// Joins cannot be withdrawn: the other ranks join, too, with each name that was used for a join.
     fn join_the_joined(&mut self) {
         while let Some(name) = self.pending_join() {
             let ranks: Vec<u32> =
@@ -203,7 +204,7 @@ impl Play {
         self.cluster.engines[0].status(self.cluster.now).ranks_joined.contains(&Rank(rank))
     }
 
-    /// A name that nobody has used works in the set of all ranks.
+    /// A new name works in the set of all ranks.
     fn works(&mut self) {
         let requests = self.cluster.submit_all(&sum("fresh", &[4]));
         self.execute_pending();
@@ -229,7 +230,7 @@ proptest! {
         prop_assert_eq!((status.pending, status.in_flight), (0, 0));
     }
 
-    /// Joins end: when every rank that has not joined does so, by the same name, all learn of the same last one.
+    /// Joins complete: when all other ranks join with the same name, all of them get the same last rank.
     #[test]
     fn all_ranks_can_join_after_any_sequence_of_operations(steps in vec(step(), 1..300)) {
         let mut play = Play::new();
@@ -243,7 +244,7 @@ proptest! {
             .map(|(rank, request)| &play.cluster.outcome(rank, *request).as_ref().expect("all have joined").detail)
             .collect();
         prop_assert!(last.iter().all(|detail| *detail == last[0] && matches!(detail, Detail::LastJoined(_))), "{last:?}");
-        // Every name of the set of all ranks begins anew.
+        // The rounds of all names of the set of all ranks are reset.
         for name in ["a", "b", "c", "join"] {
             let requests = play.cluster.submit_all(&sum(name, &[4]));
             play.execute_pending();
@@ -253,7 +254,7 @@ proptest! {
     }
 }
 
-/// The schedules above would prove little if they did not get anywhere.
+/// The mixtures reach completions, refusals and mismatches, so that the tests above are meaningful.
 #[test]
 fn the_generated_mixtures_reach_every_outcome() {
     let mut runner = TestRunner::deterministic();

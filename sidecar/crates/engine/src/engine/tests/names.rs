@@ -1,4 +1,4 @@
-//! Negotiation by name: any order, mismatches, refusals, withdrawals.
+//! Tests of the negotiation by name: any order, mismatches, refusals, withdrawals.
 
 use ronde_wire::{Cause, Collective, DType, Rank, ReduceOp, Request, SetId};
 
@@ -77,7 +77,7 @@ fn a_refusal_by_the_service_fails_the_request_on_all_ranks() {
     cluster.event(1, Event::Refused { rank: Rank(3), set: SetId::WORLD, name: name("t"), group: None, reason });
     cluster.run();
     assert!(cluster.failure(0, early).reason.contains("rank 3 for tensor t of process set 0 was refused: the slot"));
-    // A refusal while a request by the same name is pending was of a second one.
+    // A refusal while a request with the same name is pending belongs to a second one.
     let pending = cluster.submit(3, sum("u", &[4]));
     let again = "a tensor with the same name".to_owned();
     cluster.event(1, Event::Refused { rank: Rank(3), set: SetId::WORLD, name: name("u"), group: None, reason: again });
@@ -93,14 +93,14 @@ fn a_rank_may_run_ahead_through_failed_rounds_of_a_name() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let bad = request("t", Collective::AllReduce { op: ReduceOp::Adasum }, &[4]);
     let bad = Request { dtype: DType::I32, ..bad };
-    // Rank 0 fails three times before anybody else asks, then asks for something valid.
+    // Rank 0 fails three times before any other rank submits, then submits a valid request.
     let refused: Vec<_> = (0..3).map(|_| cluster.submit(0, bad.clone())).collect();
     let valid = cluster.submit(0, sum("t", &[4]));
     cluster.run();
     for request in refused {
         assert!(cluster.failure(0, request).reason.contains("reduction adasum takes floating-point types, not int32"));
     }
-    // The others fail three times as well, at once, then meet rank 0 in the fourth round.
+    // The others fail three times as well, at once, then match rank 0 in the fourth round.
     for round in 0..4 {
         let requests: Vec<_> = (1..4).map(|rank| (rank, cluster.submit(rank, sum("t", &[4])))).collect();
         cluster.run();

@@ -1,4 +1,4 @@
-//! Orders: fusion, bounds, sequence, digests.
+//! Tests of orders: fusion, bounds, sequence, digests.
 
 use ronde_wire::{Algorithm, Cause, Collective, Control, DType, ReduceOp, Request, Seq, SetId};
 
@@ -130,7 +130,7 @@ fn operations_complete_in_any_order() {
     assert!(cluster.all_completed(&a) && cluster.all_completed(&b), "an operation executed twice counts once");
 }
 
-/// Captures an order, lets `tamper` change it, and tells what the epoch ended with.
+/// Captures an order, applies `tamper`, and returns the failure that ends the epoch.
 fn end_after(tamper: impl Fn(&mut ronde_wire::control::Order, &mut Seq)) -> ronde_wire::Failure {
     let mut cluster = Cluster::new(&[0, 1]).started();
     let first = cluster.submit_all(&sum("first", &[8]));

@@ -1,5 +1,4 @@
-//! Operations that a plugin takes part in: agreed by digest, settled by the coordinator, failed without harm to the
-//! epoch.
+//! Tests of operations with a plugin: matched by digest, committed by the coordinator, failed without ending the epoch.
 
 use std::sync::Arc;
 
@@ -84,8 +83,8 @@ fn a_plugin_failure_on_one_sidecar_fails_only_that_operation_everywhere() {
     }
 }
 
-/// What codecs keep for a set is let go of once nothing of it is under way, and not before: rounds are counted until
-/// then.
+/// The codec state of a set is dropped once none of its operations is in flight, and not before: their residuals count
+/// until then.
 #[test]
 fn a_removed_set_is_forgotten_when_its_last_operation_is_committed() {
     for fails in [false, true] {
@@ -112,7 +111,7 @@ fn a_removed_set_is_forgotten_when_its_last_operation_is_committed() {
     }
 }
 
-/// All ranks have asked, so it is no rank that the others wait for.
+/// All ranks have submitted, so no rank is missing.
 #[test]
 fn a_stall_report_names_the_sidecars_that_are_not_done_with_a_plugin() {
     let world = World::new(FOUR_ON_TWO.map(SidecarIndex).into()).expect("a world");

@@ -1,4 +1,4 @@
-//! The request cache: the announcing side and the coordinator's copy agree.
+//! Tests of the request cache: the announcing side and the coordinator's copy stay equal.
 
 use ronde_wire::control::Intent;
 use ronde_wire::{Collective, DType, ReduceOp, Request, SetId, Shape, SidecarIndex, TensorName, limits};
@@ -6,14 +6,14 @@ use ronde_wire::{Collective, DType, ReduceOp, Request, SetId, Shape, SidecarInde
 use crate::engine::coordinator::request_cache::RequestCaches;
 use crate::engine::participant::request_cache::RequestCache;
 
-/// Both sides agree about every announcement of a long, repetitive and overflowing sequence.
+/// Both sides agree on every announcement of a long, repetitive sequence that overflows the cache.
 #[test]
 fn a_cached_request_equals_the_announced_one() {
     let (mut request_cache, mut request_caches) = (RequestCache::default(), RequestCaches::default());
     let from = SidecarIndex(3);
     let (mut again, mut evictions) = (0, 0);
     for n in 0_u64..20_000 {
-        // Two names that come at every turn among more names than there are slots; some change their shape.
+        // Two names recur in every turn among more names than there are slots; some change their shape.
         let name = if n % 3 == 0 { n % 2 } else { 2 + n * 7_919 % 1_999 };
         let request = sum(&name.to_string(), n / 5_000);
         let words = request_cache.announce(&request, limits::ANNOUNCE_SLOTS_MAX);

@@ -1,11 +1,11 @@
-//! The id of a removed set, which another set gets.
+//! Tests of reused ids: another set gets the id of a removed one.
 
 use ronde_wire::{Collective, Control, DType, Detail, Rank, Request, SetId};
 
 use super::cluster::{Cluster, request, sum};
 
-/// An operation may still be under way at one sidecar when the first member has reported it as done and the set is
-/// removed. A new set by the same id must not meet its names.
+/// An operation may still be in flight at one sidecar when the first member has reported it as done and the set is
+/// removed. A new set with the same id must not match its names.
 #[test]
 fn a_set_id_is_free_when_the_operations_of_its_set_are_done_everywhere() {
     let mut cluster = Cluster::with_sets(&[0, 0, 1, 2], &[&[0, 2, 3]]).started();
@@ -24,7 +24,7 @@ fn a_set_id_is_free_when_the_operations_of_its_set_are_done_everywhere() {
     assert!(cluster.ended.is_empty() && cluster.disconnects.is_empty());
 }
 
-/// Even when a sidecar says too early that it has forgotten a set.
+/// This holds even when a sidecar acknowledges a removal too early.
 #[test]
 fn an_operation_of_a_new_set_goes_to_its_own_members() {
     let mut cluster = Cluster::with_sets(&[0, 1, 2], &[&[1, 2]]).started();

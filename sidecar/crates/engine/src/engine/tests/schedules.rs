@@ -1,5 +1,5 @@
-//! Random schedules: whatever the order of submissions, deliveries and executions, every request gets exactly one
-//! answer, and all ranks agree about each use of a name.
+//! Tests with random interleavings: whatever the order of submissions, deliveries and executions, every request gets
+//! exactly one answer, and all ranks agree on each use of a name.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::cluster::{Cluster, request, sum};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// One step of a schedule; numbers are taken modulo what there is.
+/// One step of an interleaving; numbers are taken modulo the number of choices.
 #[derive(Clone, Debug)]
 enum Step {
     /// A rank uses a name, in a way that most ranks share, or one that is refused or does not fit.
@@ -108,7 +108,8 @@ fn execute_pending(cluster: &mut Cluster) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// The k-th use of a name ends alike on all ranks, and a job whose ranks use names equally often comes to rest.
+    /// The k-th use of a name has the same outcome on all ranks, and a job whose ranks use names equally often
+    /// completes.
     #[test]
     fn ranks_agree_on_each_use_of_a_name(steps in vec(step(), 1..150)) {
         let mut cluster = Cluster::new(&[0, 1, 1, 2, 0]).started();

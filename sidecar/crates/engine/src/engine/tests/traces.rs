@@ -1,4 +1,4 @@
-//! What the engine of rank 0 tells of operations, for timelines.
+//! Tests of the traces of rank 0's engine, for timelines.
 
 use ronde_wire::{Collective, DType, Rank, ReduceOp, Seq, SetId, Shape};
 
@@ -134,7 +134,7 @@ fn a_schedule_is_traced_for_local_ranks_and_dropped_operations_are_traced_again(
     cluster.executes = false;
     cluster.submit(0, sum("t", &[2]));
     cluster.run();
-    // Another rank does otherwise: the operation that nobody has completed is dropped and agreed about anew.
+    // Another rank deviates: the operation that no rank has completed is dropped and negotiated again.
     cluster.submit(1, sum("other", &[2]));
     cluster.run();
     let found = traces(&mut cluster);

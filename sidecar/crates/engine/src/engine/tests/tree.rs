@@ -1,5 +1,5 @@
-//! The tree of control links: what is passed on, who may say what, what a lost relay takes with it. Fan-out 2: below 0
-//! are 1 and 2, below 1 are 3 and 4, below 2 are 5 and 6.
+//! Tests of the tree of control links: relayed messages, which sidecar may send which message, and the loss of relays.
+//! The fan-out is 2: below 0 are 1 and 2, below 1 are 3 and 4, below 2 are 5 and 6.
 
 use proptest::collection::vec;
 use proptest::option;
@@ -18,7 +18,7 @@ fn tree() -> Cluster {
     Cluster::of(world, |config| EngineConfig { control_fan_out: 2, ..config })
 }
 
-/// Lets time pass while all workers give signs of life whose sidecar is not stopped.
+/// Advances time while all workers of running sidecars send messages.
 fn advance(cluster: &mut Cluster, ms: u64) {
     for _ in 0..ms / 100 {
         for rank in (0..).map(Rank).take(cluster.world.size()) {
@@ -217,7 +217,7 @@ fn an_order_is_sent_once_per_branch() {
     for rank in 0..7 {
         cluster.submit(rank, sum("t", &[4]));
     }
-    // Everything up to the coordinator, and from there no further.
+    // Everything goes up to the coordinator, and no further.
     for _ in 0..10 {
         cluster.drain_all();
         for wire in cluster.loaded() {
@@ -259,7 +259,7 @@ fn a_relay_that_speaks_for_others_is_expelled() {
             cluster.ended
         );
     }
-    // What comes under an old number means nothing.
+    // Items with an old number are void.
     let message = Enclosed::new(&failed);
     let ascent = Ascent::Message { origin: SidecarIndex(3), epoch: Epoch(1), seq: Seq(0), message };
     cluster.control(0, 1, (0, 0), Control::Ascending { generation: 999, ascents: vec![ascent] });
@@ -270,7 +270,7 @@ fn a_relay_that_speaks_for_others_is_expelled() {
 #[test]
 fn a_violation_below_a_relay_is_punished_by_the_parent() {
     let mut cluster = tree().started();
-    // Sidecar 6 speaks for rank 0, and sidecar 2 passes that on.
+    // Sidecar 6 sends a message for rank 0, and sidecar 2 relays it.
     let message = Enclosed::new(&Control::Attached { ranks: vec![Rank(0)] });
     let ascent = Ascent::Message { origin: SidecarIndex(6), epoch: Epoch(1), seq: Seq(0), message };
     let generation = cluster.generation(2, 6);
@@ -287,7 +287,7 @@ fn coordinator_messages_are_accepted_from_the_parent_only() {
     let end = || Control::EpochEnd { failure: Failure::new(Cause::ShutDown, "forged") };
     let path = || Control::PathDown { sidecar: SidecarIndex(5), reason: "forged".to_owned() };
     let silent = || Control::Silent { sidecars: vec![(SidecarIndex(5), 9_000)] };
-    // At sidecar 1: from its child, from its parent, from a stranger.
+    // At sidecar 1: from its child, from its parent, from an unknown sidecar.
     for (from, message) in [(3, down()), (3, end()), (3, path()), (3, silent()), (0, path()), (0, silent()), (2, end())]
     {
         let mut cluster = tree().started();
@@ -334,7 +334,7 @@ fn relayed() -> impl Strategy<Value = Control> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Anything from anybody to anybody: no panic, and every request still gets exactly one answer.
+    /// Any sidecar sends any message to any other one: no panic, and every request completes exactly once.
     #[test]
     fn arbitrary_messages_on_a_tree_never_panic_and_every_request_completes(
         messages in vec((0_usize..7, 0_u32..8, 0_u64..3, 0_u64..4, relayed()), 1..20),
@@ -347,7 +347,7 @@ proptest! {
             }
             cluster.run();
         }
-        // Whoever was misled finds out by silence.
+        // A misled sidecar detects it by silence.
         cluster.stopped[0] = true;
         cluster.close_session(0);
         cluster.advance(10_000);

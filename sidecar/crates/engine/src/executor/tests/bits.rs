@@ -1,4 +1,4 @@
-//! Floating-point results: the same bits however things happen, and what is not a number is carried, not lost.
+//! Tests of floating-point results: the same bits under any interleaving, and values that are not finite are carried.
 
 use ronde_collectives::plan::{Counts, WorkKind};
 use ronde_wire::{Codec, DType, Rank, ReduceOp, Tuning};
@@ -11,7 +11,7 @@ use super::world::Net;
 const PLACEMENT: [u32; 7] = [0, 1, 0, 2, 1, 3, 4];
 const ELEMENTS: u64 = 9_001;
 
-/// What may differ between two runs: order of events, credit, chunks, lanes, windows.
+/// Conditions that may differ between two runs: order of events, credit, chunks, lanes, windows.
 const RUNS: [(&[u8], u64, u32, u16, u16); 4] = [
     (&[7, 3, 9, 200], 1 << 20, 4_096, 1, 1),
     (&[1, 2, 250, 31, 77, 5], 4_300, 4_096, 3, 4),
@@ -74,7 +74,7 @@ fn number(dtype: DType, rank: Rank, element: u64) -> Vec<u8> {
     }
 }
 
-/// Rank 1's fourth element is no number, rank 2's sixth is infinite, everything else is 1.
+/// Rank 1's fourth element is NaN, rank 2's sixth is infinite, everything else is 1.
 #[test]
 fn values_that_are_not_finite_are_carried() {
     let (nan, infinity) = (f64::NAN, f64::INFINITY);
@@ -83,11 +83,11 @@ fn values_that_are_not_finite_are_carried() {
         (1, [nan, infinity, 4.0]),
         (2, [nan, infinity, 4.0]),
         (3, [nan, infinity, 4.0]),
-        // One rank of four is infinite: it does not reach the middle.
+        // One value of four is infinite: it is not in the middle.
         (4, [nan, 1.0, 1.0]),
-        // The two whose norms are not finite are left out; a mean is of all ranks.
+        // The two ranks whose norms are not finite are excluded; the mean is over all ranks.
         (5, [0.5, 0.5, 0.5]),
-        // No inner product with them is known.
+        // No inner product with them is finite.
         (6, [nan, nan, nan]),
         (8, [nan, infinity, 4.0]),
     ] {
@@ -124,7 +124,7 @@ fn values_that_are_not_finite_are_carried() {
     }
 }
 
-/// Requests for these are refused, so it is a bug of ours; it does not go further than the operation.
+/// Requests for these are refused, so this is a bug in ronde; it fails only the operation.
 #[test]
 fn an_operation_without_arithmetic_fails_by_name() {
     let topology = topology(&[0, 1]);

@@ -1,4 +1,4 @@
-//! Private memory follows the windows, not the tensors; nothing is copied without need.
+//! Tests of bounds: private memory depends on the windows, not on the tensors, and no byte is copied without need.
 
 use proptest::prelude::*;
 use ronde_collectives::plan::{Counts, WorkKind};
@@ -14,7 +14,7 @@ const CHUNK_BYTES: u64 = 4_096;
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Also at a member that is slower than all others, and where some strands have replies and others have none.
+    /// This includes a member that is slower than all others, and plans with replies in some strands only.
     #[test]
     fn private_memory_is_bounded(
         members in 2_u32..=5,
@@ -51,7 +51,7 @@ proptest! {
         let prelude_bytes = if job.kind == WorkKind::AllReduceAdaptive { 2 * members * 12_000 * 4 } else { 0 };
         let [in_registers, parked, early] = net.peak;
         prop_assert!(in_registers <= prelude_bytes.max(window * registers * CHUNK_BYTES), "{:?} of {job:?}", net.peak);
-        // Three windows from every peer, in as many rounds as something comes from it.
+        // Three windows from every peer, in as many rounds as it sends in.
         let rounds = if algorithm == Algorithm::Direct { 1 } else { 2 * members };
         let parked_max = 3 * window * (members - 1) * rounds * CHUNK_BYTES;
         prop_assert!(parked <= (prelude_bytes + parked_max), "{:?} of {job:?}", net.peak);
@@ -77,7 +77,7 @@ fn direct_plans_of_many_members_stay_within_their_registers() {
             net.run();
             net.assert_all_done();
             net.assert_results(seq, &job);
-            // A prelude is alone, and its chunks here are whole pieces of three ranks.
+            // A prelude runs alone, and its chunks here are whole pieces of three ranks.
             let piece_bytes = 3 * 3_500 * 4;
             let prelude = if job.kind == WorkKind::AllReduceAdaptive { 2 * 17 * piece_bytes } else { 0 };
             let [registers, parked, _] = net.peak;
@@ -179,7 +179,7 @@ fn byte_counters_match_the_table_of_costs() {
         net.assert_all_done();
         let sum =
             |read: fn(&ExecutorStats) -> u64| net.nodes.iter().map(|node| read(node.lanes[0].stats())).sum::<u64>();
-        // Less than a third is what the measures take.
+        // The measures take less than a third.
         let found =
             [sum(|s| s.contributed_bytes), sum(|s| s.reduced_bytes), sum(|s| s.sent_bytes), sum(|s| s.published_bytes)];
         assert_eq!(found.map(|bytes| bytes / third_bytes), expected, "{job:?}");

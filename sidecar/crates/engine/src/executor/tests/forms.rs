@@ -1,4 +1,4 @@
-//! Chunks of every form that are not what the plan says, and chunks around a prelude.
+//! Tests of chunks of every form that differ from the plan, and of chunks around a prelude.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const PEER: SidecarIndex = SidecarIndex(1);
 const ELEMENTS: u64 = 20_000;
 const SEQ: Seq = Seq(1);
 
-/// One operation of three ranks; this member has the one in the middle, the peer has the others.
+/// One operation of three ranks; this member serves the middle one, the peer serves the others.
 struct Fixture {
     executor: Executor,
     memory: PlainMemory,
@@ -86,7 +86,7 @@ impl Fixture {
         Chunk { epoch: Epoch(1), seq: SEQ, early: true, header, data }
     }
 
-    /// The rounds of a strand in which something comes.
+    /// The rounds of a strand in which this member receives.
     fn rounds(&self, strand: u32) -> Vec<u32> {
         let receives = |transfer: &Transfer| matches!(transfer, Transfer::Receive { .. });
         let rounds = (0..).zip(&self.admission.plan.sub_schedules[strand as usize].rounds);
@@ -105,8 +105,8 @@ impl Fixture {
         self.executor.handle_chunk(PEER, chunk)
     }
 
-    /// Everything that can be done now, with the port taking every chunk at once. Gives the strands of what was sent,
-    /// and whether the operation is done.
+    /// Performs everything that can be done now, with a port that sends every chunk at once. Returns the strands of the
+    /// sent chunks, and whether the operation is done.
     fn run_to_end(&mut self) -> (Vec<u32>, bool) {
         let (mut strands, mut done) = (Vec::new(), false);
         while let Some(action) = self.executor.poll_action(&mut self.memory) {
@@ -140,7 +140,7 @@ fn adaptive_sum() -> Fixture {
     Fixture::new(WorkKind::AllReduceAdaptive, ReduceOp::Adasum, Codec::None)
 }
 
-/// Of what is right for another form, or for a member with another number of ranks, nothing is taken.
+/// Chunks of the right length for another form, or for another number of ranks, are rejected.
 #[test]
 fn chunks_must_have_the_length_of_their_form() {
     for (mut fixture, last) in
@@ -166,7 +166,7 @@ fn chunks_must_have_the_length_of_their_form() {
     }
 }
 
-/// Nothing but the prelude is sent before it is concluded; what comes for later strands waits.
+/// Only the prelude is sent before it ends; chunks of later strands wait.
 #[test]
 fn no_strand_begins_before_the_prelude_ends() {
     for mut fixture in [clipped_mean(), adaptive_sum()] {
@@ -177,7 +177,7 @@ fn no_strand_begins_before_the_prelude_ends() {
             assert_eq!(fixture.receive(fixture.chunk(0, round)), Ok(()));
             begun = fixture.run_to_end().0;
         }
-        // The first stage and, as the peer's part is here, the second.
+        // The first stage and, as the peer's chunk is here, the second.
         assert_eq!(begun, [1, 1]);
     }
 }
@@ -193,7 +193,7 @@ fn a_peer_cannot_run_far_ahead_of_a_prelude() {
     }
 }
 
-/// Measures are a peer's word: whatever they are, the operation ends and nothing panics.
+/// Measures of a peer are untrusted: with any values the operation ends without a panic.
 #[test]
 fn measures_may_have_any_value() {
     for measure in [f64::NAN, f64::INFINITY, -1.0, f64::MAX, -0.0, f64::from_bits(1), f64::NEG_INFINITY] {
@@ -218,8 +218,8 @@ fn measures_may_have_any_value() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
-    /// A peer that sends anything in any order, right chunks among it, until it is found out: nothing panics, and
-    /// nothing is held beyond the bounds.
+    /// A peer sends any chunks in any order, valid ones among them, until a violation is detected: nothing panics, and
+    /// no more than the bounds is held.
     #[test]
     fn a_peer_may_send_anything(
         plan in 0_usize..4,

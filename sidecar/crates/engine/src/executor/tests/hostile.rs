@@ -1,4 +1,4 @@
-//! Peers that do not keep to the protocol, epochs that overlap, links that fail.
+//! Tests of peers that break the protocol, of overlapping epochs, and of failing links.
 
 use std::sync::Arc;
 
@@ -208,7 +208,7 @@ fn nothing_is_sent_before_the_link_and_its_credit_are_known() {
     assert!(matches!(again[..], [ExecutorAction::Open { peer: PEER }]), "{again:?}");
 }
 
-/// The lane may hear of the new link before it hears that the epoch is over. (Seed 9452 of the simulation.)
+/// The lane may learn of the new link before it learns of the end of the epoch. (Seed 9452 of the simulation.)
 #[test]
 fn admissions_of_a_peer_do_not_carry_over_to_its_next_process() {
     let mut fixture = Fixture::new();
@@ -222,7 +222,8 @@ fn admissions_of_a_peer_do_not_carry_over_to_its_next_process() {
     assert!(!actions.iter().any(|a| matches!(a, ExecutorAction::Send { chunk, .. } if !chunk.early)), "{actions:?}");
 }
 
-/// Lanes and the control plane overtake each other: a peer may speak of an epoch before it has begun here.
+/// Lanes and the control plane overtake each other: messages of a peer may belong to an epoch that has yet to begin
+/// here.
 #[test]
 fn a_peer_may_admit_in_an_epoch_that_has_yet_to_begin_here() {
     let mut fixture = Fixture::new();
@@ -234,7 +235,7 @@ fn a_peer_may_admit_in_an_epoch_that_has_yet_to_begin_here() {
     assert!(actions.iter().any(|a| matches!(a, ExecutorAction::Send { chunk, .. } if !chunk.early)), "{actions:?}");
 }
 
-/// With a grant that covers no chunk the peer waits for the word, which needs a link.
+/// With a credit that covers no chunk the peer waits for `Admitted`, which needs a link.
 #[test]
 fn a_peer_beyond_credit_is_notified_once_its_link_is_up() {
     let config = ExecutorConfig { me: SidecarIndex(0), lane: Lane(0), early_grant_bytes: 0 };
@@ -248,7 +249,7 @@ fn a_peer_beyond_credit_is_notified_once_its_link_is_up() {
     assert_eq!(actions.iter().filter(|action| is_admitted(action)).count(), 1, "{actions:?}");
 }
 
-/// Results may be taken away and inputs reused when an operation is done, so nothing of it may be in a queue any more.
+/// Results may be released and inputs reused when an operation is done, so none of its chunks may be in a queue.
 #[test]
 fn done_waits_until_everything_has_left_the_queue() {
     let mut fixture = Fixture::new();

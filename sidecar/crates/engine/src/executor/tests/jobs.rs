@@ -1,4 +1,4 @@
-//! Operations of tests: what is contributed, and what every result must be, computed by plain loops.
+//! Operations for tests: their inputs, and their expected results, computed by plain loops.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ pub(super) struct Job {
     pub(super) tuning: Tuning,
     /// Ranks that have joined.
     pub(super) joined: Vec<Rank>,
-    /// The only ranks that take part, when it is not all of them.
+    /// The only ranks that take part, if not all do.
     pub(super) only: Vec<Rank>,
-    /// Whether a plugin does it that gives the same results.
+    /// Whether a plugin with the same results performs it.
     pub(super) with_plugin: bool,
 }
 
-/// What a result must be.
+/// An expected result.
 #[derive(Debug)]
 pub(super) enum Expected {
     Bytes(Vec<u8>),
@@ -36,7 +36,7 @@ pub(super) enum Expected {
     Near(Vec<f64>),
 }
 
-/// A tensor of an operation and whose result it is, as in [`crate::OutputPlace`].
+/// A tensor of an operation and the rank of its result, as in [`crate::OutputPlace`].
 pub(super) type Place = (u32, Option<Rank>);
 
 impl Job {
@@ -53,7 +53,7 @@ impl Job {
         Self { kind, dtype, op, codec, prescale, postscale, tensors, tuning, joined, only, with_plugin }
     }
 
-    /// The same by a plugin, where there is one for it.
+    /// The same operation with a plugin, where there is one for it.
     pub(super) fn with_plugin(mut self) -> Self {
         let op = self.op.filter(|op| *op == ReduceOp::Max || self.kind.is_coded() || self.kind.is_nary());
         let all_reduces = self.kind == WorkKind::AllReduce || self.kind.is_coded() || self.kind.is_nary();
@@ -70,7 +70,7 @@ impl Job {
         self
     }
 
-    /// The reduction that the executor is told.
+    /// The reduction in the admission.
     pub(super) fn performed_op(&self) -> Option<ReduceOp> {
         if self.with_plugin && self.codec != Codec::Plugin { Some(ReduceOp::Plugin) } else { self.op }
     }
@@ -89,7 +89,7 @@ impl Job {
         (0..self.tensors.len()).map(tensor).collect()
     }
 
-    /// An operation out of random bytes.
+    /// An operation from random bytes.
     pub(super) fn from_seed(seed: &[u8; 12], world: &SetTopology, lanes: u16) -> Self {
         let pick = |index: usize, count: usize| usize::from(seed[index]) % count;
         let ranks = world.ranks();
@@ -125,12 +125,12 @@ impl Job {
         if seed[7] & 4 == 0 { job } else { job.with_plugin() }
     }
 
-    /// Who takes part, of a world.
+    /// The participating ranks of a world.
     pub(super) fn topology(&self, world: &SetTopology) -> SetTopology {
         if self.only.is_empty() { world.clone() } else { world.restricted_to(&self.only) }
     }
 
-    /// How many elements a rank contributes; `None` when it contributes nothing.
+    /// The number of elements that a rank contributes; `None` when it contributes nothing.
     pub(super) fn input(&self, ranks: &[Rank], counts: &[u64], rank: Rank) -> Option<u64> {
         let position = ranks.binary_search(&rank).expect("a rank of the set");
         match self.kind {
@@ -172,7 +172,7 @@ impl Job {
         value as f64
     }
 
-    /// What every result must be.
+    /// All expected results.
     pub(super) fn expected(&self, world: &SetTopology) -> BTreeMap<Place, Expected> {
         let ranks = self.topology(world).ranks();
         let mut expected = BTreeMap::new();
@@ -262,9 +262,9 @@ impl Job {
     }
 }
 
-/// How many numbers [`Job::from_seed`] tells apart.
+/// The number of kinds that [`Job::from_seed`] distinguishes.
 pub(super) const KINDS: usize = 16;
-/// The one of them that is a message from one rank to another.
+/// The kind that is a message from one rank to another.
 const MESSAGE: usize = 15;
 
 /// The kinds of work by number, with an algorithm for several members.
@@ -335,7 +335,7 @@ fn dtype_of(number: usize, op: Option<ReduceOp>) -> DType {
     }
 }
 
-/// As many element counts as a tensor of this kind has.
+/// The element counts of a tensor of this kind.
 fn counts(kind: &WorkKind, ranks: &[Rank], only: &[Rank], salts: &[u8], tensor: usize) -> Vec<u64> {
     let number = |salt: usize| usize::from(salts[0]) + salt * usize::from(salts[1]);
     let count = |salt: usize| [0, 1, 2, 7, 1_025, 5_000][number(salt) % 6];
@@ -410,7 +410,7 @@ pub(super) fn encode(dtype: DType, value: f64) -> Vec<u8> {
     }
 }
 
-/// The other way around, for floating-point types.
+/// The inverse of `encode`, for floating-point types.
 pub(super) fn decode(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     let f16 = |bits: u16| {
         let (exponent, fraction) = (i32::from(bits >> 10 & 0x1f), f64::from(bits & 0x3ff) / 1_024.0);

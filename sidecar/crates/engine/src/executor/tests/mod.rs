@@ -1,4 +1,4 @@
-//! Real plans on real executors, against a plain reference; hostile chunks; hostile memory; bounds.
+//! Tests of executors with real plans against a plain reference, with invalid chunks, changing memory, and bounds.
 
 mod bits;
 mod bounds;
@@ -19,7 +19,7 @@ use world::Net;
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Any placement, any mix of operations, any order of events, any credit: the results are those of a loop.
+    /// With any placement, mix of operations, order of events and credit, the results equal those of a plain loop.
     #[test]
     fn results_equal_the_reference(
         placement in placements(),
@@ -41,8 +41,7 @@ proptest! {
         }
     }
 
-    /// A process that writes into its tensor while it travels changes what it contributes, the same for everybody, and
-    /// nothing else.
+    /// A worker that writes into its input during the operation changes only its contribution, equally for all ranks.
     #[test]
     fn a_worker_that_overwrites_its_input_changes_only_its_own_values(
         placement in placements(),

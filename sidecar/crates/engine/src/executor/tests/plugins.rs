@@ -1,11 +1,11 @@
-//! Plugins of tests: what they compute is what kernels compute, so that the results are those of native operations.
+//! Plugins for tests, which compute with kernels, so that their results equal those of native operations.
 
 use ronde_collectives::kernels::{self, Side};
 use ronde_wire::{PluginUse, PluginWork, ReduceOp};
 
 use crate::plugins::{PluginFault, PluginSpan, Plugins, RankValues};
 
-/// A plugin that does what a native reduction does, or with a sum encodes without a loss.
+/// A plugin that performs a native reduction, or, with a sum, encodes without loss.
 pub(super) fn like(op: ReduceOp) -> PluginUse {
     let work = match op {
         ReduceOp::Median => PluginWork::NAry,
@@ -19,12 +19,12 @@ pub(super) fn like(op: ReduceOp) -> PluginUse {
 
 pub(super) const BLOCK_ELEMENTS: u32 = 128;
 
-/// See the module's text.
+/// The plugins of one executor.
 #[derive(Debug, Default)]
 pub(super) struct NativePlugins;
 
 impl Plugins for NativePlugins {
-    /// Nothing for zeros, and the values behind a mark for all else.
+    /// Zeros are encoded as nothing, other values after a mark.
     fn encode(&mut self, at: &PluginSpan<'_>, values: &[u8], into: &mut [u8]) -> Result<usize, PluginFault> {
         check(at, values);
         assert!(at.elements <= u64::from(BLOCK_ELEMENTS) && matches!(at.plugin.work, PluginWork::Codec { .. }));
@@ -90,7 +90,7 @@ impl Plugins for NativePlugins {
         kernels::reduce_n(at.dtype, op(at), operands, concluded, into).map_err(|error| PluginFault(error.to_string()))
     }
 
-    /// The sum of squares, and how many elements there are.
+    /// The sum of squares, and the number of elements.
     fn measure(&mut self, at: &PluginSpan<'_>, values: &[u8], sums: &mut [f64]) -> Result<(), PluginFault> {
         check(at, values);
         sums[1] += at.elements as f64;
@@ -109,7 +109,7 @@ impl Plugins for NativePlugins {
     }
 }
 
-/// A call is about a part of one tensor, and gets all of it.
+/// Checks that a call covers a span of one tensor completely.
 fn check(at: &PluginSpan<'_>, values: &[u8]) {
     assert!(at.elements > 0 && at.offset + at.elements <= at.tensor_elements, "{at:?}");
     assert_eq!(values.len() as u64, at.elements * at.dtype.size_bytes() as u64, "{at:?}");

@@ -1,4 +1,4 @@
-//! Single steps, in plans that no planner makes.
+//! Tests of single steps in plans that no planner makes.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ fn is_done(actions: &[ExecutorAction]) -> bool {
     matches!(actions.last(), Some(ExecutorAction::Done { .. }))
 }
 
-/// What belongs to ranks elsewhere, or to ranks that have joined, is not written.
+/// Results of ranks of other sidecars, and of joined ranks, are not written.
 #[test]
 fn results_are_written_at_their_offsets() {
     let layout = layout([Target::EveryRank, Target::One(Rank(1)), Target::One(Rank(2)), Target::One(Rank(3))]);
@@ -81,7 +81,7 @@ fn results_are_written_at_their_offsets() {
     assert_eq!(results, [11, 0, 0, 0, 44], "shared, then of ranks 0 to 3");
 }
 
-/// While the accumulator is in the transport's hands the other operand may become the result, unless it is read again.
+/// While the transport holds the accumulator, the other operand may become the result, unless it is read again.
 #[test]
 fn an_operand_that_is_read_again_is_not_overwritten() {
     let (sum, other) = (Register(0), Register(1));

@@ -1,5 +1,4 @@
-//! All members' executors in one loop, with first-in-first-out links and an order of events taken from a list of
-//! choices.
+//! The executors of all members in one loop, with FIFO links and an order of events from a list of choices.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -31,7 +30,7 @@ pub(super) struct PlainMemory {
 #[derive(Default)]
 pub(super) struct PlainContributions {
     pub(super) inputs: BTreeMap<(Seq, u32, Rank), Vec<u8>>,
-    /// Ranks whose process writes into its tensors while they travel.
+    /// Ranks whose worker writes into its tensors during an operation.
     pub(super) scribblers: Vec<Rank>,
     reads: u64,
 }
@@ -75,9 +74,9 @@ pub(super) struct Node {
     pub(super) sidecar: SidecarIndex,
     pub(super) lanes: Vec<Executor>,
     pub(super) memory: PlainMemory,
-    /// Not yet handed to each lane.
+    /// Admissions not yet passed to each lane.
     waiting: Vec<VecDeque<Arc<Admission>>>,
-    /// What it takes part in.
+    /// The operations of the member.
     expected: Vec<Seq>,
     pub(super) done: Vec<Seq>,
 }
@@ -92,14 +91,14 @@ pub(super) struct Net {
     choices: Vec<u8>,
     cursor: usize,
     jobs: u64,
-    /// A member that works only when nothing else can happen.
+    /// A slow member, which works only when nothing else can happen.
     pub(super) slow: Option<usize>,
     /// The most private bytes seen: registers, parked, early.
     pub(super) peak: [u64; 3],
 }
 
 impl Node {
-    /// Inputs of the local ranks that contribute, and places for the results that belong here.
+    /// Inputs of the local ranks that contribute, and memory for the local results.
     fn take_memory(&mut self, seq: Seq, job: &Job, topology: &SetTopology, input: &impl Fn(u32, Rank, u64) -> Vec<u8>) {
         let ranks = topology.ranks();
         let me = topology.member(self.sidecar).expect("a member");
@@ -154,8 +153,8 @@ impl Net {
         net
     }
 
-    /// Plans an operation for all members; their executors get it when the choices say so. `input` gives the bytes of
-    /// an element by tensor, rank and index.
+    /// Plans an operation for all members; the choices determine when their executors get it. `input` returns the bytes
+    /// of an element by tensor, rank and index.
     pub(super) fn submit(&mut self, job: &Job, input: impl Fn(u32, Rank, u64) -> Vec<u8>) -> Seq {
         self.jobs += 1;
         let seq = Seq(self.jobs);
@@ -199,7 +198,7 @@ impl Net {
         self.submit(job, |tensor, rank, element| encode(job.dtype, job.value(ranks, tensor, rank, element)))
     }
 
-    /// Compares all results of a job with what they must be; those that all ranks get are equal bit by bit.
+    /// Compares all results of a job with the expected ones; results of all ranks are equal bit by bit.
     pub(super) fn assert_results(&self, seq: Seq, job: &Job) {
         let topology = job.topology(&self.topology);
         for ((tensor, whose), expected) in job.expected(&self.topology) {
@@ -220,7 +219,7 @@ impl Net {
         self.nodes.iter().filter_map(|node| node.memory.outputs.get(&(seq, tensor, whose))).map(Vec::as_slice).collect()
     }
 
-    /// Lets things happen in the order of the choices until nothing more does.
+    /// Performs events in the order of the choices until none is left.
     pub(super) fn run(&mut self) {
         let mut quiet = false;
         for _ in 0..SWEEPS_MAX {
@@ -251,7 +250,7 @@ impl Net {
         panic!("it does not come to rest");
     }
 
-    /// Admits what is submitted, and says why each member cannot perform it.
+    /// Admits the submitted operations, and returns why each member cannot perform them.
     pub(super) fn failures(&mut self) -> Vec<String> {
         let mut reasons = Vec::new();
         for node in &mut self.nodes {
@@ -333,7 +332,7 @@ impl Net {
         }
     }
 
-    /// What the link from one peer brings: that it is up, a message, or a report of what was sent.
+    /// Delivers the next item of a link from one peer: its opening, a message, or a report of sent chunks.
     fn receive(&mut self, index: usize, lane: usize, peer: usize) -> bool {
         let number = u16::try_from(lane).expect("few lanes");
         let from = self.nodes[peer].sidecar;
@@ -353,7 +352,7 @@ impl Net {
         let link = self.links.get_mut(&(number, peer, index));
         match link.and_then(VecDeque::pop_front) {
             Some(Message::Chunk(chunk)) => {
-                // The wire hands out buffers of its own; here as well, so that the receiver may write into them.
+                // As on a real link, the receiver gets separate buffers, into which it may write.
                 let data = bytes::Bytes::from(chunk.data.to_vec());
                 let executor = &mut self.nodes[index].lanes[lane];
                 executor.handle_chunk(from, Chunk { data, ..chunk }).expect("no violation among correct peers");
