@@ -1,11 +1,11 @@
-//! Selection by an alpha-beta-gamma cost model, with its reason in words.
+//! Selection of algorithm and chunk size by an alpha-beta-gamma cost model, with a reason as text.
 //!
 //! The model is R. Hockney's, with a term for arithmetic: a sub-schedule that takes `r` rounds, sends `s` bytes from the busiest
 //! member and reduces `c` bytes there costs `r alpha + s beta + c gamma`.
 //!
 //! **Bucket independence.** Results must not depend on the bucket in which a tensor travelled, and algorithms differ in
-//! their order of reduction. So the algorithm is a function of the single tensor ([`algorithm_of`]), only tensors of equal
-//! algorithm share a bucket, and [`select`] decides for the bucket what cannot change a bit: chunk size, window, lanes.
+//! their order of reduction. So the algorithm is a function of the single tensor ([`algorithm_of`]), only tensors with the same
+//! algorithm share a bucket, and [`select`] chooses for the bucket only what cannot change a bit: chunk size, window, lanes.
 
 use std::fmt::Write as _;
 
@@ -15,10 +15,10 @@ use crate::algorithms::{self, Predicted};
 use crate::plan::{Span, Work, WorkKind};
 use crate::planner::predicted;
 
-/// What a round, a byte sent and a byte reduced cost.
+/// The costs of a round, a byte sent and a byte reduced.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
-    /// Microseconds for each round: latency, and the hand-overs between threads at both ends.
+    /// Microseconds for each round: latency, and the handoffs between threads at both ends.
     pub alpha_us: f64,
     /// Microseconds for each byte that a member sends.
     pub beta_us_per_byte: f64,
@@ -27,29 +27,29 @@ pub struct CostModel {
 }
 
 impl Default for CostModel {
-    /// Before anything is measured: 60 us a round, 1 GB/s sealed and sent, 10 GB/s reduced.
+    /// The model before any measurement: 60 us a round, 1 GB/s sealed and sent, 10 GB/s reduced.
     fn default() -> Self {
         Self { alpha_us: 60.0, beta_us_per_byte: 1e-3, gamma_us_per_byte: 1e-4 }
     }
 }
 
-/// What [`select`] decided.
+/// The result of [`select`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// To be ordered.
+    /// The tuning for the order.
     pub tuning: Tuning,
-    /// What the model expects of it, in microseconds; 0 when nothing is sent.
+    /// Its predicted time in microseconds; 0 when nothing is sent.
     pub predicted_us: f64,
-    /// One line for people: the candidates with their costs, and how the bucket is cut.
+    /// One line of text: the candidates with their costs, and how the bucket is cut.
     pub reason: String,
 }
 
-/// The algorithm for one tensor of so many elements in all, whatever bucket it will travel in.
+/// Returns the algorithm for one tensor of so many elements in all, independently of its bucket.
 ///
 /// For work with a count for each rank or pair `elements` is their sum. With one member it is always
 /// [`Algorithm::Local`].
 ///
-/// An all-reduce goes around a ring when nothing else is cheaper by more than [`RING_PREFERENCE`].
+/// An all-reduce uses the ring unless another algorithm is cheaper by more than [`RING_PREFERENCE`].
 #[must_use]
 pub fn algorithm_of(
     topology: &SetTopology,
@@ -73,11 +73,10 @@ fn even_work(topology: &SetTopology, kind: &WorkKind, element_bytes: u32, elemen
     Work { kind: kind.clone(), element_bytes, tensors: vec![tensor] }
 }
 
-/// How a bucket is cut, given up to `lanes` lanes.
+/// Chooses how to cut a bucket, given up to `lanes` lanes.
 ///
-/// The algorithm is the one of the bucket's largest tensor, which is every tensor's when the bucket was put together by
-/// [`algorithm_of`]. The chunk size is the power of two with the least predicted cost, where private memory is bounded by
-/// [`FLIGHT_BYTES_MAX`].
+/// The algorithm is that of the bucket's largest tensor, and of all its tensors if the bucket was built by [`algorithm_of`].
+/// The chunk size is the power of two with the least predicted cost within [`FLIGHT_BYTES_MAX`] of private memory.
 #[must_use]
 pub fn select(topology: &SetTopology, work: &Work, lanes: u16, model: &CostModel) -> Choice {
     let largest = work.tensors.iter().map(|counts| counts.iter().sum()).max().unwrap_or(0);
@@ -88,19 +87,19 @@ pub fn select(topology: &SetTopology, work: &Work, lanes: u16, model: &CostModel
     Choice { tuning, predicted_us, reason }
 }
 
-/// How much cheaper another algorithm has to be than the ring. In a ring a member needs a connection to two peers instead
-/// of to `log2 n`, and its chunks follow each other evenly; the model knows neither.
+/// How much cheaper than the ring another algorithm must be. A member of a ring needs connections to two peers instead of
+/// `log2 n`, and sends its chunks at an even rate. The model includes neither.
 pub const RING_PREFERENCE: f64 = 0.05;
 
-/// Bytes that the sub-schedules in flight of one plan may hold for their peers: what bounds private memory (a sub-schedule has a
-/// register or two more of a chunk each to work with).
+/// Bytes that the sub-schedules in flight of one plan may hold for their peers. This bounds private memory (a sub-schedule
+/// has one or two more registers of a chunk each).
 pub const FLIGHT_BYTES_MAX: u64 = 8 << 20;
 
-/// Sub-schedules of a lane that can do something at once: one is received, one reduced, one sent, one waits for its peer.
+/// Sub-schedules of a lane that can be active at once: one is received, one reduced, one sent, one waits for its peer.
 const WINDOW_USEFUL: u64 = 4;
 
-/// The smallest chunk that is worth its headers and hand-overs, in bytes. Where a sub-schedule holds a chunk for each of many
-/// members chunks are smaller.
+/// The smallest chunk that is worth its headers and handoffs, in bytes. Chunks are smaller where a sub-schedule holds one for
+/// each of many members.
 const CHUNK_BYTES_WORTHWHILE: u32 = 64 << 10;
 
 /// The smallest and the largest chunk that a plan may have, as a tuning holds it.
@@ -116,7 +115,7 @@ const LANES_MAX: u16 = limits::LANES_MAX as u16;
 const _: () = assert!(CHUNK_BYTES_MIN as usize == limits::CHUNK_BYTES_MIN);
 const _: () = assert!(CHUNK_BYTES_MAX as usize == limits::CHUNK_BYTES_MAX && LANES_MAX as usize == limits::LANES_MAX);
 
-/// Microseconds of processor time for each chunk, whatever its size: the reason not to cut ever finer.
+/// Microseconds of processor time for each chunk, independent of its size. This limits how fine chunks get.
 const CHUNK_US: f64 = 4.0;
 
 /// The algorithms that perform the work, with the cost of one uncut sub-schedule.
@@ -129,7 +128,7 @@ fn candidates(topology: &SetTopology, work: &Work, model: &CostModel) -> Vec<(Al
     algorithms::performing(&work.kind, topology.len()).filter_map(cost).collect()
 }
 
-/// The cheapest, but for the preference of the ring.
+/// The cheapest candidate, or the ring if it is almost as cheap.
 fn preferred(costs: &[(Algorithm, f64)]) -> Algorithm {
     let cheapest = costs.iter().min_by(|a, b| a.1.total_cmp(&b.1)).copied().unwrap_or((Algorithm::Ring, 0.0));
     let ring = costs.iter().find(|(algorithm, _)| *algorithm == Algorithm::Ring);
@@ -139,7 +138,7 @@ fn preferred(costs: &[(Algorithm, f64)]) -> Algorithm {
     }
 }
 
-/// The cheapest cut around an algorithm.
+/// The tuning of an algorithm with the least predicted cost.
 fn cut(topology: &SetTopology, work: &Work, algorithm: Algorithm, lanes: u16, model: &CostModel) -> (Tuning, f64) {
     let mut best = (Tuning { algorithm, chunk_bytes: CHUNK_BYTES_MAX, lanes: 1, window: 1 }, f64::INFINITY);
     let Ok(form) = predicted(topology, work, &best.0) else {
@@ -169,7 +168,7 @@ fn cut(topology: &SetTopology, work: &Work, algorithm: Algorithm, lanes: u16, mo
     best
 }
 
-/// The sizes of chunks among which to choose. Blocks are cut by their codec, and a chunk has one of them.
+/// The smallest and greatest chunk size to consider. Where a codec defines blocks, a chunk holds one block.
 fn chunk_range(work: &Work) -> (u32, u32) {
     let WorkKind::AllReduceByBlocks { block_elements, encoded_bytes } = work.kind else {
         return (CHUNK_BYTES_WORTHWHILE, CHUNK_BYTES_MAX);
@@ -179,7 +178,7 @@ fn chunk_range(work: &Work) -> (u32, u32) {
     (size, size)
 }
 
-/// Lanes and window: as many sub-schedules at once as there are, as private memory allows, and as are of use.
+/// Lanes and window: as many sub-schedules in flight as exist, fit private memory, and are useful.
 fn lanes_and_window(form: &Predicted, sub_schedules: u64, lanes: u16, in_flight_max: u64) -> (u16, u16) {
     let small = |number: u64| u16::try_from(number).unwrap_or(u16::MAX);
     let lanes = lanes.min(small(sub_schedules)).min(small(in_flight_max)).max(1);
@@ -190,12 +189,13 @@ fn lanes_and_window(form: &Predicted, sub_schedules: u64, lanes: u16, in_flight_
     (lanes, small(window))
 }
 
-/// Equal parts of one plan, each a sub-schedule or several siblings, as its busiest member sees them.
+/// The sub-schedules of a plan as a pipeline of equal stages, as the busiest member runs it. A stage is one sub-schedule or
+/// several siblings.
 struct Pipeline {
     count: u64,
-    /// One part alone.
+    /// The time of one stage alone.
     once_us: f64,
-    /// What does not overlap with the same of other parts: its sending or its reducing.
+    /// The time that does not overlap with other stages: its sending or its reducing.
     busy_us: f64,
 }
 
@@ -209,8 +209,8 @@ impl Pipeline {
         Self { count, once_us, busy_us: sending_us.max(reducing_us) }
     }
 
-    /// All parts, `in_flight` at once: the first one's way, then what is busy of each other one, or, when too few are in
-    /// flight to hide latency, a share of its way.
+    /// The time of all stages, `in_flight` at once: that of the first, then the busy time of each other one or, when too few
+    /// are in flight to hide latency, a share of its full time.
     fn total_us(&self, in_flight: u64) -> f64 {
         let more = (self.count - 1) as f64;
         let step_us =

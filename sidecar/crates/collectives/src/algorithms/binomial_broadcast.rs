@@ -1,9 +1,9 @@
 //! Broadcast along a binomial tree, pipelined by chunks. The tree is folklore; see R. Thakur, R. Rabenseifner and W.
 //! Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005).
 //!
-//! Vocabulary: the *position* `v = (m - root's member) mod n` of a member counts from the root. In round `k` every position
-//! below `2^k` sends to position `v + 2^k` if there is one, so position `v > 0` receives in round `floor(log2 v)`. Sub-schedule `c`
-//! sends part `c` of the bucket down the tree; sub-schedules overlap.
+//! The *position* `v = (m - root's member) mod n` of a member counts from the root. In round `k` every position below
+//! `2^k` sends to position `v + 2^k` if there is one, so position `v > 0` receives in round `floor(log2 v)`.
+//! Sub-schedule `c` sends chunk `c` of the bucket down the tree.
 //!
 //! Closed form: `ceil(log2 n)` rounds when there is an element. A member sends `E` elements for each `k` with
 //! `2^k > v` and `v + 2^k < n`: the root `E ceil(log2 n)`. Nothing is reduced.
@@ -70,7 +70,7 @@ fn rounds(tree: &BinomialTree, me: usize, span: Span) -> Vec<Round> {
     trimmed(rounds)
 }
 
-/// The position to which another sends in a round, if it does.
+/// The position to which `position` sends in a round, if any.
 fn child(tree: &BinomialTree, position: usize, round: u32) -> Option<usize> {
     let child = position + (1 << round);
     (position < (1 << round) && child < tree.members).then_some(child)

@@ -1,15 +1,14 @@
 //! Reduce along a binomial tree, pipelined by chunks. The tree is folklore; see R. Thakur, R. Rabenseifner and W. Gropp,
 //! "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005).
 //!
-//! Vocabulary: the *position* `v = (m - root's member) mod n` of a member counts from the root. In round `k` the binomial_tree `v`
-//! with `v mod 2^(k+1) = 2^k` send what they have reduced, which is what the binomial_tree `v..v + 2^k` contribute, to position
-//! `v - 2^k`, which puts it behind its own. So operands stand in member order from the root on, once around. Sub-schedule `c`
-//! does this with part `c` of the bucket; sub-schedules overlap.
+//! The *position* `v = (m - root's member) mod n` of a member counts from the root. In round `k` the positions `v` with
+//! `v mod 2^(k+1) = 2^k` send the reduction of positions `v..v + 2^k` to position `v - 2^k`, which uses it as the right
+//! operand. So operands are in member order from the root on. Sub-schedule `c` reduces chunk `c` of the bucket.
 //!
 //! Closed form: `ceil(log2 n)` rounds when there is an element. Every member but the root sends `E` elements. A member
 //! reduces `E` for each `k` with `v mod 2^(k+1) = 0` and `v + 2^k < n`: the root `E ceil(log2 n)`.
 //!
-//! The order of reduction is the same for every element; it depends on the root.
+//! The order of reduction is the same for every element and depends on the root.
 
 use ronde_wire::Member;
 
@@ -18,9 +17,9 @@ use super::{Predicted, root_of, trimmed};
 use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Source, Span, Target};
 
-/// What has been reduced so far.
+/// The partial reduction of this member.
 const SUM: Register = Register(0);
-/// What the binomial_tree behind have reduced.
+/// The partial reduction received from a child.
 const REST: Register = Register(1);
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
@@ -52,7 +51,7 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     }
 }
 
-/// The rounds in which others send to a position.
+/// The rounds in which children send to a position.
 fn children(tree: &BinomialTree, position: usize) -> impl Iterator<Item = u32> {
     let own = if position == 0 { tree.depth } else { position.trailing_zeros() };
     let members = tree.members;

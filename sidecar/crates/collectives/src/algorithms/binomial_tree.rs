@@ -1,11 +1,12 @@
-//! Members counted from the root, for trees.
+//! Binomial trees: members are numbered from the root.
 
 use ronde_wire::Member;
 
 use super::{member, root_member};
 use crate::inputs::Inputs;
 
-/// The *position* `v = (m - root's member) mod n` of each member.
+/// A binomial tree over all members. The *position* of member `m` is `v = (m - root's member) mod n` (MPI libraries call it
+/// relative or virtual rank).
 pub(super) struct BinomialTree {
     pub(super) members: usize,
     /// `ceil(log2 n)`: the levels of a binomial tree.

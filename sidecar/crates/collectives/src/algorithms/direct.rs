@@ -1,33 +1,34 @@
-//! All-reduce in two stages without relays: shards to their owners, results from their owners.
+//! All-reduce in two stages without forwarding: shards go to their owners, results come from their owners.
 //!
-//! For codecs, which must not be applied anew at each hop: H. Tang et al., "1-bit Adam: communication efficient large-scale
-//! training with Adam's convergence speed", ICML 2021, describe this compressed all-reduce. And for reducers that need all
-//! ranks' values of an element at once, such as the median (D. Yin et al., "Byzantine-robust distributed learning: towards
-//! optimal statistical rates", ICML 2018) or Adasum (see the prelude's file): partial results mean nothing to them.
+//! It serves codecs, which must not be applied again at each hop: H. Tang et al., "1-bit Adam: communication efficient
+//! large-scale training with Adam's convergence speed", ICML 2021, describe this compressed all-reduce. It also serves
+//! reducers that need all ranks' values of an element at once, such as the median (D. Yin et al., "Byzantine-robust
+//! distributed learning: towards optimal statistical rates", ICML 2018) or Adasum (see [`super::direct_prelude`]): for them
+//! partial results have no meaning.
 //!
-//! Vocabulary: every tensor is cut into `n` *shards* as for a ring, and member `i` owns shard `i`. Sub-schedule `c` carries part `c`
-//! of every shard. `k(m)` are the ranks of member `m`, `N` those of the set.
+//! Every tensor is cut into `n` shards as for a ring, and member `i` owns shard `i`. Sub-schedule `c` moves chunk `c` of
+//! every shard. `k(m)` is the number of ranks of member `m`, `N` that of the set.
 //!
 //! ```text
-//! round 0    contribute to all shards (coded: encode each); send each to its owner, receive the own one from all
-//! round 1    reduce the own shard (coded: decode each, reduce in member order), finish, coded: encode; send it to all
+//! round 0    contribute to all shards (coded: encode each); send each to its owner, receive this member's one from all
+//! round 1    reduce this member's shard (coded: decode each, reduce in member order), finish, coded: encode; send to all
 //! round 2    coded: decode; publish all shards
 //! ```
 //!
-//! With a codec the owner, too, encodes and decodes what it contributes and what it publishes: every contribution is rounded
-//! alike and all ranks end bit-equal. N-ary contributions are each rank's values, side by side, so a sub-schedule's part has up to
-//! `max k` times fewer elements than a chunk. Where the reducer measures first, sub-schedule 0 is a [prelude](super::direct_prelude).
+//! With a codec the owner also encodes and decodes its own contribution and result: every contribution is rounded alike,
+//! and all ranks end with equal bits. An n-ary contribution holds each rank's values, so a chunk has up to `max k` times
+//! fewer elements. Where the reducer measures first, sub-schedule 0 is a [prelude](super::direct_prelude).
 //!
 //! Closed form, with `P(i)` the elements of shard `i`: 2 rounds when there is an element. Member `m` sends `E - P(m)` elements
 //! (n-ary: `k(m)` values of each), then `P(m)` elements `n - 1` times; with a codec both in encoded bytes. It reduces
 //! `(n - 1) P(m)` elements (n-ary: `N P(m)`). A sub-schedule holds up to `2 n` chunks.
 //!
-//! A codec that looks at many elements at once must see the same ones whatever else is in the bucket. *By blocks*, therefore,
-//! sub-schedule `c` carries one block of one tensor: the next so many elements of that tensor's part of every shard. There are as many
-//! sub-schedules as blocks in the first shard, `B` of them in shard `i` are not empty, and member `m` sends at most the bytes of an
-//! encoded block times those of all others' shards, and `n - 1` times those of its own.
+//! A codec of blocks must get the same blocks in any bucket. *By blocks*, therefore, sub-schedule `c` carries one block of
+//! one tensor: the next `block_elements` elements of that tensor's shard. There are as many sub-schedules as blocks in the
+//! first shard, and `B` of them in shard `i` are not empty. Member `m` sends at most the bytes of an encoded block times the
+//! blocks of all others' shards, and `n - 1` times those of its own.
 //!
-//! An element's order of reduction is that of the members (n-ary: of the ranks), always.
+//! An element's order of reduction is always that of the members (n-ary: of the ranks).
 
 use ronde_wire::Member;
 
@@ -91,29 +92,29 @@ pub(crate) fn predicted(inputs: &Inputs<'_>) -> Predicted {
     }
 }
 
-/// The register of what one member contributed to the own shard.
+/// The register for a member's contribution to this member's shard.
 pub(super) fn incoming(peer: usize) -> Register {
     Register(u16::try_from(peer).expect("members are at most SIDECARS_MAX, checked by the planner"))
 }
 
-/// The register of what is contributed to another member's shard, and later of that shard's result. The one of the own
+/// The register for the contribution to another member's shard, then for that shard's result. That of this member's own
 /// shard is free.
 pub(super) fn outgoing(peer: usize, members: usize) -> Register {
     incoming(members + peer)
 }
 
-/// Everybody else, nearest first, so that not all begin with the same one.
+/// All other members, nearest first, so that not all start with the same one.
 pub(super) fn others(me: usize, members: usize) -> impl Iterator<Item = usize> {
     (1..members).map(move |distance| (me + distance) % members)
 }
 
-/// How many ranks each member has.
+/// The number of ranks of each member.
 pub(super) fn ranks_of(inputs: &Inputs<'_>) -> impl Iterator<Item = u64> {
     inputs.topology.members.iter().map(|member| member.ranks.len() as u64)
 }
 
 impl Round {
-    /// Each rank's values of all shards' chunks; each part goes to its owner.
+    /// Loads the contribution to all shards' chunks and sends each to its owner.
     pub(super) fn contribute_to_owners(&mut self, me: usize, chunks: &[Span], form: Form) {
         let members = chunks.len();
         for (shard, &span) in chunks.iter().enumerate() {
@@ -134,10 +135,10 @@ impl Round {
     }
 }
 
-/// What all sub-schedules but a prelude have in common.
+/// The rounds of all sub-schedules except a prelude.
 struct Stages {
     me: usize,
-    /// Of the contributions.
+    /// The representation of contributions.
     form: Form,
 }
 
@@ -164,7 +165,7 @@ impl Stages {
         trimmed(rounds)
     }
 
-    /// The own shard's result, in the register that is returned.
+    /// Reduces and finishes this member's shard; returns the register with the result.
     fn reduce(&self, round: &mut Round, chunks: &[Span]) -> Register {
         let (members, span) = (chunks.len(), chunks[self.me]);
         if self.form == Form::EachRank {
@@ -191,8 +192,8 @@ fn contributed_form(inputs: &Inputs<'_>) -> Form {
     if inputs.work.kind.is_coded() { Form::Encoded } else { Form::EachRank }
 }
 
-/// For each sub-schedule the block of each shard, where blocks are encoded: tensor by tensor, from the first element of the tensor's
-/// part of the shard on.
+/// For each sub-schedule its block of each shard, for work by blocks: tensor by tensor, from the first element of the
+/// tensor's shard on.
 fn blocks(inputs: &Inputs<'_>, shards: &[Span], block_elements: u64) -> Vec<Vec<Span>> {
     let members = inputs.members_count();
     let mut starts: Vec<u64> = shards.iter().map(|shard| shard.start).collect();
@@ -212,7 +213,7 @@ fn blocks(inputs: &Inputs<'_>, shards: &[Span], block_elements: u64) -> Vec<Vec<
     blocks
 }
 
-/// How many blocks of each shard have an element; nothing where shards are not cut into blocks.
+/// The number of non-empty blocks of each shard; empty for other kinds of work.
 fn block_counts(inputs: &Inputs<'_>) -> Vec<u64> {
     let WorkKind::AllReduceByBlocks { block_elements, .. } = inputs.work.kind else { return Vec::new() };
     let members = inputs.members_count();
@@ -223,7 +224,7 @@ fn block_counts(inputs: &Inputs<'_>) -> Vec<u64> {
     (0..members).map(of_shard).collect()
 }
 
-/// Bytes of so many values on their way.
+/// The bytes that so many values take in transfers.
 fn sent_bytes(inputs: &Inputs<'_>, values: u64) -> u64 {
     match inputs.work.kind {
         WorkKind::AllReduceCoded { encoded_bytes } => values * u64::from(encoded_bytes),

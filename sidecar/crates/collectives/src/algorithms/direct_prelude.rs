@@ -1,29 +1,30 @@
-//! What comes before a [direct](super::direct) all-reduce by a reducer that measures first: one sub-schedule that ends before any
-//! other begins.
+//! The prelude of a [direct](super::direct) all-reduce by a reducer that measures first: one sub-schedule that ends before
+//! any other begins.
 //!
-//! *Two-pass*: every member measures the whole inputs of its own ranks, part by part; nothing travels but the measures. The
-//! mean of tensors clipped to their median norm is one of these.
+//! *Two-pass*: every member measures the whole inputs of its own ranks, step by step, and sends only the measures. The mean
+//! of tensors clipped to their median norm is such a reducer.
 //!
-//! *Adaptive*: the measures are the inner products of all pairs of ranks, which no member can take alone. In each round the
-//! members send each rank's values of a part of every shard to the shard's owner, who adds the products of the part before.
-//! Adasum is one of these: S. Maleki et al., "Scaling distributed training with adaptive summation", 2020 (arXiv:2006.02924).
-//! It combines pairs of vectors along a tree, with coefficients from inner products of the operands. All of them are linear
-//! combinations of the ranks' tensors, so their inner products follow from this Gram matrix, and each rank's weight in the
-//! result is known to every member without another message.
+//! *Adaptive*: the measures are the inner products of all pairs of ranks, which no member can compute alone. In each round
+//! the members send each rank's values of a chunk of every shard to the shard's owner, which adds the products of the
+//! previous chunk. Adasum is such a reducer: S. Maleki et al., "Scaling distributed training with adaptive summation", 2020
+//! (arXiv:2006.02924). It combines pairs of vectors along a tree, with coefficients from inner products of the operands.
+//! All of them are linear combinations of the ranks' tensors, so this Gram matrix gives their inner products, and every
+//! member computes each rank's weight in the result without another message.
 //!
 //! ```text
-//! two-pass    rounds 0..c    measure part r of the own inputs
-//! adaptive    rounds 0..c    measure part r - 1 of the own shard; send part r of all shards to their owners
-//! both        round c        (adaptive: measure the last part;) send the measures to all
+//! two-pass    rounds 0..c    measure chunk r of the local inputs
+//! adaptive    rounds 0..c    measure chunk r - 1 of this member's shard; send chunk r of all shards to their owners
+//! both        round c        (adaptive: measure the last chunk;) send the measures to all
 //!             round c + 1    conclude
 //! ```
 //!
-//! Pipeline have a size of their own, for sums in f64 must not depend on the tuning: at most [`crate::inputs::MEASURED_BYTES`] of a rank's
-//! input, or in an adaptive prelude what lets `2 n` chunks of them fit [`FLIGHT_BYTES_MAX`].
+//! The size of these chunks does not depend on the tuning, as it fixes the order of sums in f64: at most
+//! [`crate::inputs::MEASURED_BYTES`] of a rank's input, or for an adaptive prelude so much that `2 n` chunks fit
+//! [`FLIGHT_BYTES_MAX`].
 //!
 //! Closed form, when there is an element: two-pass 1 round with transfers, adaptive `c + 1`. Member `m` sends `k(m)` numbers
 //! for each measure to `n - 1` peers, or `N (N + 1) / 2` numbers to `n - 1` peers and before that `k(m)` values of each of
-//! `E - P(m)` elements. While measures are gathered a member holds those of all `n`: 263 KiB of each at the limit of 256 ranks.
+//! `E - P(m)` elements. A member holds the measures of all `n` members: 263 KiB each at the limit of 256 ranks.
 
 use ronde_wire::{Lane, Member, limits};
 
@@ -33,7 +34,7 @@ use crate::cost::FLIGHT_BYTES_MAX;
 use crate::inputs::Inputs;
 use crate::plan::{Form, Register, Round, Span, Step, SubSchedule, Transfer, WorkKind};
 
-/// The sub-schedule of one member; `shards` are the spans of all shards.
+/// Returns the prelude of one member; `shards` are the spans of all shards.
 pub(super) fn sub_schedule(me: Member, inputs: &Inputs<'_>, shards: &[Span]) -> SubSchedule {
     let rounds = match inputs.work.kind {
         WorkKind::AllReduceAdaptive => adaptive(me.index(), inputs, shards),
@@ -42,7 +43,7 @@ pub(super) fn sub_schedule(me: Member, inputs: &Inputs<'_>, shards: &[Span]) -> 
     SubSchedule { lane: Lane(0), rounds }
 }
 
-/// What a prelude adds to the closed form; nothing where there is none.
+/// The prelude's share of the closed form; zero without a prelude.
 pub(super) struct PredictedPrelude {
     pub(super) rounds: u32,
     pub(super) sent_bytes: Vec<u64>,
@@ -80,7 +81,7 @@ fn two_pass(me: usize, inputs: &Inputs<'_>) -> Vec<Round> {
 
 fn adaptive(me: usize, inputs: &Inputs<'_>, shards: &[Span]) -> Vec<Round> {
     let count = shards[0].len.div_ceil(measured_chunk_elements(inputs));
-    // What is gathered later takes the registers of what was sent before, of which the own one is free all the time.
+    // The gathered measures reuse the registers of sent contributions; this member's own one is always free.
     let (first, into) = (outgoing(0, shards.len()), outgoing(me, shards.len()));
     let mut rounds = vec![Round::default()];
     for index in 0..count {
@@ -94,7 +95,7 @@ fn adaptive(me: usize, inputs: &Inputs<'_>, shards: &[Span]) -> Vec<Round> {
     rounds
 }
 
-/// In the last round everybody's measures go to everybody, into registers from `first` on; then the conclusion.
+/// Appends an all-gather of the measures, into registers from `first` on, and the conclusion.
 fn gather_and_conclude(me: usize, inputs: &Inputs<'_>, first: Register, rounds: &mut Vec<Round>) {
     let gathering = rounds.last_mut().expect("never empty");
     let measures = |m: usize| (Register(first.0 + incoming(m).0), Span { start: 0, len: measures_of(inputs, m) });
@@ -107,7 +108,7 @@ fn gather_and_conclude(me: usize, inputs: &Inputs<'_>, first: Register, rounds: 
     rounds.push(Round { steps: vec![Step::Conclude { first }], transfers: Vec::new() });
 }
 
-/// How many numbers a member has measured.
+/// The number of measures of a member.
 fn measures_of(inputs: &Inputs<'_>, m: usize) -> u64 {
     let ranks = inputs.topology.size() as u64;
     match inputs.work.kind {
@@ -116,7 +117,7 @@ fn measures_of(inputs: &Inputs<'_>, m: usize) -> u64 {
     }
 }
 
-/// Elements of a part of an adaptive prelude; at least 1.
+/// The elements of a chunk of an adaptive prelude; at least 1.
 fn measured_chunk_elements(inputs: &Inputs<'_>) -> u64 {
     let (min, max) = (limits::CHUNK_BYTES_MIN as u64, limits::CHUNK_BYTES_MAX as u64);
     let chunk_bytes = (FLIGHT_BYTES_MAX / (2 * inputs.members_count())).clamp(min, max);

@@ -1,9 +1,9 @@
 //! Barrier by dissemination. D. Hensgen, R. Finkel and U. Manber, "Two algorithms for barrier synchronization", IJPP 17
 //! (1988).
 //!
-//! Vocabulary: a *token* is a transfer of an empty span: it carries nothing but the news that its sender has come, and
-//! everybody of whom the sender knows. In round `k` member `m` sends a token to `m + 2^k` and awaits one from `m - 2^k`,
-//! so after round `k` it knows that the `2^(k+1)` members up to itself have come.
+//! A *token* is a transfer of an empty span. It tells the receiver that the sender has arrived, and all members that the
+//! sender knows of. In round `k` member `m` sends a token to `m + 2^k` and waits for one from `m - 2^k`. So after round `k` it
+//! knows that the `2^(k+1)` members up to itself have arrived.
 //!
 //! Closed form: `ceil(log2 n)` rounds, one token sent by each member in each of them, 0 bytes.
 

@@ -1,10 +1,10 @@
-//! Any number of members as a power of two: see [`super::recursive_doubling`] for the vocabulary.
+//! Folding of any number of members to a power of two, for [`super::recursive_doubling`] and [`super::halving_doubling`].
 
 use ronde_wire::Member;
 
 use super::member;
 
-/// Who folds and who is of the core.
+/// The members that fold and those of the core; [`super::recursive_doubling`] defines the terms.
 pub(super) struct Folding {
     pub(super) excess: usize,
     /// `log2 p`.

@@ -1,13 +1,13 @@
 //! All-reduce by recursive halving and doubling for any number of members. R. Rabenseifner, "Optimization of collective
 //! reduction operations", ICCS 2004.
 //!
-//! Vocabulary: excess, neighbours, core and fold as in [`super::recursive_doubling`]. The bucket is cut into `p` *shards*,
-//! and core member `v` owns shard `v`. In halving step `k` core member `v` hands to `v xor 2^k` those shards that both
-//! have reduced and whose owner agrees with the other one in bit `k`; both compute `op(lower, higher)`. After `log2 p`
-//! steps every owner has its shard complete and finishes it once. The doubling steps go the same way back.
+//! Excess, neighbours, core and fold are as in [`super::recursive_doubling`]. The bucket is cut into `p` shards, and core
+//! member `v` owns shard `v`. In halving step `k` core member `v` sends to `v xor 2^k` those shards that both have reduced
+//! and whose owner agrees with the other one in bit `k`; both compute `op(lower, higher)`. After `log2 p` steps every owner
+//! has its complete shard and finishes it once. The doubling steps reverse the halving steps.
 //!
-//! What two members exchange in one step of the original travels here shard by shard: sub-schedules `p c + i` for all `i` are
-//! *siblings*, and each does for part `c` of shard `i` a reduction along a binomial tree to the owner and a broadcast back.
+//! The original exchanges several shards in one step; here each shard moves separately. Sub-schedules `p c + i` for all `i`
+//! are *siblings*: each reduces chunk `c` of shard `i` along a binomial tree to the owner and broadcasts the result back.
 //! With a window of `p` sub-schedules the siblings' rounds coincide.
 //!
 //! Closed form, with `P(i)` the elements of shard `i` and `S(v)` the sum of `P(i)` over all steps `k` and all `i` that agree
@@ -24,9 +24,9 @@ use super::{Predicted, member, number, trimmed};
 use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Source, Span, Target};
 
-/// What has been reduced so far, then the finished shard.
+/// The partial reduction of this member, then the finished shard.
 const SUM: Register = Register(0);
-/// What the partner has reduced so far.
+/// The partial reduction of the partner.
 const OTHER: Register = Register(1);
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
@@ -92,7 +92,7 @@ struct Core {
 }
 
 impl Core {
-    /// Whether it agrees with the owner in the bits below `bits`, so that it has a part in what follows.
+    /// Whether it agrees with the owner in the bits below `bits`, so that it takes part in the following steps.
     fn agrees(self, bits: u32) -> bool {
         (self.number as u64 ^ self.owner).trailing_zeros() >= bits
     }
@@ -102,7 +102,7 @@ fn shards(folding: &Folding) -> u64 {
     1 << folding.doublings
 }
 
-/// The round behind the last doubling step.
+/// The round after the last doubling step.
 fn last(folding: &Folding) -> usize {
     folding.first() + 2 * folding.doublings as usize
 }
@@ -147,7 +147,7 @@ fn core_rounds(folding: &Folding, core: Core, span: Span) -> Vec<Round> {
     trimmed(rounds)
 }
 
-/// Hands the shard over, or takes what the partner has of it; `rounds` begins with the step's round.
+/// Sends the shard to the partner, or receives and reduces the partner's; `rounds` starts with the step's round.
 fn halving_step(folding: &Folding, core: Core, step: u32, span: Span, rounds: &mut [Round]) {
     let partner = core.number ^ (1 << step);
     if core.agrees(step + 1) {

@@ -1,11 +1,11 @@
-//! Gather in one round: everybody sends to the root at once.
+//! Gather in one round: all members send to the root at once.
 //!
-//! A tree would send what it relays several times, and the root receives every byte once in any case; for the few members
-//! that gathers have, one round is also the shortest. Linear gather is folklore; R. Thakur and R. Rabenseifner (2005)
+//! A tree would send forwarded bytes several times, and the root receives every byte once in any case. For the few members
+//! of typical gathers one round is also the fastest. Linear gather is folklore; R. Thakur and R. Rabenseifner (2005)
 //! use it for long messages.
 //!
-//! Vocabulary: the *block* of a member is what its ranks contribute, tensor by tensor and rank by rank; blocks lie in the
-//! bucket in member order. Sub-schedule `c` carries part `c` of every block. The root has a register for each member.
+//! The *block* of a member is the contribution of its ranks, tensor by tensor and rank by rank. The bucket holds blocks in
+//! member order. Sub-schedule `c` moves chunk `c` of every block. The root has a register for each member.
 //!
 //! Closed form, with `B(i)` the elements of block `i`: 1 round when a member other than the root's has an element. Member
 //! `m` sends `B(m)` elements, the root's member 0. Nothing is reduced.

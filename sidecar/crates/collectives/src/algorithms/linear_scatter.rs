@@ -1,8 +1,8 @@
-//! Scatter in one round: the root sends to everybody at once. Also a message from one rank to another, as a scatter over
-//! the two of them. As old as message passing; see [`super::linear_gather`] for why it is not a tree.
+//! Scatter in one round: the root sends to all members at once. A message from one rank to another is a scatter over the
+//! two of them. [`super::linear_gather`] explains why it is not a tree.
 //!
-//! Vocabulary: the *block* of a member is what its ranks get, tensor by tensor and rank by rank; blocks lie in the bucket
-//! in member order. Sub-schedule `c` carries part `c` of every block. The root has a register for each member.
+//! The *block* of a member is the result of its ranks, tensor by tensor and rank by rank. The bucket holds blocks in member
+//! order. Sub-schedule `c` moves chunk `c` of every block. The root has a register for each member.
 //!
 //! Closed form, with `B(i)` the elements of block `i`: 1 round when a member other than the root's gets an element. The
 //! root's member `m` sends `E - B(m)` elements, the others 0. Nothing is reduced.

@@ -1,12 +1,12 @@
-//! One member: all ranks sit in one place, nothing is sent.
+//! A set with one member: all its ranks have the same sidecar, and nothing is sent.
 //!
-//! Each sub-schedule contributes, finishes and publishes one chunk; sub-schedules bound private memory as in every other algorithm.
-//! Nothing travels, so a codec has nothing to do. Where all ranks' values are reduced at once they lie side by side in a
-//! register, and a chunk has as many times fewer elements. A prelude measures the whole input first, in spans of
-//! [`crate::inputs::MEASURED_BYTES`] so that the order of its sums does not depend on the tuning.
+//! Each sub-schedule contributes, finishes and publishes one chunk, which bounds private memory as in every other algorithm.
+//! A codec has no effect. An n-ary reduction holds the values of all ranks in one register, so a chunk has as many times
+//! fewer elements. A prelude measures the whole input first, in spans of [`crate::inputs::MEASURED_BYTES`], so that the order
+//! of its sums does not depend on the tuning.
 //!
-//! Closed form: 0 rounds, 0 bytes sent; reduced are `E` elements of each rank by an n-ary reduction, otherwise 0 (local ranks
-//! are reduced by the contribution).
+//! Closed form: 0 rounds, 0 bytes sent. An n-ary reduction reduces `E` elements of each rank, anything else 0 (the
+//! contribution reduces local ranks).
 
 use ronde_wire::{Lane, Member};
 
@@ -17,7 +17,7 @@ use crate::plan::{Layout, Plan, Register, Round, Source, Span, Step, SubSchedule
 const OWN: Register = Register(0);
 /// The result of an n-ary reduction.
 const REDUCED: Register = Register(1);
-/// What a prelude has measured so far.
+/// The measures of a prelude so far.
 const MEASURES: Register = Register(1);
 
 pub(crate) fn plan(_me: Member, inputs: &Inputs<'_>) -> Plan {
@@ -85,7 +85,7 @@ fn chunk(kind: &WorkKind, span: Span) -> Round {
     round
 }
 
-/// The rounds of a prelude: a part of the input in each, then the conclusion.
+/// The rounds of a prelude: each measures a span of the input, and the last one concludes.
 fn measuring(inputs: &Inputs<'_>, whole: Span) -> Vec<Round> {
     let each_alone = matches!(inputs.work.kind, WorkKind::AllReduceTwoPass { .. });
     let values_each = if each_alone { 1 } else { inputs.topology.size() as u64 };

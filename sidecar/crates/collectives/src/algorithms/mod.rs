@@ -1,5 +1,6 @@
 //! The algorithms, one file each. In all of them `n` is the number of members, `m` this member, `p` the largest power of
-//! two that is not above `n`, and `E` the elements of the bucket.
+//! two that is not above `n`, and `E` the elements of the bucket. [`TABLE`] lists them for the planner; a new algorithm is
+//! one file here and one line there.
 //!
 //! | file | work | rounds | elements sent by a member |
 //! |---|---|---|---|
@@ -13,7 +14,7 @@
 //! | [`ring_allgather`] | all-gather | n - 1 | E less the block of member m + 1 |
 //! | [`linear_gather`] | gather | 1 | its own block, the root 0 |
 //! | [`linear_scatter`] | scatter, messages | 1 | 0, the root E less its own block |
-//! | [`pairwise_alltoall`] | all-to-all | n - 1 | what its ranks have for others |
+//! | [`pairwise_alltoall`] | all-to-all | n - 1 | what its ranks send to those of others |
 //! | [`direct`] | coded all-reduce | 2 | E encoded less its own shard, and that n - 1 times |
 //! | [`direct`], [`direct_prelude`] | n-ary, two-pass and adaptive all-reduce | 2, and those of a prelude | the same, first each rank's values; adaptive: those twice |
 //! | [`dissemination`] | barrier | ceil(log2 n) | 0, in ceil(log2 n) tokens |
@@ -44,47 +45,46 @@ use ronde_wire::{Member, Rank};
 use crate::inputs::Inputs;
 use crate::plan::{Form, Layout, Plan, Register, Round, Span, Step, Transfer};
 
-/// What the closed form of an algorithm says about all members' plans. The checker compares it with the plans.
+/// The closed form of an algorithm: what it predicts of all members' plans. The checker compares both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Predicted {
     /// Rounds with transfers, from the first to the last one, in the longest sub-schedule.
     pub rounds: u32,
     /// Bytes that each member sends.
     pub sent_bytes: Vec<u64>,
-    /// Bytes that each member combines with others: the spans of its reduce steps, and those of its n-ary reductions once
-    /// for each rank.
+    /// Bytes that each member reduces: the spans of its reduce steps, and those of its n-ary reductions once per rank.
     pub reduced_bytes: Vec<u64>,
-    /// Elements of the longest block that sub-schedules cut into chunks.
+    /// Elements of the longest shard or block that sub-schedules cut into chunks.
     pub longest_block: u64,
-    /// Into how many chunks blocks are cut, where that does not hang on the size of a chunk.
+    /// The number of chunks of each block, where it does not depend on the size of a chunk.
     pub fixed_chunks: Option<u64>,
-    /// Values that a register may hold for each element of its span: 1, or the most ranks that a member has where ranks'
-    /// values stay apart. A chunk holds so many times fewer elements.
+    /// Values that a register may hold for each element of its span: 1, or the most ranks of a member where ranks' values
+    /// stay separate. A chunk holds so many times fewer elements.
     pub values_each: u64,
-    /// Sub-schedules that share the work on a part of each block, side by side.
+    /// Sub-schedules that together move one chunk of each block.
     pub siblings: u32,
-    /// Sub-schedules before those: 1 for a prelude.
+    /// Sub-schedules of a prelude: 1 or 0.
     pub preludes: u32,
-    /// Chunks that the busiest member sends or receives for a part of each block, siblings together.
+    /// Chunks that the busiest member sends or receives for one chunk of each block, siblings together.
     pub chunk_transfers: u32,
-    /// Chunks that a sub-schedule may have to hold for its peers at once.
+    /// The most chunks that a sub-schedule holds for its peers at once.
     pub held_chunks: u32,
 }
 
 impl Predicted {
-    /// The number of sub-schedules when a chunk has up to so many elements.
+    /// The number of sub-schedules for chunks of at most so many elements.
     #[must_use]
     pub fn sub_schedules(&self, chunk_elements: u64) -> u64 {
         u64::from(self.preludes) + u64::from(self.siblings) * self.chunks_per_block(chunk_elements)
     }
 
-    /// The number of chunks into which each block is cut when a chunk has up to so many elements.
+    /// The number of chunks of each block for chunks of at most so many elements.
     #[must_use]
     pub fn chunks_per_block(&self, chunk_elements: u64) -> u64 {
         self.fixed_chunks.unwrap_or_else(|| self.longest_block.div_ceil((chunk_elements / self.values_each).max(1)))
     }
 
-    /// Nothing to send anywhere.
+    /// The closed form of plans that send nothing.
     pub(crate) fn idle(members: usize) -> Self {
         Self {
             rounds: 0,
@@ -101,7 +101,7 @@ impl Predicted {
     }
 }
 
-/// Steps and transfers that are left out when there is nothing to do; only a barrier has transfers of empty spans.
+/// Builders that omit steps and transfers of empty spans. Only a barrier has such transfers.
 impl Round {
     fn contribute(&mut self, into: Register, span: Span) {
         self.step(span, Step::Contribute { into, span });
@@ -148,7 +148,7 @@ impl Round {
     }
 }
 
-/// A plan whose sub-schedule `c` does with part `c` of every block what `rounds` says of those chunks.
+/// A plan whose sub-schedule `c` has the `rounds` of chunk `c` of every block.
 fn plan_of_blocks(
     inputs: &Inputs<'_>,
     layout: Layout,
@@ -164,7 +164,7 @@ fn plan_of_blocks(
     Plan { layout, sub_schedules, window: inputs.window(), prelude: false }
 }
 
-/// Trailing empty rounds say nothing.
+/// Removes trailing empty rounds.
 fn trimmed(mut rounds: Vec<Round>) -> Vec<Round> {
     while rounds.last().is_some_and(|round| round.steps.is_empty() && round.transfers.is_empty()) {
         rounds.pop();
@@ -189,7 +189,7 @@ fn block_lens(inputs: &Inputs<'_>) -> Vec<u64> {
     inputs.topology.members.iter().map(|member| member.ranks.iter().map(of_rank).sum()).collect()
 }
 
-/// The closed form of a round with the root, but for the bytes that are sent.
+/// The closed form of a gather or scatter in one round, without the bytes sent.
 fn linear_predicted(inputs: &Inputs<'_>, blocks: &[u64]) -> Predicted {
     let members = blocks.len();
     let root = root_member(inputs).index();
@@ -203,7 +203,7 @@ fn linear_predicted(inputs: &Inputs<'_>, blocks: &[u64]) -> Predicted {
     }
 }
 
-/// A number of rounds or chunks, as a closed form holds it.
+/// Converts a number of rounds or chunks for a closed form.
 fn number(number: u64) -> u32 {
     number.try_into().unwrap_or(u32::MAX)
 }
@@ -222,7 +222,7 @@ fn root_member(inputs: &Inputs<'_>) -> Member {
     inputs.topology.member_of(root_of(inputs)).expect("the planner checked that the root is in the set")
 }
 
-/// The members before and behind one on the ring.
+/// The previous and the next member on the ring.
 fn neighbours(me: usize, members: usize) -> (Member, Member) {
     (member((me + members - 1) % members), member((me + 1) % members))
 }

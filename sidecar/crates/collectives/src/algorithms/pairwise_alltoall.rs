@@ -1,10 +1,10 @@
 //! All-to-all by pairwise exchange, with blocks of any length. R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of
 //! collective communication operations in MPICH", IJHPCA 19 (2005).
 //!
-//! Vocabulary: *block* `(a, b)` is what the ranks of member `a` have for those of member `b`, tensor by tensor; blocks lie in
-//! the bucket sender by sender. In round `r` a member sends its block for `m + r + 1` and receives the one from `m - r - 1`:
-//! the distance grows, and each member has one sender and one receiver in each round. Its block for itself is copied in
-//! round 0. Sub-schedule `c` does this with chunk `c` of every block.
+//! *Block* `(a, b)` is what the ranks of member `a` send to those of member `b`, tensor by tensor. The bucket holds blocks in
+//! order of senders. In round `r` a member sends its block for `m + r + 1` and receives the one from `m - r - 1`: each member
+//! has one sender and one receiver in each round. It copies its block for itself in round 0. Sub-schedule `c` does this with
+//! chunk `c` of every block.
 //!
 //! Closed form, with `B(a, b)` the elements of a block: as many rounds as the greatest distance over which there is an
 //! element, up to `n - 1`. Member `m` sends the sum of `B(m, b)` over all others `b`. Nothing is reduced.

@@ -1,11 +1,11 @@
 //! All-reduce by recursive doubling for any number of members. R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of
 //! collective communication operations in MPICH", IJHPCA 19 (2005).
 //!
-//! Vocabulary: `p` is the largest power of two up to `n`, `x = n - p` the *excess*. Members `0..2x` form neighbours: the
-//! odd one *folds* its contribution into the even one and is idle until the even one hands it the result. The `p`
-//! members left, the *core*, are numbered `0..p` in member order; in step `k` core member `v` exchanges whole spans with
-//! `v xor 2^k`, and both compute `op(lower, higher)`. So every core member evaluates the same expression, and finishes
-//! it for itself. Sub-schedule `c` does this with part `c` of the bucket.
+//! `p` is the largest power of two up to `n`, `x = n - p` the *excess*. Members `0..2x` form pairs of neighbours: the odd
+//! one *folds* its contribution into the even one and is idle until the even one sends it the result. The other `p`
+//! members, the *core*, are numbered `0..p` in member order. In step `k` core member `v` exchanges whole spans with
+//! `v xor 2^k`, and both compute `op(lower, higher)`. So every core member evaluates the same expression, and each
+//! finishes its copy. Sub-schedule `c` does this with chunk `c` of the bucket.
 //!
 //! Closed form: `log2 p` rounds, and two more when there is an excess (rounds 0 and last). A core member sends
 //! `E log2 p` elements and reduces as many; one that a neighbour folds into sends and reduces `E` more; an excess member
@@ -20,9 +20,9 @@ use super::{Predicted, member, trimmed};
 use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Source, Span, Target};
 
-/// What has been reduced so far.
+/// The partial reduction of this member.
 const SUM: Register = Register(0);
-/// What the partner has reduced so far.
+/// The partial reduction of the partner.
 const OTHER: Register = Register(1);
 
 pub(crate) fn plan(me: Member, inputs: &Inputs<'_>) -> Plan {
@@ -98,7 +98,7 @@ fn core_rounds(folding: &Folding, number: usize, folded: Option<usize>, span: Sp
     trimmed(rounds)
 }
 
-/// The round behind the last doubling step.
+/// The round after the last doubling step.
 fn last(folding: &Folding) -> usize {
     folding.first() + folding.doublings as usize
 }

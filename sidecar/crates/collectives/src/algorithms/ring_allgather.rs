@@ -2,9 +2,9 @@
 //! begins with the block of its own ranks. R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective
 //! communication operations in MPICH", IJHPCA 19 (2005).
 //!
-//! Vocabulary: the *block* of a member is what its ranks contribute, tensor by tensor and rank by rank; blocks lie in the
-//! bucket in member order, while results are in rank order, which the layout translates. In round `r` a member sends
-//! block `m - r` and receives block `m - r - 1`. Sub-schedule `c` does this with part `c` of every block.
+//! The *block* of a member is the contribution of its ranks, tensor by tensor and rank by rank. The bucket holds blocks in
+//! member order, results hold them in rank order; the layout maps one to the other. In round `r` a member sends block
+//! `m - r` and receives block `m - r - 1`. Sub-schedule `c` does this with chunk `c` of every block.
 //!
 //! Closed form, with `B(i)` the elements of block `i`: `n - 1` rounds when there is an element. Member `m` sends
 //! `E - B(m + 1)` elements. Nothing is reduced.
@@ -15,7 +15,7 @@ use super::{Predicted, back, block_lens, neighbours, number, plan_of_blocks, tri
 use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Span};
 
-/// The two registers take turns: what was received into one is sent from it in the next round.
+/// The two registers alternate: a block received into one is sent from it in the next round.
 const EVEN: Register = Register(0);
 const ODD: Register = Register(1);
 

@@ -1,11 +1,10 @@
 //! All-reduce on a ring: reduce-scatter, then all-gather. P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce
 //! algorithms for clusters of workstations", JPDC 69 (2009).
 //!
-//! Vocabulary: every tensor is cut into `n` *shards*, the first `count % n` of them one element longer; shard `i` of the
-//! bucket is shard `i` of all its tensors. Shard `i` starts at member `i`, travels once around the ring while every
-//! member adds its contribution behind the ones that came before, and arrives complete at its *owner*, member `i - 1`.
-//! The owner finishes it (average, postscale) once, and it travels around a second time. Sub-schedule `c` does this with part
-//! `c` of every shard.
+//! Every tensor is cut into `n` shards, the first `count % n` of them one element longer; shard `i` of the bucket is shard
+//! `i` of all its tensors. Shard `i` starts at member `i` and goes once around the ring, while every member adds its
+//! contribution as the right operand. It is complete at its *owner*, member `i - 1`, which finishes it (average, postscale)
+//! once. Then it goes around a second time. Sub-schedule `c` does this with chunk `c` of every shard.
 //!
 //! ```text
 //! round r < n-1          send shard m - r, receive shard m - r - 1      (reduce-scatter)
@@ -24,7 +23,7 @@ use super::{Predicted, back, neighbours, number, plan_of_blocks, shard_lens, tri
 use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Span};
 
-/// Takes turns with [`EVEN`] in receiving and sending; the one that was received into is sent from in the next round.
+/// Alternates with [`EVEN`]: a shard received into one is sent from it in the next round.
 const ODD: Register = Register(0);
 const EVEN: Register = Register(1);
 /// This member's contribution until it is reduced into the received shard.
@@ -88,7 +87,7 @@ fn rounds(me: usize, chunks: &[Span]) -> Vec<Round> {
     trimmed(rounds)
 }
 
-/// The shard in `held` becomes what came before and this member's contribution behind it; the first has nothing before.
+/// Adds this member's contribution to the shard in `held` as the right operand; the first member only loads it.
 fn add_own(round: &mut Round, held: Register, span: Span, first: bool) {
     if first {
         round.contribute(held, span);

@@ -2,10 +2,10 @@
 //! with the block of its own ranks. P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 //! workstations", JPDC 69 (2009).
 //!
-//! Vocabulary: the *block* of a member is what its ranks get, tensor by tensor and rank by rank; blocks lie in the bucket in
-//! member order. Block `i` starts at member `i + 1` and travels once around while every member adds its contribution
-//! behind the ones that came before, so it is complete when it comes to member `i`, which finishes it. In round `r` a
-//! member sends block `m - r - 1` and receives block `m - r - 2`. Sub-schedule `c` does this with part `c` of every block.
+//! The *block* of a member is the result of its ranks, tensor by tensor and rank by rank. The bucket holds blocks in member
+//! order. Block `i` starts at member `i + 1` and goes once around, while every member adds its contribution as the right
+//! operand. It is complete at member `i`, which finishes it. In round `r` a member sends block `m - r - 1` and receives block
+//! `m - r - 2`. Sub-schedule `c` does this with chunk `c` of every block.
 //!
 //! Closed form, with `B(i)` the elements of block `i`: `n - 1` rounds when there is an element. Member `m` sends `E - B(m)`
 //! elements and reduces `E - B(m - 1)`.
@@ -18,7 +18,7 @@ use super::{Predicted, back, block_lens, neighbours, number, plan_of_blocks, tri
 use crate::inputs::Inputs;
 use crate::plan::{Layout, Plan, Register, Round, Span};
 
-/// The two registers take turns: what was received into one is sent from it in the next round.
+/// The two registers alternate: a block received into one is sent from it in the next round.
 const EVEN: Register = Register(0);
 const ODD: Register = Register(1);
 /// This member's contribution until it is reduced into the received block.

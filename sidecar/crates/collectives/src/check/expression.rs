@@ -1,14 +1,14 @@
-//! Values as trees over ranks; equal trees are one node.
+//! Symbolic values: trees over ranks, where equal trees share a node.
 
 use std::collections::HashMap;
 
 use ronde_wire::{Member, Rank, SetTopology};
 
-/// A node; equal exactly when the trees are equal.
+/// A node; equal if and only if the trees are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Expression(u32);
 
-/// Why two values do not combine.
+/// Why two values cannot be combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CombineError {
     /// This rank is in both.
@@ -46,11 +46,11 @@ struct Node {
     tree: Tree,
     /// A bit for each rank of the set, by position.
     ranks: Vec<u64>,
-    /// The members whose contributions stand first and last.
+    /// The members of the first and last contribution.
     first: Member,
     last: Member,
     finished: bool,
-    /// Whether it came out of a codec, or is reduced from what did.
+    /// Whether a codec decoded it, or all values that it is reduced from.
     decoded: bool,
 }
 
@@ -68,21 +68,21 @@ impl Expressions {
         self.node(Node { tree: Tree::Rank(rank), ranks, first: member, last: member, finished: false, decoded: false })
     }
 
-    /// What a member contributes: its ranks in order.
+    /// A member's contribution: its ranks in order.
     pub(super) fn contribution(&mut self, ranks: &[Rank], member: Member) -> Expression {
         let mut leaves: Vec<Expression> = ranks.iter().map(|rank| self.rank(*rank, member)).collect();
         let first = leaves.remove(0);
         leaves.into_iter().fold(first, |sum, leaf| self.join(sum, leaf))
     }
 
-    /// All ranks' values, combined at once.
+    /// The n-ary reduction of all ranks' values.
     pub(super) fn all(&mut self) -> Expression {
         let ranks = vec![u64::MAX; self.ranks.len().div_ceil(64)];
         let (first, last) = (Member(0), Member(self.members - 1));
         self.node(Node { tree: Tree::All, ranks, first, last, finished: false, decoded: false })
     }
 
-    /// What comes out of the codec.
+    /// The decoded value.
     pub(super) fn decoded(&mut self, value: Expression) -> Expression {
         let node = self.at(value);
         let (ranks, first, last, finished) = (node.ranks.clone(), node.first, node.last, node.finished);
@@ -102,7 +102,7 @@ impl Expressions {
         if a.decoded != b.decoded {
             return Err(CombineError::Plain);
         }
-        // What comes out of a codec is reduced left to right from member 0 on.
+        // Decoded values are reduced left to right from member 0 on.
         let turned = a.decoded && (a.first != Member(0) || b.first != b.last);
         if turned || (a.last.0 + 1) % self.members != b.first.0 {
             return Err(CombineError::Order);

@@ -1,8 +1,8 @@
-//! Runs plans on FIFO lanes under adversarial schedules and sees whether they complete.
+//! Runs plans on FIFO lanes under adversarial schedules and checks that they complete.
 //!
 //! A lane is a FIFO from one member to another. A member starts operations in order, begins the sub-schedules of each lane in
-//! order up to the window, and posts a round's transfers together; a send is complete when the receiver has taken the
-//! chunk from the lane's head. The schedule decides what happens next among everything that can happen.
+//! order up to the window, and posts a round's transfers together. A send completes when the receiver takes the
+//! chunk from the lane's head. The schedule chooses the next event among all possible ones.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -14,43 +14,41 @@ use crate::plan::{Plan, SubSchedule, Transfer};
 /// When a receiver takes the chunk at a lane's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// There is no lane: a chunk goes straight from the sender's register to the posted receive, never waits behind
-    /// another one, and is stored nowhere in between.
+    /// There are no lanes: a chunk moves directly from the sender's register to the posted receive, without a buffer and
+    /// without waiting for another chunk.
     Rendezvous,
-    /// As soon as it has started the operation: it has room for a chunk that comes before its receive is posted. Senders are
-    /// held back as the executor does it: a sub-schedule keeps its place in the sender's window until everybody to whom it sent
-    /// there and from whom it hears nothing has ended it too, and has said so by a token. That bounds what lies at a
-    /// receiver.
+    /// As soon as the receiver has started the operation: it buffers a chunk that arrives before its receive is posted.
+    /// Senders are subject to backpressure as in the executor: a sub-schedule occupies its slot in the sender's window until
+    /// every member to which it only sends has acknowledged its end with a token. That bounds the receiver's buffer.
     Backpressure,
-    /// Only when the matching receive is posted: no room at the receiver at all, and a head that must wait holds up what
-    /// stands behind it.
+    /// Only when the matching receive is posted: the receiver has no buffer, and a waiting head blocks the chunks after it.
     WhenPosted,
 }
 
-/// Who is preferred when several things can happen.
+/// Which event comes next when several are possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
-    /// What became possible first.
+    /// The one that became possible first.
     Fair,
-    /// What became possible last.
+    /// The one that became possible last.
     NewestFirst,
-    /// This member runs as far as it can, then the others do.
+    /// Any event of this member, then those of others.
     RunAhead(Member),
-    /// This member does something only when nobody else can.
+    /// Events of other members, then those of this one.
     HoldBack(Member),
-    /// Anything, from this seed.
+    /// A random one, from this seed.
     Random(u64),
 }
 
 impl Schedule {
-    /// Enough to find a plan that is not ordered well by itself.
+    /// Schedules that suffice to find a plan that deadlocks alone.
     #[must_use]
     pub fn few(members: usize) -> Vec<Self> {
         let last = (0..).map(Member).take(members).last().unwrap_or_default();
         vec![Self::Fair, Self::NewestFirst, Self::RunAhead(Member(0)), Self::HoldBack(last)]
     }
 
-    /// Every member once ahead and once behind, and so many random schedules.
+    /// Every member once run ahead and once held back, and so many random schedules.
     #[must_use]
     pub fn many(members: usize, random: u64) -> Vec<Self> {
         let members = || (0..).map(Member).take(members);
@@ -60,18 +58,18 @@ impl Schedule {
     }
 }
 
-/// What was seen while plans ran to their end.
+/// Statistics of all runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Explored {
-    /// The most chunks from one member that lay at another one at the same time before their receives were posted.
+    /// The most chunks of one sender buffered at a receiver before their receives were posted.
     pub early_chunks_max: usize,
 }
 
-/// Two operations on the same lanes: every member starts `a` before `b`, and everything else interleaves in every
-/// schedule of [`Schedule::many`], as the executor delivers ([`Delivery::Backpressure`]).
+/// Runs two operations on the same lanes: every member starts `a` before `b`, and all other events interleave in every
+/// schedule of [`Schedule::many`], delivered as by the executor ([`Delivery::Backpressure`]).
 ///
 /// # Errors
-/// [`Violation::Stuck`] when a schedule comes to a point where nothing can happen.
+/// [`Violation::Stuck`] when a schedule reaches a state without possible events.
 pub fn check_interleaved(a: &[Plan], b: &[Plan]) -> Result<Explored, Violation> {
     explore(&[a, b], Delivery::Backpressure, &Schedule::many(a.len(), RANDOM_SCHEDULES))
 }
@@ -79,11 +77,11 @@ pub fn check_interleaved(a: &[Plan], b: &[Plan]) -> Result<Explored, Violation> 
 /// Random schedules of [`check_interleaved`].
 const RANDOM_SCHEDULES: u64 = 8;
 
-/// Any number of operations, started in order by every member, in the given schedules. `operations[i][m]` is member
+/// Runs any number of operations, started in order by every member, in the given schedules. `operations[i][m]` is member
 /// `m`'s plan for operation `i`.
 ///
 /// # Errors
-/// [`Violation::Stuck`] when a schedule comes to a point where nothing can happen.
+/// [`Violation::Stuck`] when a schedule reaches a state without possible events.
 pub fn explore(operations: &[&[Plan]], delivery: Delivery, schedules: &[Schedule]) -> Result<Explored, Violation> {
     let mut seen = Explored::default();
     for schedule in schedules {
@@ -93,7 +91,7 @@ pub fn explore(operations: &[&[Plan]], delivery: Delivery, schedules: &[Schedule
     Ok(seen)
 }
 
-/// Something that can happen now.
+/// An event that is possible now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     Start { member: Member },
@@ -121,7 +119,7 @@ struct Link {
     own: Option<(usize, usize)>,
 }
 
-/// A sub-schedule at a member.
+/// One member's part of a sub-schedule of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Task {
     member: Member,
@@ -155,11 +153,11 @@ struct Progress {
     round: usize,
     posted: bool,
     done: bool,
-    /// Tokens that are awaited, less those that came before the sub-schedule was over here.
+    /// Expected tokens, less those received before the sub-schedule ended here.
     tokens: isize,
     /// Transfers of the posted round that are not complete.
     open: Vec<PendingTransfer>,
-    /// Chunks that came before their receive was posted.
+    /// Chunks received before their receive was posted.
     early: Vec<(usize, Member)>,
 }
 
@@ -178,7 +176,7 @@ struct Network<'a> {
     windows: HashMap<(Member, usize, Lane), Window>,
     links: BTreeMap<Link, Queue>,
     ready: VecDeque<Event>,
-    /// Chunks that lie at a receiver before their receive is posted, by sender and receiver, and the most ever.
+    /// Chunks buffered at a receiver before their receive is posted, by sender and receiver, and the maximum.
     early: HashMap<(Member, Member), usize>,
     early_max: usize,
 }
@@ -270,7 +268,7 @@ impl<'a> Network<'a> {
         self.windows.insert((member, operation, lane), window);
     }
 
-    /// Looks at the heads of all lanes that lead to a member.
+    /// Checks the heads of all lanes that lead to a member.
     fn offer_all(&mut self, member: Member) {
         let links: Vec<Link> = self.links.keys().filter(|link| link.to == member).copied().collect();
         links.into_iter().for_each(|link| self.offer(link));
@@ -377,7 +375,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// A sub-schedule's rounds are over: its place in the window is free at once, or with the last token.
+    /// Ends a sub-schedule: its window slot becomes free at once, or with the last token.
     fn end(&mut self, task: Task) {
         let Task { member, operation, sub_schedule } = task;
         let content = &self.operations[operation][member.index()].sub_schedules[sub_schedule];
@@ -440,7 +438,7 @@ impl<'a> Network<'a> {
     }
 }
 
-/// To whom a member sends in a sub-schedule without hearing from them, and from whom it hears without sending to them.
+/// The members to which a member only sends in a sub-schedule, and those from which it only receives.
 fn one_directional(sub_schedule: &SubSchedule) -> (Vec<Member>, Vec<Member>) {
     let (mut send_only, mut receive_only) = (BTreeSet::new(), BTreeSet::new());
     for transfer in sub_schedule.rounds.iter().flat_map(|round| &round.transfers) {

@@ -33,7 +33,7 @@ pub(super) fn check(bucket: &Bucket<'_>) -> Result<(), Violation> {
     check_tiling(&blocks, &layout.slices)
 }
 
-/// What goes from a source to a target in a tensor: a run of elements of the one's input and of the other's result.
+/// The elements from a source to a target in a tensor: a run of the source's input and of the target's result.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
     len: u64,
@@ -44,7 +44,7 @@ struct Block {
 /// By tensor, source and target.
 type Key = (usize, Option<Rank>, Option<Rank>);
 
-/// What the work says about who gets what from whom.
+/// All blocks of the work, by source and target.
 struct Blocks {
     blocks: BTreeMap<Key, Block>,
 }
@@ -69,7 +69,7 @@ impl Blocks {
     }
 }
 
-/// How far the inputs and results of a tensor have been dealt out.
+/// The ends of the inputs and results of a tensor so far.
 #[derive(Default)]
 struct Ends {
     inputs: Running,
@@ -82,7 +82,7 @@ struct Running {
 }
 
 impl Running {
-    /// Where the next `len` elements of this tensor begin.
+    /// Returns the start of the next `len` elements of this tensor.
     fn skip(&mut self, of: Option<Rank>, len: u64) -> u64 {
         let end = self.ends.entry(of).or_default();
         *end += len;
@@ -90,7 +90,7 @@ impl Running {
     }
 }
 
-/// Whose input and whose result the elements of a count are; `None` is everybody's.
+/// The source and target of the elements of a count; `None` is every rank.
 fn ends_of(kind: &WorkKind, ranks: &[Rank], index: usize) -> (Option<Rank>, Option<Rank>) {
     match *kind {
         WorkKind::AllReduce
@@ -127,15 +127,15 @@ fn problem(blocks: &Blocks, slice: &Slice) -> Option<&'static str> {
         return Some("has a tensor, source or target that this work does not have");
     };
     let Some(offset) = slice.input_start.checked_sub(block.input_start) else {
-        return Some("begins before what its source has for its target");
+        return Some("begins before the elements from its source to its target");
     };
     if offset.checked_add(slice.span.len).is_none_or(|end| end > block.len) {
-        return Some("reaches over the end of what its source has for its target");
+        return Some("extends over the end of the elements from its source to its target");
     }
     (slice.output_start != block.output_start + offset).then_some("maps input and result differently from the work")
 }
 
-/// Each block is covered without gap or overlap.
+/// Checks that the slices cover each block without gap or overlap.
 fn check_tiling(blocks: &Blocks, slices: &[Slice]) -> Result<(), Violation> {
     let mut spans: BTreeMap<Key, Vec<Span>> = BTreeMap::new();
     for slice in slices {

@@ -3,19 +3,19 @@
 //! | file | proves |
 //! |---|---|
 //! | `layout` | layouts are equal and map every input and output element exactly once |
-//! | `shape` | every span, register and peer exists and fits; steps belong to the kind of work and to their side of a prelude |
+//! | `shape` | every span, register and peer exists and fits; steps are valid for the kind of work and inside or outside of a prelude |
 //! | `transfers` | sends match receives in peer, sub-schedule, round, span, form and lane; bytes and rounds equal the closed form |
-//! | `values`, `registers` | each contribution counts exactly once, in member order; every target gets each element once, and all ranks of a common result end with the same expression; nothing stale is read, nothing is written twice |
-//! | `reducers` | codecs: sources and owners encode once, plain values never travel, everybody decodes; n-ary: all ranks' values at once, in order; preludes: every element of every rank is measured once, everybody concludes from the same measures before it reduces |
+//! | `values`, `registers` | each contribution counts exactly once, in member order; every target gets each element once, and all ranks of a common result end with the same expression; no stale value is read, no value is written twice |
+//! | `reducers` | codecs: sources and owners encode once, plain values are never sent, all members decode; n-ary: all ranks' values at once, in order; preludes: every element of every rank is measured once, and all members conclude from the same measures before they reduce |
 //! | `lanes` | plans complete on FIFO lanes, alone and with another plan, in adversarial schedules |
 //!
-//! **Why one schedule is enough for values.** The registers of a sub-schedule are touched by its own rounds only, in order, and
-//! a transfer connects two equal rounds of two members. So every schedule that completes moves the same values, and the
-//! checker runs the one in which all members step together. That it completes with rendezvous transfers, without any
-//! buffer, follows from the matching: the members that are least advanced wait for nobody who is not there as well.
+//! **Why one schedule is enough for values.** Only a sub-schedule's own rounds access its registers, in order, and a transfer
+//! connects equal rounds of two members. So every schedule that completes moves the same values, and the checker runs the
+//! one in which all members step together. Matching implies that it completes with rendezvous transfers, without any
+//! buffer: the least advanced members wait only for members in the same round.
 //!
-//! Values are expression trees over ranks, equal trees are one node, and spans are cut into elementary intervals at all
-//! borders that occur, so the effort depends on the schedule and not on the number of elements.
+//! Values are expression trees over ranks, and equal trees share a node. Spans are cut into elementary intervals at all
+//! borders that occur, so the cost depends on the schedule and not on the number of elements.
 
 mod expression;
 mod lanes;
@@ -37,14 +37,14 @@ use crate::plan::{Form, Plan, Span, Target, Work, WorkKind};
 use crate::planner::predicted;
 use expression::{Expression, Expressions};
 
-/// What holds for plans that passed.
+/// The proven properties of plans that passed.
 #[derive(Debug)]
 pub struct Proof {
     /// Rounds with transfers, from the first to the last one, in the longest sub-schedule.
     pub rounds: u32,
     /// Bytes that each member sends.
     pub sent_bytes: Vec<u64>,
-    /// Bytes that each member combines with others.
+    /// Bytes that each member reduces.
     pub reduced_bytes: Vec<u64>,
     /// By member, the spans that it measures in a prelude, in order; empty without one.
     pub measured: Vec<Vec<Span>>,
@@ -53,7 +53,7 @@ pub struct Proof {
 }
 
 impl Proof {
-    /// How the elements of a target's result tensor are computed: runs of elements with the same expression, in order.
+    /// Returns how the elements of a target's result tensor are computed: runs with the same expression, in order.
     /// Ranks are `r0`, `r1` ...; a reduction is `(left right)`, one of all ranks at once `{r0 r1}`, a finished value
     /// `[value]`, and one that came out of a codec `<value>`.
     #[must_use]
@@ -84,7 +84,7 @@ struct Run {
 /// Proves the plans of all members, in member order, for one bucket.
 ///
 /// # Errors
-/// The first [`Violation`] that is found.
+/// The first [`Violation`].
 pub fn check(topology: &SetTopology, work: &Work, tuning: &Tuning, plans: &[Plan]) -> Result<Proof, Violation> {
     if plans.len() != topology.len() {
         return Err(Violation::Plans { given: plans.len(), members: topology.len() });
@@ -104,7 +104,7 @@ pub fn check(topology: &SetTopology, work: &Work, tuning: &Tuning, plans: &[Plan
     Ok(Proof { rounds, sent_bytes, reduced_bytes, measured, results, expressions })
 }
 
-/// What is checked.
+/// The inputs of the checker.
 #[derive(Clone, Copy)]
 struct Bucket<'a> {
     topology: &'a SetTopology,
@@ -122,12 +122,12 @@ impl Bucket<'_> {
         &self.topology.members[member.index()].ranks
     }
 
-    /// Whether values go through a codec: with one member nothing travels.
+    /// Whether values pass a codec: with one member nothing is sent.
     fn is_coded(&self) -> bool {
         self.work.kind.is_coded() && self.plans.len() > 1
     }
 
-    /// How many numbers a member's measures are.
+    /// The number of a member's measures.
     fn measures_of(&self, member: Member) -> u64 {
         match self.work.kind {
             WorkKind::AllReduceTwoPass { measures } => self.ranks_of(member).len() as u64 * u64::from(measures),
@@ -136,11 +136,11 @@ impl Bucket<'_> {
         }
     }
 
-    /// Bytes of a span in a form, as it comes from a member.
+    /// Bytes of a span in a form, sent by a member.
     fn bytes(&self, member: Member, span: Span, form: Form) -> u64 {
         let element = u64::from(self.work.element_bytes);
         if let (Form::Encoded, WorkKind::AllReduceByBlocks { encoded_bytes, .. }) = (form, &self.work.kind) {
-            // At most: how many they are is the codec's secret.
+            // An upper bound: the codec chooses the length.
             return if span.is_empty() { 0 } else { u64::from(*encoded_bytes) };
         }
         let each = match (form, &self.work.kind) {
@@ -157,7 +157,7 @@ impl Bucket<'_> {
         self.plans[0].sub_schedules.len()
     }
 
-    /// The rounds of the longest part of a sub-schedule.
+    /// The most rounds that a member has in a sub-schedule.
     fn rounds(&self, sub_schedule: usize) -> usize {
         self.plans.iter().map(|plan| plan.sub_schedules[sub_schedule].rounds.len()).max().unwrap_or(0)
     }

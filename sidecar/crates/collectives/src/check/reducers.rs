@@ -1,4 +1,4 @@
-//! The steps of codecs and of reducers that see all ranks at once.
+//! Checks of the steps of codecs and n-ary reducers.
 
 use std::rc::Rc;
 
@@ -20,7 +20,7 @@ impl Execution<'_> {
         registers.write(at, into, span, Content::EachRank(at.member))
     }
 
-    /// All ranks' values at once, from as many registers as there are members.
+    /// Reduces all ranks' values at once, from one register per member.
     pub(super) fn reduce_all(
         &mut self,
         at: PlanPosition,
@@ -37,7 +37,7 @@ impl Execution<'_> {
         registers.write(at, into, span, Content::Values(values))
     }
 
-    /// The source's part for an owner is encoded once, and so is what the owner has finished.
+    /// A source encodes its contribution to an owner once, and an owner its finished result.
     pub(super) fn encode(
         &mut self,
         at: PlanPosition,
@@ -80,7 +80,7 @@ impl Execution<'_> {
         registers.write(at, register, span, Content::Values(values))
     }
 
-    /// Every source's part and every owner's result was encoded once.
+    /// Checks that every contribution and every result was encoded once.
     pub(super) fn check_encoded(&self) -> Result<(), Violation> {
         for (stage, times) in self.encoded.iter().enumerate() {
             if let Some(interval) = times.iter().position(|times| *times == 0) {
@@ -112,7 +112,7 @@ impl Execution<'_> {
         self.add_measured(at, registers, into, span)
     }
 
-    /// What all members have measured covers every element of every rank once, and is the same everywhere.
+    /// Checks that the members' measures cover every element of every rank once and are equal on all members.
     pub(super) fn conclude(
         &mut self,
         at: PlanPosition,
@@ -157,7 +157,7 @@ impl Execution<'_> {
         (0..).map(Member).take(self.bucket.plans.len()).zip(registers)
     }
 
-    /// Reads all members' ranks' values; the result goes elsewhere.
+    /// Reads the values of all members' ranks; the result must be in another register.
     fn read_each(
         &self,
         at: PlanPosition,
@@ -196,7 +196,7 @@ impl Execution<'_> {
         registers.write(at, into, whole, Content::Measures(Measured { by: at.member, spans }))
     }
 
-    /// Each element once.
+    /// Checks that spans cover each element once.
     fn check_covers(&self, at: PlanPosition, spans: &[Span]) -> Result<(), Violation> {
         let mut spans = spans.to_vec();
         spans.sort_unstable();

@@ -1,4 +1,4 @@
-//! What registers hold while plans run on expressions.
+//! The symbolic content of registers.
 
 use std::rc::Rc;
 
@@ -8,7 +8,7 @@ use super::expression::Expression;
 use super::{PlanPosition, Violation};
 use crate::plan::{Form, Register, Span};
 
-/// The registers of one sub-schedule at one member, as far as they have been written.
+/// The written registers of one sub-schedule on one member.
 #[derive(Clone, Default)]
 pub(super) struct Registers {
     held: Vec<Option<Held>>,
@@ -21,12 +21,12 @@ struct Held {
     read: bool,
 }
 
-/// What a register holds of its span, or a chunk carries of it.
+/// The content of a register or chunk.
 #[derive(Clone)]
 pub(super) enum Content {
     /// A value for each interval of the span.
     Values(Rc<[Expression]>),
-    /// What was encoded, for each interval of the span.
+    /// An encoded value for each interval of the span.
     Encoded(Rc<[Expression]>),
     /// The values of each of this member's ranks.
     EachRank(Member),
@@ -34,7 +34,7 @@ pub(super) enum Content {
     Measures(Measured),
 }
 
-/// What a member has measured, in order.
+/// The spans that a member has measured, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Measured {
     pub(super) by: Member,
@@ -53,8 +53,7 @@ impl Content {
 }
 
 impl Registers {
-    /// What is read from a register, which must hold exactly this span in this form. Measures that were never taken, because
-    /// there was nothing to measure, are zeros.
+    /// Reads a register, which must hold exactly this span in this form. Measures that were never taken are zeros.
     pub(super) fn read(
         &mut self,
         at: PlanPosition,
@@ -89,7 +88,7 @@ impl Registers {
         }
     }
 
-    /// Measures may be added to a register that holds nothing yet.
+    /// Reads measures; the register may be empty.
     pub(super) fn measures(
         &mut self,
         at: PlanPosition,
@@ -124,14 +123,14 @@ impl Registers {
         Ok(())
     }
 
-    /// Nothing is left behind that nobody has read.
+    /// Checks that every value was read.
     pub(super) fn check_all_read(&self, at: PlanPosition) -> Result<(), Violation> {
         let mut held = (0..).map(Register).zip(&self.held);
         held.try_for_each(|(register, held)| check_read(at, register, held.as_ref()))
     }
 }
 
-/// A value that nobody reads is a sign of a wrong register; a barrier's tokens have no value.
+/// An unread value indicates a wrong register; a barrier's tokens have no value.
 fn check_read(at: PlanPosition, register: Register, held: Option<&Held>) -> Result<(), Violation> {
     match held {
         Some(held) if !held.read && !held.span.is_empty() => Err(Violation::Unread { at, register }),

@@ -1,4 +1,4 @@
-//! The form of plans: what exists, what fits, and what belongs where.
+//! Checks the shape of plans: existence and bounds of spans, registers and peers, and which steps are allowed where.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use ronde_wire::{Member, limits};
 use super::{Bucket, PlanPosition, Violation};
 use crate::plan::{Form, Plan, REGISTERS_MAX, Register, Round, Span, Step, Transfer, WorkKind};
 
-/// Sub-schedules, lanes and windows are equal; every span, register and peer exists.
+/// Checks that sub-schedules, lanes and windows are equal, and that every span, register and peer exists.
 pub(super) fn check(bucket: &Bucket<'_>) -> Result<(), Violation> {
     let first = &bucket.plans[0];
     for (member, plan) in bucket.members() {
@@ -33,7 +33,8 @@ pub(super) fn check(bucket: &Bucket<'_>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// There is a prelude exactly where something is measured, on the lane of all sub-schedules, and its last step concludes.
+/// Checks that there is a prelude if and only if the work measures, on the lane of all sub-schedules, and that its last step
+/// concludes.
 fn check_prelude(bucket: &Bucket<'_>, member: Member, plan: &Plan) -> Result<(), Violation> {
     if plan.prelude != (bucket.work.kind.measures() && plan.layout.elements > 0) {
         return Err(Violation::PreludeMissing { member });
@@ -107,7 +108,7 @@ fn check_step(bucket: &Bucket<'_>, at: PlanPosition, step: &Step) -> Result<(), 
     }
 }
 
-/// What the work must have for a step to belong to it.
+/// What a step requires of the work.
 enum Needs {
     Nothing,
     Contributions,
@@ -120,15 +121,15 @@ enum Needs {
     Measures,
 }
 
-/// A step, for the checks that all steps have in common.
+/// The properties of a step that the common checks use.
 struct Described {
     name: &'static str,
     registers: [Register; 2],
     span: Span,
-    /// What it puts into a register of the span's length.
+    /// The representation that it stores in a register of the span's length.
     form: Option<Form>,
     needs: Needs,
-    /// Whether it belongs to preludes only, or never to them.
+    /// Whether it is allowed in preludes only, or never; `None` if everywhere.
     measures: Option<bool>,
 }
 
@@ -172,7 +173,7 @@ fn check_register(at: PlanPosition, register: Register) -> Result<(), Violation>
     if register.0 < REGISTERS_MAX { Ok(()) } else { Err(Violation::NoRegister { at, register }) }
 }
 
-/// A span lies in the bucket, and what a register holds of it fits a chunk. A prelude's chunks do not depend on the tuning.
+/// Checks that a span is within the bucket and fits a chunk. A prelude's chunks do not depend on the tuning.
 fn check_span(bucket: &Bucket<'_>, at: PlanPosition, span: Span, form: Form, source: Member) -> Result<(), Violation> {
     if form == Form::Measures {
         let expected = Span { start: 0, len: bucket.measures_of(source) };
@@ -209,7 +210,7 @@ fn register(transfer: &Transfer) -> Register {
     }
 }
 
-/// A sub-schedule names as many registers as it holds chunks for its peers, and two to work with.
+/// Checks that a sub-schedule names at most two registers more than the chunks that it holds for its peers.
 pub(super) fn check_register_count(member: Member, plan: &Plan, held_chunks: u64) -> Result<(), Violation> {
     let allowed = held_chunks + 2;
     for (index, sub_schedule) in plan.sub_schedules.iter().enumerate() {

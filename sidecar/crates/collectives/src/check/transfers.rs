@@ -1,4 +1,4 @@
-//! What is sent: that it matches, and what the closed form says about it.
+//! Checks that sends match receives, and that traffic equals the closed form.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::{Bucket, PlanPosition, Violation, shape};
 use crate::algorithms::Predicted;
 use crate::plan::{Form, Span, Step, Transfer};
 
-/// Every send has its receive, in the same sub-schedule and round, with the same span.
+/// Checks that every send has its receive in the same sub-schedule and round, with the same span.
 pub(super) fn check_matching(bucket: &Bucket<'_>) -> Result<(), Violation> {
     for sub_schedule in 0..bucket.sub_schedules() {
         for round in 0..bucket.rounds(sub_schedule) {
@@ -56,7 +56,7 @@ fn transfers<'a>(
     })
 }
 
-/// Rounds, sub-schedules, registers, bytes sent and bytes reduced are those of the algorithm's closed form.
+/// Checks rounds, sub-schedules, registers, bytes sent and bytes reduced against the algorithm's closed form.
 pub(super) fn check_closed_form(bucket: &Bucket<'_>, form: &Predicted) -> Result<(), Violation> {
     let chunk_elements = u64::from(bucket.tuning.chunk_bytes / bucket.work.element_bytes);
     for (member, plan) in bucket.members() {
@@ -77,8 +77,8 @@ pub(super) fn check_closed_form(bucket: &Bucket<'_>, form: &Predicted) -> Result
     Ok(())
 }
 
-/// The rounds of a sub-schedule up to the last one with transfers; in a prelude from the first one with transfers on, because
-/// what is only measured costs no round trip.
+/// The rounds of a sub-schedule up to the last one with transfers. A prelude counts from its first one with transfers on,
+/// because local measuring costs no round trip.
 fn rounds_of(bucket: &Bucket<'_>, sub_schedule: usize) -> usize {
     let mut used =
         (0..bucket.rounds(sub_schedule)).filter(|round| transfers(bucket, sub_schedule, *round).next().is_some());
@@ -88,7 +88,7 @@ fn rounds_of(bucket: &Bucket<'_>, sub_schedule: usize) -> usize {
     last.map_or(0, |last| last + 1 - skipped)
 }
 
-/// What a plan does, counted in bytes.
+/// The bytes that a plan sends and reduces.
 #[derive(Default)]
 struct Counted {
     sent: u64,

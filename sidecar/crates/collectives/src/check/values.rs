@@ -7,7 +7,7 @@ use super::registers::{Content, Measured, Registers};
 use super::{Bucket, PlanPosition, Run, Violation};
 use crate::plan::{Form, Register, Round, Slice, Source, Span, Step, Target, Transfer, WorkKind};
 
-/// What all members' plans compute.
+/// The results of all members' plans.
 pub(super) struct Computed {
     pub(super) results: Vec<Run>,
     pub(super) expressions: Expressions,
@@ -31,20 +31,19 @@ pub(super) struct Execution<'a> {
     pub(super) expressions: Expressions,
     /// All borders of spans, ascending: interval `i` is `borders[i]..borders[i + 1]`.
     pub(super) borders: Vec<u64>,
-    /// The slice that each interval is of.
+    /// The slice of each interval.
     slices: Vec<Slice>,
-    /// What each member's ranks contribute together.
+    /// Each member's contribution.
     pub(super) whole: Vec<Expression>,
-    /// What each interval's input is, by member.
+    /// Each interval's input, by member.
     contributions: Vec<Vec<Option<Expression>>>,
-    /// What each member has published, by interval.
+    /// Each member's published values, by interval.
     outputs: Vec<Vec<Option<Expression>>>,
-    /// For each member the members of whose arrival it has arrivals.
+    /// For each member, which members' arrival it knows of.
     arrivals: Vec<Vec<bool>>,
-    /// How often each interval was encoded: by each member as a source, and behind those as a result. Empty without a
-    /// codec.
+    /// How often each interval was encoded: by each member as a source, then as a result. Empty without a codec.
     pub(super) encoded: Vec<Vec<u32>>,
-    /// Who has concluded, and from what.
+    /// The members that have concluded, and their measures.
     pub(super) concluded: Vec<bool>,
     pub(super) measured: Vec<Measured>,
 }
@@ -79,7 +78,7 @@ impl<'a> Execution<'a> {
         run
     }
 
-    /// What a member contributes to each interval; `None` where the source is not local.
+    /// A member's contribution to each interval; `None` where the source is not local.
     fn contributions_of(&mut self, member: Member) -> Vec<Option<Expression>> {
         let (bucket, whole) = (self.bucket, self.whole[member.index()]);
         let ranks = bucket.ranks_of(member);
@@ -187,7 +186,7 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
-    /// Everything that is sent in a round, then everything that is received.
+    /// Executes all sends of a round, then all receives.
     fn transfers(&mut self, sub_schedule: usize, round: usize, registers: &mut [Registers]) -> Result<(), Violation> {
         let plans = self.bucket.plans;
         let before = self.arrivals.clone();
@@ -238,7 +237,7 @@ impl<'a> Execution<'a> {
         Ok(())
     }
 
-    /// Everybody who has measures to conclude from has done so.
+    /// Checks that all members have concluded, if the work measures.
     fn check_concluded(&self) -> Result<(), Violation> {
         let needed = self.bucket.work.kind.measures() && !self.slices.is_empty();
         let missing = self.concluded.iter().position(|concluded| needed && !concluded);
@@ -246,7 +245,7 @@ impl<'a> Execution<'a> {
         member.map_or(Ok(()), |(member, _)| Err(Violation::NeverConcluded { member }))
     }
 
-    /// The member that alone publishes an interval; `None` where all do.
+    /// The only member that publishes an interval; `None` where all do.
     fn holder(&self, interval: usize) -> Option<Member> {
         match self.slices[interval].target {
             Target::EveryRank => None,
@@ -254,7 +253,8 @@ impl<'a> Execution<'a> {
         }
     }
 
-    /// Member 0's result where everybody gets what is reduced, anything complete where one does, the one input otherwise.
+    /// The expected value: member 0's result of a reduction for all members, any complete value of one for one member
+    /// (`None`), otherwise the one input.
     fn expected(&self, interval: usize) -> Option<Expression> {
         if !self.bucket.work.kind.reduces() {
             return self.contributions.iter().find_map(|own| own[interval]);

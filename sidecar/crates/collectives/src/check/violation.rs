@@ -1,4 +1,4 @@
-//! What can be wrong with plans.
+//! Violations: the errors that the checker finds in plans.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use ronde_wire::{Member, Rank};
 use crate::inputs::PlanError;
 use crate::plan::{Form, Register, Source, Span, Target};
 
-/// A place in the plans.
+/// A position in the plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlanPosition {
     /// Whose plan.
@@ -24,25 +24,25 @@ impl fmt::Display for PlanPosition {
     }
 }
 
-/// Why plans are refused. Each one is a bug of the planner.
+/// Why plans are rejected. Each is a bug of the planner.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are named and the messages say what they mean")]
 pub enum Violation {
     /// There is no closed form for these inputs.
     #[error("no plans exist for these inputs: {0}")]
     Inputs(PlanError),
-    /// Not one plan for each member.
+    /// The number of plans is not that of the members.
     #[error("{given} plans for {members} members")]
     Plans { given: usize, members: usize },
     /// A member's layout is not the first one's.
     #[error("the layout of {member} is not that of member 0")]
     LayoutsDiffer { member: Member },
-    /// Slices leave a gap, are empty, or do not map to the tensors as the work demands.
+    /// Slices leave a gap, are empty, or do not map to the tensors as the work requires.
     #[error("slice {slice} of the layout {problem}")]
     Slice { slice: usize, problem: &'static str },
-    /// The slices of a tensor do not tile what goes from a source to a target.
+    /// The slices of a tensor do not tile the elements from a source to a target.
     #[error(
-        "element {element} of what goes from {source_ranks:?} to {target:?} in tensor {tensor} lies in the bucket not exactly once"
+        "element {element} from {source_ranks:?} to {target:?} in tensor {tensor} is not in the bucket exactly once"
     )]
     Tiling { tensor: usize, source_ranks: Source, target: Target, element: u64 },
     /// Members have different sub-schedules, or a sub-schedule's lane is not the same everywhere or outside of the tuning.
@@ -53,8 +53,8 @@ pub enum Violation {
     /// The window is not the tuning's.
     #[error("the window of {member} is {window}")]
     Window { member: Member, window: usize },
-    /// A span reaches over the bucket's end or is longer than a chunk.
-    #[error("{at}: span {span:?} is longer than a chunk or reaches over the end")]
+    /// A span extends over the bucket's end or is longer than a chunk.
+    #[error("{at}: span {span:?} is longer than a chunk or extends over the bucket's end")]
     Span { at: PlanPosition, span: Span },
     /// A register that does not exist.
     #[error("{at}: there is no {register:?}")]
@@ -66,7 +66,7 @@ pub enum Violation {
     #[error("{at}: {kind} has no such step as {step}")]
     Step { at: PlanPosition, step: &'static str, kind: &'static str },
     /// A step of a prelude elsewhere, or another one in it.
-    #[error("{at}: {step} is on the wrong side of the prelude's end, or not its last step")]
+    #[error("{at}: {step} is not allowed inside or outside of a prelude, or must be its last step")]
     Prelude { at: PlanPosition, step: &'static str },
     /// A plan with a prelude for work that has none, or without one where it needs one.
     #[error("{member} has a prelude where there is nothing to measure, or none where there is")]
@@ -76,28 +76,28 @@ pub enum Violation {
         "{at}: the result of a reduction goes into neither operand, or, where all ranks are reduced at once, into one"
     )]
     Target { at: PlanPosition },
-    /// A transfer with oneself or nobody, or a second one of the same direction with the same peer.
+    /// A transfer with the member itself or an unknown one, or a second one in the same direction with the same peer.
     #[error("{at}: {peer} is not a peer, or is one twice in this direction")]
     Peer { at: PlanPosition, peer: Member },
     /// A register is received into while another transfer of the round uses it.
     #[error("{at}: {register:?} is received into while another transfer uses it")]
     Clash { at: PlanPosition, register: Register },
     /// A send without its receive.
-    #[error("{at}: nobody receives what is sent to {to}")]
+    #[error("{at}: {to} does not receive what is sent to it")]
     UnmatchedSend { at: PlanPosition, to: Member },
     /// A receive without its send.
-    #[error("{at}: nobody sends what is received from {from}")]
+    #[error("{at}: {from} does not send what is received from it")]
     UnmatchedReceive { at: PlanPosition, from: Member },
-    /// Both sides do not mean the same elements.
-    #[error("{at}: {sent:?} is sent to {to}, who expects {expected:?}")]
+    /// Sender and receiver name different elements.
+    #[error("{at}: {sent:?} is sent to {to}, which expects {expected:?}")]
     SpansDiffer { at: PlanPosition, to: Member, sent: Span, expected: Span },
-    /// Both sides do not mean the same form.
-    #[error("{at}: {sent:?} are sent to {to}, who expects {expected:?}")]
+    /// Sender and receiver name different forms.
+    #[error("{at}: {sent:?} are sent to {to}, which expects {expected:?}")]
     FormsDiffer { at: PlanPosition, to: Member, sent: Form, expected: Form },
     /// A register holds another form than is read from it.
     #[error("{at}: {register:?} holds {held:?}, not {read:?}")]
     HeldForm { at: PlanPosition, register: Register, held: Form, read: Form },
-    /// A register holds another member's part than its number says.
+    /// A register holds another member's content than its number requires.
     #[error("{at}: {register:?} does not hold what comes from {member}")]
     RegisterOrder { at: PlanPosition, register: Register, member: Member },
     /// The number of rounds, sub-schedules, bytes sent or bytes reduced is not the closed form's.
@@ -106,17 +106,17 @@ pub enum Violation {
     /// A register does not hold the span that is read from it.
     #[error("{at}: {register:?} does not hold {span:?}")]
     Stale { at: PlanPosition, register: Register, span: Span },
-    /// A register's value is overwritten or left behind without having been read.
+    /// A register's value is never read before it is overwritten or the sub-schedule ends.
     #[error("{at}: {register:?} was written but never read")]
     Unread { at: PlanPosition, register: Register },
-    /// A member contributes what belongs to a rank of another one.
+    /// A member contributes the input of a rank of another member.
     #[error("{at}: {rank} is not local")]
     NotLocal { at: PlanPosition, rank: Rank },
     /// Both operands hold the same contribution.
     #[error("{at}: the contribution of {rank} would count twice")]
     CountedTwice { at: PlanPosition, rank: Rank },
     /// The right operand's members do not follow the left one's.
-    #[error("{at}: the right operand does not begin with the member behind the left one's last")]
+    #[error("{at}: the right operand does not begin with the member after the left one's last")]
     OperandOrder { at: PlanPosition },
     /// A finished value is reduced or finished again.
     #[error("{at}: the value has been finished before")]
@@ -157,7 +157,7 @@ pub enum Violation {
     /// A member never concludes.
     #[error("{member} concludes from nothing")]
     NeverConcluded { member: Member },
-    /// All ranks are reduced by what has not been concluded.
+    /// An n-ary reduction uses measures that have not been concluded.
     #[error("{at}: the reduction needs what has not been concluded yet")]
     NotConcluded { at: PlanPosition },
     /// An element of the result is written twice.
@@ -167,12 +167,12 @@ pub enum Violation {
     #[error("{member} does not publish element {element} of the bucket")]
     NotPublished { member: Member, element: u64 },
     /// Two members end with different expressions.
-    #[error("{member} computes element {element} of the bucket in another way than member 0")]
+    #[error("{member} computes element {element} of the bucket with another expression than member 0")]
     ResultsDiffer { member: Member, element: u64 },
-    /// A member passes a barrier without having heard of another one.
-    #[error("{member} passes without having heard of {other}")]
+    /// A member passes a barrier without knowing that another one has arrived.
+    #[error("{member} passes without knowing that {other} has arrived")]
     NotAwaited { member: Member, other: Member },
-    /// Nothing can happen any more, though not everything is done.
+    /// No event is possible, though operations are incomplete.
     #[error(
         "operation {operation} is stuck at {at}; a lane's head there is (operation, place) {head:?}; schedule {schedule}"
     )]
