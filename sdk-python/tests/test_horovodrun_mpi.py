@@ -209,7 +209,7 @@ except hvd.HorovodInternalError as error:
 def test_a_process_that_fails_ends_the_job_of_several_hosts(spread: TwoHosts) -> None:
     done = on_hosts(spread, sys.executable, "-c", FAILING, slots=1)
     assert done.returncode == 5
-    assert re.search(r"ronde: \S*mpirun exited with code 5; what it said is above \[RONDE-E219\]", done.stderr)
+    assert re.search(r"ronde: \S*mpirun exited with code 5; its output is above \[RONDE-E219\]", done.stderr)
     assert "rank 1 has shut down" in done.stderr
     assert not list(spread.folder.glob("ronde-*"))
 
@@ -217,6 +217,6 @@ def test_a_process_that_fails_ends_the_job_of_several_hosts(spread: TwoHosts) ->
 def test_processes_on_unexpected_hosts_are_reported(spread: TwoHosts) -> None:
     done = on_hosts(spread, "--binding-args=--map-by ppr:1:node", "-np", "2", "true")
     assert done.returncode == 64, done.stderr
-    text = r"rank \d runs on rondepy\S+, as one of 1 there, but the job's sidecar awaits it on host 10\.76\.0\.[12]"
+    text = r"rank \d runs on rondepy\S+, as one of 1 there, but the job's sidecar expects it on host 10\.76\.0\.[12]"
     assert re.search(text, done.stderr), done.stderr
     assert "let mpirun fill the same hosts in the same order" in done.stderr

@@ -84,7 +84,7 @@ def test_workers_find_their_ranks(job: Job, sidecars: str) -> None:
 
 def test_the_jobs_exit_code_is_the_starters(job: Job) -> None:
     status, _, errors = job.run(["sh", "-c", "echo one >&2; echo two >&2; exit 4"])
-    assert (status, errors) == (4, "one\ntwo\nronde: sh exited with code 4; what it said is above [RONDE-E219]\n")
+    assert (status, errors) == (4, "one\ntwo\nronde: sh exited with code 4; its output is above [RONDE-E219]\n")
     report = json.loads(job.report.read_text())
     assert (report["code"], report["starter_said"]) == ("RONDE-E219", ["one", "two"])
     status, _, errors = job.run(["/no/such/mpirun"])

@@ -116,7 +116,7 @@ fn an_interface_that_a_host_does_not_have_is_named_with_what_it_has() {
     let start = |list: &str| ended_cleanly(pair(&shell).options(["--network-interfaces", list]).start(["true"]));
     let ended = start("ib0,eth7");
     assert_eq!(ended.code, Some(69), "{ended}");
-    let first = "ronde: no interface or network of --network-interfaces ib0,eth7 is on hosts alpha.invalid, beta.invalid [RONDE-E214]";
+    let first = "ronde: no interface or network of --network-interfaces ib0,eth7 exists on hosts alpha.invalid, beta.invalid [RONDE-E214]";
     assert!(ended.stderr.contains(first), "{ended}");
     for line in [
         "\nhost alpha.invalid has 10.99.0.1 aux0, 10.77.0.1 ens5, 172.17.0.1 docker0, 127.0.0.1 lo",
@@ -126,7 +126,7 @@ fn an_interface_that_a_host_does_not_have_is_named_with_what_it_has() {
     }
     let ended = start("ens5");
     assert!(
-        ended.stderr.contains("interfaces ens5 is on host beta.invalid [RONDE-E214]\nhost beta.invalid has "),
+        ended.stderr.contains("interfaces ens5 exists on host beta.invalid [RONDE-E214]\nhost beta.invalid has "),
         "{ended}"
     );
     assert!(!ended.stderr.contains("host alpha.invalid"), "{ended}");
@@ -274,7 +274,7 @@ fn errors_of_ssh_are_shown_with_the_fix() {
     let run = Run::new(2).options(["-H", "beta:2", "--start-timeout", "2"]);
     let ended = ended_cleanly(with_ssh(&shell, run).start(["true"]));
     let words =
-        "ranks 0-1 on host beta: the remote shell has not started ronde there; nothing comes back; is the host up";
+        "ranks 0-1 on host beta: the remote shell has not started ronde there; it does not reply; is the host up";
     assert!(ended.stderr.contains(words), "{ended}");
 }
 

@@ -374,10 +374,10 @@ fn a_sidecar_that_fails_reports_the_reason() {
 fn a_sidecar_that_sends_malformed_messages_is_rejected() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     for (answer, complaint) in [
-        ("hello", "cannot go on: its answer cannot be understood"),
+        ("hello", "cannot go on: its output cannot be parsed"),
         (
             r#"{"type":"bound","certificate_request":"x","control":"127.0.0.1:1","lanes":[],"version":"0"}"#,
-            "gets no certificate: the certificate request cannot be used",
+            "cannot issue a certificate to the sidecar of rank 0 on host localhost: the certificate request cannot be used",
         ),
     ] {
         let program = sidecar_script(directory.path(), &format!("read line; echo '{answer}'; exec sleep 1000"));

@@ -1,4 +1,4 @@
-//! Error codes: what every error at a command line carries, and what `ronde explain` and `docs/ERRORS.md` say of it.
+//! Error codes: every error on the command line carries one; `ronde explain` and `docs/ERRORS.md` explain it.
 //!
 //! The first digit is the part that failed: 1 the command line and files, 2 hosts and the launcher, 3 workers, 4 sidecars,
 //! 5 keys and certificates, 6 asking a running job, 7 the benchmark. A number is never given to another error later on.
@@ -11,11 +11,11 @@ pub use table::TABLE;
 
 /// The kind of an error.
 ///
-/// Given to an [`anyhow::Error`] as context at the place that knows what went wrong; [`coded`] writes it behind the text.
+/// Code that detects an error adds it to the [`anyhow::Error`] as context; [`coded`] writes it after the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u16)]
 pub enum Code {
-    /// Options or arguments that are not understood.
+    /// Invalid options or arguments.
     CommandLine = 101,
     /// A list or file of hosts.
     Hosts = 102,
@@ -25,7 +25,7 @@ pub enum Code {
     ConfigFile = 104,
     /// `ronde explain` of something that is no code.
     NotExplained = 105,
-    /// The launcher cannot begin.
+    /// The launcher cannot start.
     LauncherStart = 201,
     /// The program that reaches a host cannot be started.
     RemoteShellStart = 202,
@@ -49,17 +49,17 @@ pub enum Code {
     ReportUnwritable = 211,
     /// The files for the workers' output cannot be made.
     OutputFiles = 212,
-    /// The launcher's hand on a host cannot go on.
+    /// The agent on a host cannot continue.
     AgentFailed = 213,
     /// A host has no interface that was asked for.
     NoInterface = 214,
     /// The key of a host is not known, or another one.
     HostKey = 215,
-    /// A host does not let the user in.
+    /// A host rejects the user's log-in.
     LogIn = 216,
     /// A host does not answer the remote shell.
     HostSilent = 217,
-    /// ronde is not on a host, or not where it was looked for.
+    /// ronde is not on a host, or not at the expected path.
     RondeMissing = 218,
     /// The command of `--starter` failed.
     StarterFailed = 219,
@@ -67,11 +67,11 @@ pub enum Code {
     WorkerFailed = 301,
     /// A worker's command cannot be run.
     WorkerNotRun = 302,
-    /// A worker is not where its job awaits it.
+    /// A worker is not on the host that its job expects.
     WorkerPlace = 303,
     /// A sidecar ended.
     SidecarEnded = 401,
-    /// A sidecar cannot go on.
+    /// A sidecar cannot continue.
     SidecarCannotGoOn = 402,
     /// A sidecar's settings are out of range.
     SidecarSettings = 403,
@@ -79,35 +79,35 @@ pub enum Code {
     PortBind = 404,
     /// The directory of the sockets cannot be made.
     SocketDirectory = 405,
-    /// Another sidecar did not come.
+    /// Another sidecar did not connect.
     PeerMissing = 406,
-    /// A sidecar does not understand who started it.
+    /// A sidecar cannot parse the launcher's messages.
     LauncherLine = 407,
     /// No certificate could be issued.
     CertificateNotIssued = 501,
-    /// There is nothing that proves who a sidecar is.
+    /// A sidecar has no credentials.
     NoCredentials = 502,
     /// A private key's file is open to others.
     KeyMode = 503,
     /// Files of certificates or keys are missing, unreadable or do not belong together.
     CertificateFiles = 504,
-    /// A certificate's time is over.
+    /// A certificate has expired.
     CertificateExpired = 505,
-    /// A certificate's time has not come.
+    /// A certificate is not valid yet.
     CertificateNotYetValid = 506,
     /// A certificate is of another authority, job or sidecar.
     CertificateForeign = 507,
     /// A file would be overwritten.
     FileExists = 508,
-    /// `ronde certs inspect` found what cannot be used.
+    /// `ronde certs inspect` found unusable files.
     CertificatesUnusable = 509,
     /// A file holds no job's secret.
     JobSecret = 510,
     /// An authority would be changed in one step.
     AuthorityStep = 511,
-    /// `ronde check` found what keeps jobs from running.
+    /// `ronde check` found a problem that prevents jobs.
     HostUnfit = 601,
-    /// There is no sidecar to ask.
+    /// No sidecar was found.
     NoSidecarFound = 602,
     /// A sidecar does not answer.
     StatusUnreachable = 603,
@@ -117,9 +117,9 @@ pub enum Code {
     PythonPackages = 702,
     /// A plugin cannot be read or loaded.
     PluginFile = 801,
-    /// A plugin's package cannot be begun or built.
+    /// A plugin's package cannot be created or built.
     PluginBuild = 802,
-    /// A plugin does not do what plugins have to do.
+    /// A plugin fails the conformance test.
     PluginFailed = 803,
     /// A key or signature of a plugin cannot be used, or is not the right one.
     PluginTrust = 804,

@@ -21,19 +21,19 @@ mod reach;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct CheckArgs {
-    /// Also look at these hosts, and compare versions and clocks with theirs, and send datagrams and connect there.
+    /// Also check these hosts: compare versions and clocks, send datagrams and connect there.
     #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
     hosts: Vec<String>,
-    /// The command that reaches other hosts; host and command line are added to it.
+    /// The command that reaches other hosts; ronde appends host and command line.
     #[arg(long, value_name = "CMD", default_value = SSH)]
     remote_shell: String,
-    /// Where the ronde binary is on other hosts. [default: where it is on this one]
+    /// The path of the ronde binary on other hosts. [default: its path on this one]
     #[arg(long, value_name = "PATH")]
     remote_ronde: Option<PathBuf>,
-    /// The range that jobs will be given with --ports: look whether it is free, and try the ways to it.
+    /// The range that jobs will use with --ports: check that its ports are free and reachable.
     #[arg(long, value_name = "LOW-HIGH")]
     ports: Option<PortRange>,
-    /// Print the facts as JSON instead, for the host that asks.
+    /// Print the facts as JSON instead, for the requesting host.
     #[arg(long, hide = true)]
     facts: bool,
 }
@@ -53,7 +53,7 @@ pub fn main(args: &CheckArgs) -> ExitCode {
     match worst {
         Mark::Fail => ronde_bootstrap::exit::fail(
             Code::HostUnfit,
-            "jobs will not run here as it is; see the lines marked fail",
+            "jobs cannot run on these hosts; fix what the lines marked fail name",
             EXIT_FAILURE,
         ),
         Mark::Ok | Mark::Warn => ExitCode::SUCCESS,
@@ -72,7 +72,7 @@ fn answer(mut own: Facts, ports: Option<PortRange>) -> ExitCode {
         Err(error) => {
             return ronde_bootstrap::exit::fail(
                 Code::HostUnfit,
-                &format!("the facts are no JSON: {error}"),
+                &format!("cannot encode the facts as JSON: {error}"),
                 EXIT_FAILURE,
             );
         }
@@ -104,7 +104,11 @@ fn of_range(range: PortRange) -> Finding {
     let (all, free) = (range.ports().count(), range.ports().filter(|port| bind(*port).is_ok()).count());
     let text = format!("{free} of the {all} ports {range} are free for UDP and TCP");
     match free {
-        0 => fail("ports", text, "end who has them (`ss -tulpn`), or give jobs another range with --ports"),
+        0 => fail(
+            "ports",
+            text,
+            "end the processes that use them (`ss -tulpn`), or give jobs another range with --ports",
+        ),
         _ => ok("ports", text),
     }
 }

@@ -30,7 +30,7 @@ pub struct ExecArgs {
 pub fn main(args: &ExecArgs) -> ExitCode {
     let end = if args.asked { Signal::SIGTERM } else { Signal::SIGKILL };
     if let Err(error) = nix::sys::prctl::set_pdeathsig(end) {
-        let text = format!("cannot tie the worker's life to its agent's: {error}");
+        let text = format!("cannot tie the worker's lifetime to its agent: {error}");
         return fail(Code::WorkerNotRun, &text, EXIT_CANNOT_EXECUTE);
     }
     // An agent that had ended before the line above cannot end this process any more.

@@ -49,7 +49,7 @@ pub fn main() -> ExitCode {
 pub(super) type ToLauncher = mpsc::Sender<FromAgent>;
 
 async fn serve() -> anyhow::Result<()> {
-    nix::sys::prctl::set_child_subreaper(true).context("cannot become the parent of what workers leave behind")?;
+    nix::sys::prctl::set_child_subreaper(true).context("cannot become the parent of orphaned worker processes")?;
     let mut leave_signals = LeaveSignals::install()?;
     let (launcher, queue) = mpsc::channel(QUEUE_TO_LAUNCHER);
     let writer = tokio::spawn(write_queue(queue));
@@ -249,7 +249,7 @@ fn read_commands() -> mpsc::Receiver<ToAgent> {
                 }
                 Ok(None) => break,
                 Err(error) => {
-                    let text = format!("cannot understand the launcher: {error}");
+                    let text = format!("cannot parse a message of the launcher: {error}");
                     eprintln!("ronde agent: {}", Code::AgentFailed.mark(&text));
                     break;
                 }

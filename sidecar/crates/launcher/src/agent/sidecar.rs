@@ -100,7 +100,7 @@ async fn read_lines(sidecar: u32, output: ChildStdout, launcher: ToLauncher, dir
         let (line, understood) = match envelope::read::<FromSidecar>(&mut output).await {
             Ok(Some(line)) => (line, true),
             Ok(None) => return,
-            Err(error) => (FromSidecar::Fatal { reason: format!("its answer cannot be understood: {error}") }, false),
+            Err(error) => (FromSidecar::Fatal { reason: format!("its output cannot be parsed: {error}") }, false),
         };
         if let FromSidecar::Serving { socket_dir, .. } = &line {
             directory.get_or_init(|| socket_dir.clone());

@@ -189,7 +189,7 @@ fn open_files(limit: Option<Limit>) -> Finding {
     let topic = "open files";
     let fix = format!("run: ulimit -n {OPEN_FILES_GOOD} (or LimitNOFILE= in the service's unit)");
     match limit {
-        None => warn(topic, "the limit cannot be read".to_owned(), "look at `ulimit -n`"),
+        None => warn(topic, "the limit cannot be read".to_owned(), "check `ulimit -n`"),
         Some(Limit::Unlimited) => ok(topic, "no limit".to_owned()),
         Some(Limit::AtMost(files @ OPEN_FILES_GOOD..)) => ok(topic, format!("at most {files}")),
         Some(Limit::AtMost(files @ OPEN_FILES_MIN..)) => {
@@ -202,7 +202,7 @@ fn open_files(limit: Option<Limit>) -> Finding {
 fn locked_memory(limit: Option<Limit>) -> Finding {
     let topic = "locked memory";
     match limit {
-        None => warn(topic, "the limit cannot be read".to_owned(), "look at `ulimit -l`"),
+        None => warn(topic, "the limit cannot be read".to_owned(), "check `ulimit -l`"),
         Some(Limit::Unlimited) => ok(topic, "no limit".to_owned()),
         Some(Limit::AtMost(bytes @ LOCKED_BYTES_GOOD..)) => ok(topic, format!("at most {bytes} bytes")),
         Some(Limit::AtMost(bytes)) => warn(
@@ -216,14 +216,14 @@ fn locked_memory(limit: Option<Limit>) -> Finding {
 fn sockets(facts: &Facts) -> Finding {
     let (topic, base) = ("sockets", facts.socket_base.display());
     let bytes = facts.socket_base.as_os_str().len();
-    let fix = "name a short directory of your own in XDG_RUNTIME_DIR";
+    let fix = "name a short directory that you may write to in XDG_RUNTIME_DIR";
     if bytes > SOCKET_BASE_BYTES_MAX {
-        let found = format!("{base} has {bytes} bytes, a job's sockets below it would have paths that are too long");
+        let found = format!("{base} has {bytes} bytes, so paths of a job's sockets in it would be too long");
         return fail(topic, found, fix);
     }
     match &facts.socket_base_usable {
-        Ok(()) => ok(topic, format!("they are made in {base}")),
-        Err(reason) => fail(topic, format!("they would be made in {base}, which cannot be used: {reason}"), fix),
+        Ok(()) => ok(topic, format!("they are created in {base}")),
+        Err(reason) => fail(topic, format!("they would be created in {base}, which cannot be used: {reason}"), fix),
     }
 }
 
@@ -232,7 +232,7 @@ fn clock(unix_ms: u64) -> Finding {
         CLOCK_UNIX_MS_MIN..=CLOCK_UNIX_MS_MAX => ok("clock", "the year is plausible".to_owned()),
         _ => fail(
             "clock",
-            format!("it says {unix_ms} ms since 1970, so certificates are not valid"),
+            format!("it is at {unix_ms} ms since 1970, so certificates are not valid"),
             "set it (`timedatectl set-ntp true`)",
         ),
     }
@@ -240,7 +240,7 @@ fn clock(unix_ms: u64) -> Finding {
 
 fn gpus(facts: &Facts) -> Finding {
     match (facts.gpus, &facts.nccl) {
-        (0, None) => ok("GPU", "none, and no NCCL; tensors are taken from the host's memory".to_owned()),
+        (0, None) => ok("GPU", "none, and no NCCL; ronde reduces tensors in host memory".to_owned()),
         (0, Some(nccl)) => ok("GPU", format!("none; NCCL is at {}", nccl.display())),
         (gpus, Some(nccl)) => ok("GPU", format!("{gpus}; NCCL is at {}", nccl.display())),
         (gpus, None) => {

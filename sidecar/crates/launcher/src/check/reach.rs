@@ -42,7 +42,7 @@ pub(super) fn ask(
     let round_trip_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     let findings = answer.and_then(|line| {
         let facts: Facts = serde_json::from_str(&line)
-            .map_err(|error| format!("its answer is not understood, it may run another version: {error}"))?;
+            .map_err(|error| format!("cannot parse its answer; it may run another version: {error}"))?;
         let mut findings = judge(&facts, round_trip_ms);
         findings.push(datagrams(&facts));
         findings.push(connections(&facts));
@@ -85,10 +85,10 @@ fn datagrams(facts: &Facts) -> Finding {
     };
     let tried = outside(facts);
     match tried.iter().find(|address| round_trip(SocketAddr::new(**address, port))) {
-        Some(address) => ok("UDP", format!("datagrams of {DATAGRAM_BYTES} bytes get to {address} and back")),
+        Some(address) => ok("UDP", format!("datagrams of {DATAGRAM_BYTES} bytes reach {address} and return")),
         None => fail(
             "UDP",
-            format!("datagrams of {DATAGRAM_BYTES} bytes do not get to {} and back", named(&tried)),
+            format!("datagrams of {DATAGRAM_BYTES} bytes do not reach {} and return", named(&tried)),
             "open UDP between the hosts in their firewalls and the network's (security groups)",
         ),
     }
@@ -240,7 +240,7 @@ mod tests {
             let found = found.expect("an answer");
             assert!(found.len() == 3 && found.iter().all(|finding| finding.mark == Mark::Ok), "{found:?}");
             let blocked = blocked.expect("an answer");
-            assert!(blocked[0].to_string().contains("do not get to 127.0.0.1 and back; open UDP"), "{blocked:?}");
+            assert!(blocked[0].to_string().contains("do not reach 127.0.0.1 and return; open UDP"), "{blocked:?}");
             assert!(blocked[1].to_string().contains("no connection can be made to 127.0.0.1; open TCP"), "{blocked:?}");
         });
     }
@@ -252,7 +252,7 @@ mod tests {
             assert!(error.contains(words), "{error}");
         };
         fails("echo 'Permission denied (publickey).' >&2; exit 255", "255: Permission denied (publickey).");
-        fails("echo hello", "not understood");
+        fails("echo hello", "cannot parse its answer");
         let error = ask("/nowhere/ssh", "h", Path::new("/r"), None, |_, _| Vec::new()).expect_err("it is not there");
         assert!(error.contains("cannot start \"/nowhere/ssh\""), "{error}");
     }

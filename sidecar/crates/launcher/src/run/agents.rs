@@ -77,7 +77,7 @@ impl Link {
         let Some(commands) = &self.commands else { return };
         if let Err(mpsc::error::TrySendError::Full(command)) = commands.try_send(command) {
             // Sized for all that is ever told: reaching this is a mistake of the launcher, and the job's deadlines end it.
-            eprintln!("ronde: bug: no room to tell an agent {command:?}");
+            eprintln!("ronde: bug: the command queue of an agent is full; dropped {command:?}");
         }
     }
 
@@ -175,7 +175,7 @@ async fn read_messages(host: usize, output: ChildStdout, receivers: Receivers) -
             },
             Err(error) => error.to_string(),
         };
-        let text = format!("ronde: what the host answers cannot be understood: {error}");
+        let text = format!("ronde: cannot parse the output of the host: {error}");
         let _ = receivers.events.send((host, Event::RemoteShellOutput(text))).await;
         return false;
     }

@@ -1,4 +1,4 @@
-//! Why a job ended before its time, in words that name the culprit, and the exit code that follows.
+//! Why a job failed, as a message that names the rank, host or program at fault, and the exit code.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use super::shell::Trouble;
 use crate::agent::exec::EXIT_NOT_FOUND;
 use crate::envelope::Status;
 
-/// The first thing that went wrong. What follows from it is not reported.
+/// The first failure of a job. Its consequences are not reported.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     /// A worker failed.
@@ -27,21 +27,21 @@ pub(super) enum Failure {
         status: Status,
         /// The first word of its command.
         command: String,
-        /// What it asked for last.
+        /// Its last call.
         last_call: Option<String>,
         /// The last lines of its standard error.
         stderr_tail: Vec<String>,
     },
     /// The command that started the workers failed.
-    #[error("{command} {status}{}; what it said is above", not_found(.status, .command))]
+    #[error("{command} {status}{}; its output is above", not_found(.status, .command))]
     Starter {
         /// Its first word.
         command: String,
         /// How it ended.
         status: Status,
     },
-    /// The command that is to start the workers could not be started.
-    #[error("cannot start {program:?}, which --starter has start the workers: {error}")]
+    /// The command of `--starter` could not be started.
+    #[error("cannot start {program:?}, the command of --starter that starts the workers: {error}")]
     StarterSpawn {
         /// The program.
         program: String,
@@ -60,7 +60,7 @@ pub(super) enum Failure {
         /// The last lines of its log.
         log_tail: Vec<String>,
     },
-    /// A sidecar said that it cannot go on.
+    /// A sidecar reported that it cannot continue.
     #[error("the sidecar of {} on host {host} cannot go on: {reason}", ranks(.served))]
     Fatal {
         /// The ranks it served.
@@ -83,7 +83,7 @@ pub(super) enum Failure {
         error: std::io::Error,
     },
     /// A host could not be reached.
-    #[error("cannot start ronde on host {host} ({}): {status}{}{}", ranks(.placed), advice(*.trouble), tail("what it said", .stderr_tail))]
+    #[error("cannot start ronde on host {host} ({}): {status}{}{}", ranks(.placed), advice(*.trouble), tail("its output", .stderr_tail))]
     Unreachable {
         /// The host.
         host: String,
@@ -91,13 +91,13 @@ pub(super) enum Failure {
         placed: Range<u32>,
         /// How the agent or the remote shell ended.
         status: LinkStatus,
-        /// What the remote shell's words mean, when they are known.
+        /// The problem that the remote shell's output indicates, when it is recognized.
         trouble: Option<Trouble>,
         /// The last lines it wrote.
         stderr_tail: Vec<String>,
     },
     /// The connection to a host ended.
-    #[error("the connection to host {host} ({}) was lost: {status}{}", ranks(.placed), tail("what it said", .stderr_tail))]
+    #[error("the connection to host {host} ({}) was lost: {status}{}", ranks(.placed), tail("its output", .stderr_tail))]
     Lost {
         /// The host.
         host: String,
@@ -120,7 +120,7 @@ pub(super) enum Failure {
         /// The launcher's.
         ours: String,
     },
-    /// A host cannot do what it was told.
+    /// A host cannot execute a command of the launcher.
     #[error("host {host}: {reason}")]
     Refused {
         /// The host.
@@ -134,16 +134,16 @@ pub(super) enum Failure {
         /// The host.
         host: String,
     },
-    /// `--network-interfaces` means nothing that a host has.
-    #[error("no interface or network of --network-interfaces {asked} is on {}{}", named(.hosts), existing(.hosts))]
+    /// No host has an interface that `--network-interfaces` selects.
+    #[error("no interface or network of --network-interfaces {asked} exists on {}{}", named(.hosts), existing(.hosts))]
     NoInterface {
         /// What was asked for.
         asked: String,
-        /// The hosts, each with what it has.
+        /// The hosts, each with its addresses.
         hosts: Vec<(String, Vec<InterfaceAddress>)>,
     },
     /// A sidecar's certificate could not be issued.
-    #[error("the sidecar of {} on host {host} gets no certificate: {reason}", ranks(.served))]
+    #[error("cannot issue a certificate to the sidecar of {} on host {host}: {reason}", ranks(.served))]
     Certificate {
         /// The ranks it serves.
         served: Range<u32>,
@@ -185,7 +185,7 @@ pub(super) struct Missing {
     pub(super) placed: Range<u32>,
     /// What was awaited.
     pub(super) awaited: String,
-    /// The last lines of whoever was awaited.
+    /// The last lines of the process that was awaited.
     pub(super) output: Vec<String>,
 }
 
@@ -200,7 +200,7 @@ pub(super) struct LinkStatus {
 
 impl Failure {
     /// The launcher's exit code, never 0: the worker's, starter's or sidecar's code, 128 plus the signal, 69 (`EX_UNAVAILABLE`) when
-    /// a host or sidecar could not be had, 74 (`EX_IOERR`) when output could not be written.
+    /// a host or sidecar is unavailable, 74 (`EX_IOERR`) when output could not be written.
     pub(super) fn exit_code(&self) -> u8 {
         let code = match self {
             Self::Worker { status, .. } | Self::Starter { status, .. } | Self::Sidecar { status, .. } => {
@@ -213,7 +213,7 @@ impl Failure {
         if code == 0 { EXIT_UNAVAILABLE } else { code }
     }
 
-    /// The code under which `ronde explain` has more to say.
+    /// The error code that `ronde explain` explains.
     pub(super) fn code(&self) -> Code {
         match self {
             Self::Worker { status, .. } if *status == Status::Code(EXIT_NOT_FOUND.into()) => Code::WorkerNotRun,
@@ -283,7 +283,7 @@ fn list(missing: &[Missing]) -> String {
     let more = if more > 0 { format!("\nand {more} more") } else { String::new() };
     let line = |missing: &Missing| {
         let Missing { host, placed, awaited, output } = missing;
-        format!("\n{} on host {host}: {awaited}{}", ranks(placed), tail("what was said", output))
+        format!("\n{} on host {host}: {awaited}{}", ranks(placed), tail("its output", output))
     };
     missing.iter().take(LISTED_MAX).map(line).collect::<String>() + &more
 }
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_is_named_with_its_end_and_last_words() {
+    fn a_worker_is_named_with_its_end_and_last_lines() {
         let failure = worker(Status::Signal(11));
         assert_eq!(
             failure.to_string(),

@@ -133,7 +133,7 @@ impl<'a> Job<'a> {
     async fn note(&mut self, host: usize, event: Event) -> Result<(), Failure> {
         if let Event::RemoteShellOutput(text) = &event {
             let name = &self.settings.placement.hosts[host].name;
-            self.verbose_notice(|| format!("host {name} says: {text}")).await;
+            self.verbose_notice(|| format!("host {name}: {text}")).await;
         }
         self.state.handle_event(host, event)
     }
@@ -221,7 +221,7 @@ impl<'a> Job<'a> {
         for (place, sidecar) in self.settings.placement.sidecars.iter().zip(&self.state.sidecars) {
             if let Some(status) = sidecar.exited.filter(|status| !status.is_success()) {
                 let served = ranks(&place.ranks);
-                self.printer.notice(format!("all ranks ended well, but the sidecar of {served} {status}")).await;
+                self.printer.notice(format!("all ranks succeeded, but the sidecar of {served} {status}")).await;
             }
         }
     }

@@ -59,23 +59,23 @@ pub struct RunArgs {
     /// How many sidecars to start on a single host; the workers are split among them in contiguous blocks.
     #[arg(long, value_name = "K")]
     sidecars: Option<u32>,
-    /// The command that reaches other hosts; host and command line are added to it.
+    /// The command that reaches other hosts; ronde appends host and command line.
     #[arg(long, value_name = "CMD", default_value = SSH)]
     remote_shell: String,
-    /// The port of ssh on other hosts. [default: what ssh's configuration says]
+    /// The port of ssh on other hosts. [default: that of ssh's configuration]
     #[arg(short = 'p', long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     ssh_port: Option<u16>,
-    /// The private key for ssh. [default: what ssh's configuration says]
+    /// The private key for ssh. [default: that of ssh's configuration]
     #[arg(short = 'i', long, value_name = "FILE")]
     ssh_identity_file: Option<PathBuf>,
-    /// The addresses that sidecars use: those of the first interface or network in this list that a host has, a star for
-    /// the end of a name. [default: all but the loopback; which leads to a peer is found out]
+    /// The addresses that sidecars use: those of the first interface or network in this list that a host has; a trailing
+    /// star matches any name that begins so. [default: all but the loopback; ronde finds out which reaches a peer]
     #[arg(long, alias = "network-interface", value_name = "NAME|CIDR,...", value_delimiter = ',')]
     network_interfaces: Vec<Selector>,
     /// The ports that sidecars take, of UDP and TCP: one for control messages and one for each lane. [default: any free ones]
     #[arg(long, value_name = "LOW-HIGH")]
     ports: Option<PortRange>,
-    /// Where the ronde binary is on other hosts. [default: where it is on this one]
+    /// The path of the ronde binary on other hosts. [default: its path on this one]
     #[arg(long, value_name = "PATH")]
     remote_ronde: Option<PathBuf>,
     /// How long hosts, sidecars and workers may take to start, and from the first rank that joins to the last. [default:
@@ -91,7 +91,7 @@ pub struct RunArgs {
     /// Mark in the timeline when the coordinator issues orders.
     #[arg(long, env = "HOROVOD_TIMELINE_MARK_CYCLES", overrides_with = "no_timeline_mark_cycles")]
     timeline_mark_cycles: bool,
-    /// Mark no such moments, whatever else is set.
+    /// Do not mark them, whatever else is set.
     #[arg(long, overrides_with = "timeline_mark_cycles")]
     no_timeline_mark_cycles: bool,
     /// The job's name: 1 to 63 characters of a-z, 0-9, '-', '_' and '.'. [default: drawn at random]
@@ -103,28 +103,28 @@ pub struct RunArgs {
     /// Begin each line of output with the time (also `-prefix-timestamp`).
     #[arg(long)]
     prefix_output_with_timestamp: bool,
-    /// Run COMMAND once, on this host; it starts the workers, as Open MPI's mpirun does, each as `ronde worker COMMAND`. Output
-    /// and processes are its affair then.
+    /// Run COMMAND once, on this host; it starts the workers, as Open MPI's mpirun does, each as `ronde worker COMMAND`. The
+    /// command then owns output and processes.
     #[arg(long, conflicts_with_all = ["output_filename", "prefix_output_with_timestamp"])]
     starter: bool,
     /// Write a summary of the job to FILE, as JSON.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Say what is done.
+    /// Log each step.
     #[arg(long)]
     pub verbose: bool,
     #[command(flatten)]
     logs: LogArgs,
-    /// Set a variable for the workers, or pass one on that is withheld otherwise; may be repeated.
+    /// Set a variable for the workers, or pass on one that is withheld by default; may be repeated.
     #[arg(short = 'x', long, value_name = "NAME[=VALUE]")]
     export: Vec<Export>,
-    /// A configuration file (TOML) with a table for each subcommand; the environment and the command line count more.
+    /// A configuration file (TOML) with a table for each subcommand; the environment and the command line override it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A program that takes the place of `ronde sidecar --bootstrap`, for tests.
+    /// A program that replaces `ronde sidecar --bootstrap`, for tests.
     #[arg(long, hide = true, value_name = "PROGRAM")]
     sidecar_command: Option<String>,
-    /// The worker's command; everything behind its first word belongs to it.
+    /// The worker's command; everything after its first word belongs to it.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! The remote shell: how it is called, and what the last lines of its output mean.
+//! The remote shell: its command line, and the problems that its output indicates.
 
 use std::fs::File;
 use std::path::Path;
@@ -8,11 +8,11 @@ use ronde_bootstrap::codes::Code;
 
 use crate::envelope::Status;
 
-/// The remote shell by default. It never asks for anything, since nobody could answer, and it knows the hosts it may talk
-/// to: a host that only pretends to be one would get a certificate of the job.
+/// The default remote shell. It never prompts, as nobody could answer, and connects only to hosts whose keys it knows: an
+/// impostor would get a certificate of the job.
 pub(crate) const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15";
 
-/// The words of `--remote-shell`, read as a shell reads them: quotes hold words with blanks together.
+/// Splits `--remote-shell` into words as a shell does; quotes hold words with blanks together.
 ///
 /// # Errors
 /// When there are none, or a quote has no end.
@@ -23,22 +23,22 @@ pub(crate) fn words(command: &str) -> anyhow::Result<Vec<String>> {
     Ok(words)
 }
 
-/// The command line that replaces the remote host's shell by ronde with these arguments.
+/// The command line that replaces the remote host's shell with ronde and these arguments.
 ///
 /// # Errors
-/// When no shell can be given the path: it has a zero byte.
+/// When the path contains a zero byte.
 pub(crate) fn remote_command(ronde: &Path, arguments: &str) -> anyhow::Result<String> {
     let path = ronde.to_string_lossy();
-    let quoted = shlex::try_quote(&path).with_context(|| format!("{path:?} is no path for --remote-ronde"))?;
+    let quoted = shlex::try_quote(&path).with_context(|| format!("{path:?} is not a valid path for --remote-ronde"))?;
     Ok(format!("exec {quoted} {arguments}"))
 }
 
-/// A checked command that reaches other hosts.
+/// A validated command that reaches other hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RemoteShell(Vec<String>);
 
 impl RemoteShell {
-    /// The words of `command`, and what `--ssh-port` and `--ssh-identity-file` add to them when it is ssh.
+    /// Parses `command` and adds `--ssh-port` and `--ssh-identity-file` to it when it is ssh.
     ///
     /// # Errors
     /// When it is empty, when it is not ssh and takes no port or file, and when the file cannot be read.
@@ -48,7 +48,7 @@ impl RemoteShell {
         let given = [("--ssh-port", port.is_some()), ("--ssh-identity-file", identity.is_some())];
         if let Some((option, _)) = given.iter().find(|(_, given)| *given && !is_ssh) {
             anyhow::bail!(
-                "{option} is for ssh, but --remote-shell is {command:?}; say it in that command, or leave one of the two out"
+                "{option} is for ssh, but --remote-shell is {command:?}; give the value in that command, or omit one of the two"
             );
         }
         if let Some(path) = identity {
@@ -58,7 +58,7 @@ impl RemoteShell {
             ensure!(file.is_file(), "--ssh-identity-file {} is no file; name a private key", path.display());
         }
         if is_ssh {
-            // ssh takes the first value that it is given for an option, so that this cannot be undone.
+            // ssh uses the first value of an option, so later ones cannot override this.
             let first = words.get(1..3).is_some_and(|first| first == NEVER_ASK);
             let mut added: Vec<String> = if first { Vec::new() } else { NEVER_ASK.map(str::to_owned).to_vec() };
             if let Some(port) = port {
@@ -80,40 +80,40 @@ impl RemoteShell {
     }
 }
 
-/// What keeps a remote shell from starting ronde, as far as its words tell.
+/// Why a remote shell could not start ronde, as far as its output shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
     /// The host's key is not known here, or is another one than is known.
     HostKey,
     /// The private key's file is open to others, so that ssh does not use it.
     KeyMode,
-    /// The host does not let this user in.
+    /// The host rejects this user's log-in.
     LogIn,
-    /// Nobody listens at the host's port for ssh.
+    /// Nothing listens on the host's port for ssh.
     Refused,
-    /// Nothing comes back from the host.
+    /// The host does not reply.
     Silent,
-    /// The host's name stands for no address.
+    /// The host's name cannot be resolved.
     Name,
-    /// The host ends connections before the log-in.
+    /// The host closes connections before the log-in.
     Closed,
-    /// ronde is not where it was looked for, or cannot be run.
+    /// ronde is not at the expected path, or cannot be run.
     Ronde,
 }
 
 impl Trouble {
-    /// Reads how a remote shell ended and its last lines. The texts are OpenSSH's, the codes those of every shell.
+    /// Recognizes a problem by the status and last lines of a remote shell: OpenSSH's texts, and exit codes of any shell.
     pub(super) fn of(status: Option<Status>, lines: &[String]) -> Option<Self> {
         let matches = lines.iter().flat_map(|line| TEXTS.iter().map(move |text| (line, text)));
         let known = matches.filter(|(line, (text, _))| line.contains(text)).map(|(_, (_, trouble))| *trouble).next();
-        // Behind a log-in that worked, the words may be anything.
+        // After a successful log-in the output may be anything.
         match status {
             Some(Status::Code(126 | 127)) => Some(Self::Ronde),
             _ => known,
         }
     }
 
-    /// The code under which `ronde explain` has more to say.
+    /// The error code that `ronde explain` explains.
     pub(super) fn code(self) -> Code {
         match self {
             Self::HostKey => Code::HostKey,
@@ -123,33 +123,33 @@ impl Trouble {
         }
     }
 
-    /// What to do, for a line that names the host.
+    /// What to do, as the end of a line that names the host.
     pub(super) fn advice(self) -> &'static str {
         match self {
             Self::HostKey => {
                 "this host does not know that host's key, or knows another one; log in once by hand (`ssh HOST true`) and \
                  compare the fingerprint, or put a key from a source that you trust into ~/.ssh/known_hosts \
-                 (`ssh-keyscan HOST` prints it); of a host that was reinstalled, remove the old one with \
+                 (`ssh-keyscan HOST` prints it); if the host was reinstalled, remove its old key with \
                  `ssh-keygen -R HOST`"
             }
             Self::KeyMode => "the private key may be read by others, so ssh does not use it: chmod 600 the file",
             Self::LogIn => {
-                "that host does not let this user in without a question; put the key there with `ssh-copy-id HOST`, name \
+                "that host rejects this user's log-in without a password; put the key there with `ssh-copy-id HOST`, name \
                  another with -i FILE, or load it into the agent with `ssh-add`"
             }
-            Self::Refused => "nobody listens there; start sshd on that host, or give its port with --ssh-port",
-            Self::Silent => "nothing comes back; is the host up, and does a firewall let ssh through (--ssh-port)?",
+            Self::Refused => "nothing listens on its port; start sshd on that host, or give its port with --ssh-port",
+            Self::Silent => "it does not reply; is the host up, and does a firewall let ssh through (--ssh-port)?",
             Self::Name => {
-                "no address has this name; correct it in -H or --hostfile, or give it one in DNS or /etc/hosts"
+                "the host name cannot be resolved; correct it in -H or --hostfile, or give it one in DNS or /etc/hosts"
             }
-            Self::Closed => "it ends connections before the log-in; see its sshd's log, and MaxStartups there",
-            Self::Ronde => "install ronde on that host, or name its place there with --remote-ronde",
+            Self::Closed => "it closes connections before the log-in; see its sshd's log, and MaxStartups there",
+            Self::Ronde => "install ronde on that host, or give its path there with --remote-ronde",
         }
     }
 }
 
 const NEVER_ASK: [&str; 2] = ["-o", "BatchMode=yes"];
-/// What OpenSSH says, most telling first within a line.
+/// Messages of OpenSSH; of several in one line the first counts.
 const TEXTS: [(&str, Trouble); 18] = [
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", Trouble::HostKey),
     ("Host key verification failed", Trouble::HostKey),

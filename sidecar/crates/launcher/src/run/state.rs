@@ -408,7 +408,10 @@ impl State {
     }
 
     fn not_its_own(&self, host: usize, what: &str) -> Failure {
-        Failure::Refused { host: self.host_name(host), reason: format!("it speaks for {what}, which is not its own") }
+        Failure::Refused {
+            host: self.host_name(host),
+            reason: format!("it sent a message about {what}, which does not run there"),
+        }
     }
 
     fn missing_hosts(&self) -> Vec<Missing> {
@@ -450,7 +453,7 @@ impl State {
                 let awaited = match state.dialled.iter().find(|peer| !self.is_linked(sidecar, **peer)) {
                     Some(peer) => format!(
                         "sidecar {sidecar} does not reach sidecar {peer} on host {} at {}; is UDP between the two \
-                         blocked? `ronde check --hosts` tells; --ports and --network-interfaces choose others",
+                         blocked? Test it with `ronde check --hosts`, or choose others with --ports and --network-interfaces",
                         self.placement.host_of_sidecar(*peer as usize),
                         routes::addresses_of(&self.placement, self, *peer)
                     ),

@@ -26,7 +26,7 @@ use crate::envelope::Environment;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct WorkerArgs {
-    /// The worker's command; everything behind its first word belongs to it.
+    /// The worker's command; everything after its first word belongs to it.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
@@ -105,7 +105,7 @@ fn environment(lookup: impl Fn(&str) -> Option<String>, hostname: &str) -> anyho
              that variable on (with Open MPI: mpirun -x {WORLD})"
         )
     })?;
-    let world: World = serde_json::from_str(&text).with_context(|| format!("{WORLD} cannot be understood"))?;
+    let world: World = serde_json::from_str(&text).with_context(|| format!("cannot parse {WORLD}"))?;
     let placement = world.placement();
     let (rank, size) = (number(&lookup, "RANK")?, number(&lookup, "SIZE")?);
     ensure!(
@@ -119,7 +119,7 @@ fn environment(lookup: impl Fn(&str) -> Option<String>, hostname: &str) -> anyho
     let is_there = paths::token_file(&world.sidecars[place.sidecar as usize].socket_dir, Rank(rank)).exists();
     if !is_there || beside != on_host.end - on_host.start {
         bail!(
-            "rank {rank} runs on {hostname}, as one of {beside} there, but the job's sidecar awaits it on host {}, which has \
+            "rank {rank} runs on {hostname}, as one of {beside} there, but the job's sidecar expects it on host {}, which has \
              {}: let mpirun fill the same hosts in the same order (-H, --map-by slot)",
             placement.hosts[place.host].name,
             super::failure::ranks(&on_host)
@@ -133,7 +133,7 @@ fn number(lookup: impl Fn(&str) -> Option<String>, name: &str) -> anyhow::Result
     let text = lookup(&name).with_context(|| {
         format!("{name} is not set: Open MPI's mpirun has to start `ronde worker`, and nothing else")
     })?;
-    text.parse().with_context(|| format!("{name} is {text:?}; it is a number"))
+    text.parse().with_context(|| format!("{name} is {text:?}, which is not a number"))
 }
 
 fn hostname() -> String {
@@ -205,7 +205,7 @@ mod tests {
             (None, [0, 3, 2], "hand that variable on (with Open MPI: mpirun -x RONDE_WORLD)"),
             (Some(&world), [0, 4, 2], "started 4 processes, but the job has 3: give both the same -np"),
             (Some(&world), [1, 3, 1], "rank 1 runs on gamma, as one of 1 there"),
-            (Some(&world), [1, 3, 2], "awaits it on host alpha, which has ranks 0-1: let mpirun fill"),
+            (Some(&world), [1, 3, 2], "expects it on host alpha, which has ranks 0-1: let mpirun fill"),
         ] {
             let error = read(world, places).expect_err(text);
             assert!(error.contains(text), "{error}");
