@@ -128,7 +128,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// What the table says of it.
+    /// Its entry in the table.
     pub fn entry(self) -> &'static Entry {
         TABLE.iter().find(|entry| entry.code == self).expect("a test holds that every code is in the table")
     }
@@ -148,7 +148,7 @@ impl Code {
         marks.filter_map(|rest| rest.split_once(']')).find_map(|(code, _)| Self::parse(code))
     }
 
-    /// Writes the code behind the first line of a text, unless that line has one: the first to know knows best.
+    /// Appends the code to the first line of a text, unless that line has one: the innermost code is the most specific.
     pub fn mark(self, text: &str) -> String {
         let (first, rest) = text.split_at(text.find('\n').unwrap_or(text.len()));
         if Self::of(first).is_some() { text.to_owned() } else { format!("{first} [{self}]{rest}") }

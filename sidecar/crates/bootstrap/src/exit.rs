@@ -12,7 +12,7 @@ pub const EXIT_UNAVAILABLE: u8 = 69;
 
 /// Writes why a command fails to standard error, with the error's code, and gives its exit status.
 pub fn fail(code: Code, text: &str, exit: u8) -> ExitCode {
-    // A terminal that is closed takes no text; the exit status still says it.
+    // Fails only if the terminal is closed; the exit status reports the result as well.
     let _ = writeln!(std::io::stderr(), "ronde: {}", code.mark(text));
     ExitCode::from(exit)
 }

@@ -24,13 +24,13 @@ pub struct InterfaceAddress {
 }
 
 impl InterfaceAddress {
-    /// Whether an address lies in the same network.
+    /// Whether an address is in the same network.
     fn has_neighbour(&self, other: IpAddr) -> bool {
         IpNet::new(self.address, self.prefix_length).is_ok_and(|network| network.contains(&other))
     }
 
     /// Whether the interface joins virtual machines or containers of one host, by the names that their makers give. Such
-    /// an interface may still be the way to others, so this decides about the order only.
+    /// an interface may still lead to others, so this decides about the order only.
     fn is_bridge(&self) -> bool {
         BRIDGES.iter().any(|prefix| self.interface.starts_with(prefix))
     }

@@ -38,7 +38,7 @@ impl LogArgs {
     }
 }
 
-/// What log lines look like.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// For people.
@@ -53,7 +53,7 @@ pub enum LogLevel {
     /// What ends something.
     #[value(alias = "fatal")]
     Error,
-    /// What somebody should look at.
+    /// Events that need attention.
     #[value(alias = "warning")]
     Warn,
     /// What happens once an epoch or a session.

@@ -8,10 +8,10 @@
 //! sidecar  → launcher  Dialling  which other sidecar is asked for a control link, then Linked: it is up
 //! sidecar  → launcher  Attached  a worker has come
 //! sidecar  → launcher  Left      a worker's session has ended
-//! launcher → sidecar   WorkerExited  how a worker's process ended, and its last words: the agent on the same host says it
+//! launcher → sidecar   WorkerExited  how a worker's process ended, and its last lines; sent by the agent on the same host
 //! sidecar  → launcher  Noted     and what that worker asked for last
 //! sidecar  → launcher  Ended     counters, when the sidecar has drained
-//! sidecar  → launcher  Fatal     why it cannot go on; it exits with a non-zero status behind it
+//! sidecar  → launcher  Fatal     why it cannot continue; it then exits with a non-zero status
 //! ```
 //!
 //! End of input tells the sidecar to drain and leave: a sidecar never outlives its launcher. Nothing secret travels
@@ -81,7 +81,7 @@ pub struct Start {
     /// The settings that the launcher and the sidecar both take.
     #[serde(default)]
     pub tuning: Tuning,
-    /// Whether the sidecar is told how its workers' processes end.
+    /// Whether the sidecar is notified how its workers' processes end.
     #[serde(default)]
     pub exits_are_reported: bool,
     /// Sidecars below one on the tree of control links, for tests; the wire's when absent.
@@ -181,7 +181,7 @@ pub enum FromSidecar {
         /// What it did.
         summary: Summary,
     },
-    /// The sidecar cannot go on.
+    /// The sidecar cannot continue.
     Fatal {
         /// Why, and what to do.
         reason: String,
@@ -192,7 +192,7 @@ impl FromSidecar {
     /// Writes the message as one line to standard output, which carries nothing else in a sidecar.
     pub fn send(&self) {
         match serde_json::to_string(self) {
-            // A launcher that is gone cannot be told; the end of input says so soon.
+            // Fails only if the launcher has exited, which the end of input will report.
             Ok(line) => drop(writeln!(std::io::stdout(), "{line}")),
             Err(error) => tracing::error!(%error, "a line for the launcher cannot be written"),
         }

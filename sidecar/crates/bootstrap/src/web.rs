@@ -73,7 +73,7 @@ pub struct WebSettings {
 }
 
 impl WebSettings {
-    /// Checks that nothing is said in the clear beyond this host, and that origins are some.
+    /// Checks that connections from other hosts require TLS, and that origins are valid.
     ///
     /// # Errors
     /// What is wrong and what to do.

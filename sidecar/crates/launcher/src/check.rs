@@ -1,4 +1,4 @@
-//! `ronde check`: whether this host, and others, are fit for jobs. One line a finding, with the fix.
+//! `ronde check`: checks whether this host and others are fit for jobs. It prints one line per finding, with the fix.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::PathBuf;
@@ -60,7 +60,7 @@ pub fn main(args: &CheckArgs) -> ExitCode {
     }
 }
 
-/// The asked host's part: prints its facts, echoes datagrams and lets connections come for as long as the asking one listens.
+/// Serves a check from another host: prints the facts, echoes datagrams and accepts connections until its input ends.
 fn answer(mut own: Facts, ports: Option<PortRange>) -> ExitCode {
     let socket = match ports {
         Some(range) => range.ports().find_map(|port| bind(port).ok()),
@@ -77,14 +77,14 @@ fn answer(mut own: Facts, ports: Option<PortRange>) -> ExitCode {
             );
         }
     }
-    // The system takes connections to a listener by itself.
+    // The kernel accepts connections to a listener.
     if let Some((socket, _listener)) = socket {
         reach::echo(&socket);
     }
     ExitCode::SUCCESS
 }
 
-/// UDP and TCP with one number at all addresses, of both families where there are two.
+/// Binds UDP and TCP to one port at all addresses, of both families where available.
 fn bind(port: u16) -> std::io::Result<(UdpSocket, TcpListener)> {
     let any = |port| [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), (Ipv4Addr::UNSPECIFIED, port).into()];
     let mut tries = if port == 0 { BIND_TRIES } else { 1 };
@@ -93,7 +93,7 @@ fn bind(port: u16) -> std::io::Result<(UdpSocket, TcpListener)> {
         let socket = UdpSocket::bind(&any(port)[..])?;
         match TcpListener::bind(&any(socket.local_addr()?.port())[..]) {
             Ok(listener) => return Ok((socket, listener)),
-            // The number that UDP had free is another's over TCP.
+            // The port is free for UDP but not for TCP.
             Err(_) if tries > 0 => {}
             Err(error) => return Err(error),
         }
@@ -125,7 +125,7 @@ fn of_host(args: &CheckArgs, host: &str, own: &Facts) -> Vec<Finding> {
     let asked_unix_ms = unix_ms();
     let judged = |facts: &Facts, round_trip_ms: u64| {
         let mut findings = compare(own, facts, asked_unix_ms + round_trip_ms / 2, round_trip_ms);
-        // Said by the comparison already.
+        // The comparison already reports the version.
         findings.extend(judge(facts).into_iter().filter(|finding| finding.topic != "version"));
         findings
     };

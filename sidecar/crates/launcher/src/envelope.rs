@@ -1,16 +1,16 @@
-//! What a launcher and its agents say to each other: one JSON object a line over the agent's standard input and output,
-//! which are a pipe, or the remote shell's connection.
+//! The messages between a launcher and its agents: one JSON object per line over the agent's standard input and output,
+//! which are a pipe or the remote shell's connection.
 //!
 //! ```text
 //! agent    → launcher  Hello          the host's name, addresses, a free port
 //! launcher → agent     Prepare        the workers' directory and environment
 //! launcher → agent     StartSidecar   then Sidecar lines both ways: [`ronde_bootstrap::messages`] in an envelope
-//! launcher → agent     StartWorker    then Output as it comes, WorkerExited at once, WorkerDrained behind the last line
+//! launcher → agent     StartWorker    then Output as it arrives, WorkerExited at once, WorkerDrained after the last line
 //! launcher → agent     StopWorkers    TERM, the grace, KILL
-//! launcher → agent     CloseSidecars  they drain and leave
+//! launcher → agent     CloseSidecars  they drain and exit
 //! ```
 //!
-//! End of input tells the agent to end everything and leave.
+//! At the end of its input the agent ends everything and exits.
 
 use std::fmt;
 use std::io;
@@ -68,12 +68,12 @@ pub(crate) enum ToAgent {
         /// Variables added to the prepared environment.
         environment: Environment,
     },
-    /// Ask all workers to end; kill those that have not after the grace.
+    /// Send SIGTERM to all workers, and SIGKILL after the grace period.
     StopWorkers {
         /// The grace, milliseconds.
         grace_ms: u64,
     },
-    /// End the input of all sidecars: they drain and leave.
+    /// End the input of all sidecars, at which they drain and exit.
     CloseSidecars,
     /// Kill everything at once.
     Kill,
@@ -128,7 +128,7 @@ pub(crate) enum FromAgent {
         rank: u32,
         /// Where to.
         stream: Stream,
-        /// Whole lines, or a piece of one that is longer than a message.
+        /// Whole lines, or part of one that is longer than a message.
         text: String,
     },
     /// A worker has ended.
@@ -138,19 +138,19 @@ pub(crate) enum FromAgent {
         /// How.
         status: Status,
     },
-    /// All that an ended worker wrote has been sent.
+    /// All output of an ended worker has been sent.
     WorkerDrained {
         /// Its rank.
         rank: u32,
         /// The last lines of its standard error.
         stderr_tail: Vec<String>,
     },
-    /// Something that the user should know.
+    /// A notice for the user.
     Notice {
         /// What.
         text: String,
     },
-    /// The agent cannot do what it was told.
+    /// The agent cannot execute a command.
     Refused {
         /// Why, and what to do.
         reason: String,
@@ -201,7 +201,7 @@ impl Status {
             Self::Signal(signal) => signal.saturating_add(128),
             Self::OutOfMemory => 128 + Signal::SIGKILL as i32,
         };
-        // An exit code has eight bits; the mask is what the system does too. It makes no success of what is none.
+        // An exit code has eight bits, and the system masks it as well. A failure never becomes a success by that.
         match u8::try_from(code & 0xff) {
             Ok(0) if !self.is_success() => EXIT_UNAVAILABLE,
             code => code.unwrap_or(u8::MAX),
@@ -297,14 +297,14 @@ mod tests {
     fn a_status_has_the_exit_code_of_a_shell() {
         assert_eq!(Status::Code(3).shell_code(), 3);
         assert_eq!((Status::Signal(9).shell_code(), Status::OutOfMemory.shell_code()), (137, 137));
-        // What no system says, but an agent may.
+        // No system reports these, but an agent could send them.
         let strange = [Status::Code(256), Status::Signal(128), Status::Signal(i32::MAX), Status::Code(-1)];
         assert_eq!(strange.map(Status::shell_code), [EXIT_UNAVAILABLE, EXIT_UNAVAILABLE, 255, 255]);
         assert_eq!(Status::Signal(9).to_string(), "was ended by signal 9 (SIGKILL)");
         assert_eq!(Status::Signal(40).to_string(), "was ended by signal 40");
     }
 
-    /// The first byte says who is to read the line: a sidecar, a launcher what a sidecar says, an agent, a launcher.
+    /// The first byte selects the parser: that of a sidecar, of a sidecar's messages, of an agent, of an agent's messages.
     #[test]
     fn fuzz_lines_of_launchers() {
         use ronde_fuzz::{Outcome, fuzz};

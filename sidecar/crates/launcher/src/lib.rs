@@ -1,12 +1,12 @@
-//! The launcher of ronde: starts jobs on hosts and watches over them.
+//! The launcher of ronde: starts jobs on hosts and supervises them.
 //!
 //! | module | command | what |
 //! |---|---|---|
-//! | [`run`] | `ronde run` | starts a job and watches over it |
-//! | [`run::worker`] | `ronde worker` | becomes a worker of a job whose workers another program, such as `mpirun`, starts |
-//! | [`agent`] | `ronde agent` (hidden) | starts and watches processes on one host for the launcher |
-//! | [`agent::exec`] | `ronde exec-worker` (hidden) | ties a worker's life to its agent's, then becomes the worker |
-//! | [`check`] | `ronde check` | says whether hosts are fit for jobs |
+//! | [`run`] | `ronde run` | starts and supervises a job |
+//! | [`run::worker`] | `ronde worker` | runs a worker that another program, such as `mpirun`, starts |
+//! | [`agent`] | `ronde agent` (hidden) | starts and supervises processes on one host for the launcher |
+//! | [`agent::exec`] | `ronde exec-worker` (hidden) | ties a worker's lifetime to its agent, then executes it |
+//! | [`check`] | `ronde check` | checks whether hosts are fit for jobs |
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! `ronde exec-worker`: ties its life to the agent's, then becomes the worker.
+//! `ronde exec-worker`: ties its lifetime to the agent, then executes the worker's command.
 //!
-//! The kernel ends a process with its parent only if the process itself asks for it; between the agent's fork and the
-//! worker's first instruction this is the place to do so without unsafe code.
+//! The kernel ends a process with its parent only if the process itself requests it (`PR_SET_PDEATHSIG`). This program does
+//! so between the agent's fork and the worker's first instruction, without unsafe code.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
@@ -18,7 +18,7 @@ pub struct ExecArgs {
     /// The process id of the agent.
     #[arg(long)]
     parent: i32,
-    /// Ask the command to end with the agent, by SIGTERM, and do not kill it.
+    /// End the command with the agent by SIGTERM instead of SIGKILL.
     #[arg(long)]
     asked: bool,
     /// Program and arguments.
@@ -26,21 +26,21 @@ pub struct ExecArgs {
     command: Vec<String>,
 }
 
-/// Becomes the worker; returns only when that is not possible.
+/// Executes the worker's command in this process; returns only on failure.
 pub fn main(args: &ExecArgs) -> ExitCode {
     let end = if args.asked { Signal::SIGTERM } else { Signal::SIGKILL };
     if let Err(error) = nix::sys::prctl::set_pdeathsig(end) {
         let text = format!("cannot tie the worker's lifetime to its agent: {error}");
         return fail(Code::WorkerNotRun, &text, EXIT_CANNOT_EXECUTE);
     }
-    // An agent that had ended before the line above cannot end this process any more.
+    // If the agent ended before prctl, no signal comes.
     if nix::unistd::getppid().as_raw() != args.parent {
         return ExitCode::from(EXIT_CANNOT_EXECUTE);
     }
     become_worker(&args.command, |command| command)
 }
 
-/// Becomes the worker, whose environment `change` may change; returns only when that is not possible.
+/// Executes the worker's command, after `change` of its environment; returns only on failure.
 pub(crate) fn become_worker(command: &[String], change: impl FnOnce(&mut Command) -> &mut Command) -> ExitCode {
     let (program, arguments) = command.split_first().expect("clap requires one");
     let error = change(Command::new(program).args(arguments)).exec();
@@ -52,6 +52,6 @@ pub(crate) fn become_worker(command: &[String], change: impl FnOnce(&mut Command
     fail(Code::WorkerNotRun, &format!("cannot run {program:?}: {error}{advice}"), code)
 }
 
-/// As shells use them.
+/// The exit codes of shells.
 pub(crate) const EXIT_NOT_FOUND: u8 = 127;
 const EXIT_CANNOT_EXECUTE: u8 = 126;

@@ -1,4 +1,4 @@
-//! A process group, and the wait for its leader's end.
+//! Process groups: signals, and waiting for the leader's exit.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::envelope::Status;
 
-/// What a group is to do.
+/// What a process group is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Let it run.
     Run,
-    /// Ask it to end, and kill what is left after the grace.
+    /// Send SIGTERM, and SIGKILL after the grace period.
     Stop(Duration),
     /// Kill it.
     Kill,
 }
 
-/// Asks those that run to end; later orders stand.
+/// Orders running groups to stop; does not replace an earlier order to stop or kill.
 pub(super) fn stop(orders: &watch::Sender<Order>, grace: Duration) {
     orders.send_if_modified(|order| {
         let first = *order == Order::Run;
@@ -33,33 +33,33 @@ pub(super) fn stop(orders: &watch::Sender<Order>, grace: Duration) {
     });
 }
 
-/// A process group that was made for one process.
+/// The process group of one child process.
 #[derive(Clone, Copy)]
 pub(crate) struct Group(Pid);
 
 impl Group {
-    /// The group of a child that was started as a leader and has not been waited for.
+    /// Returns the group of a child that leads one and has not been waited for.
     pub(crate) fn led_by(child: &Child) -> anyhow::Result<Self> {
         let id = child.id().and_then(|id| i32::try_from(id).ok()).context("the process has no id")?;
         Ok(Self(Pid::from_raw(id)))
     }
 
-    /// The process that leads it.
+    /// The process id of the leader.
     pub(super) fn pid(self) -> u32 {
         self.0.as_raw().unsigned_abs()
     }
 
-    /// Signals every process of the group; that none is left is as well.
+    /// Signals every process of the group; an empty group is fine.
     pub(crate) fn signal(self, signal: Signal) {
         let _ = killpg(self.0, signal);
     }
 
-    /// Asks all processes to end.
+    /// Sends SIGTERM to all processes.
     pub(crate) fn terminate(self) {
         self.signal(Signal::SIGTERM);
     }
 
-    /// Waits for the end of the leader, and passes on what it is to do meanwhile. `ask` is how it is asked to end.
+    /// Waits for the leader's exit and executes orders meanwhile. `ask` requests its end.
     pub(crate) async fn wait_for(
         self,
         child: &mut Child,
@@ -78,7 +78,7 @@ impl Group {
                         Order::Run => {}
                         Order::Stop(grace) => {
                             ask(self);
-                            // A stopped process hears only after it goes on.
+                            // A stopped process handles signals only after SIGCONT.
                             self.signal(Signal::SIGCONT);
                             kill_at = Some(Instant::now() + grace);
                         }

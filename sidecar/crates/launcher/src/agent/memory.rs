@@ -1,33 +1,33 @@
-//! Whether memory ran out: what the control group of a worker has counted.
+//! Detects that a worker was killed by the out-of-memory killer, by the counters of its control group.
 //!
-//! A process that the kernel's out-of-memory killer ends looks like one that somebody killed. The difference is the
-//! counter `oom_kill` of its control group.
+//! Such a process ends with SIGKILL like any other killed one. The difference is the counter `oom_kill` of its control
+//! group.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What the control groups of all workers of this host have counted.
+/// The out-of-memory kills in the control groups of all workers of this host.
 #[derive(Clone)]
 pub(super) struct MemoryWatch {
-    /// Where processes are described.
+    /// The directory of processes (`/proc`).
     processes: PathBuf,
-    /// Where control groups are.
+    /// The directory of control groups.
     groups: PathBuf,
     /// For each counter, the kills that are accounted for.
     counted: Arc<Mutex<BTreeMap<Counter, u64>>>,
 }
 
-/// Where a control group counts its kills.
+/// The file in which a control group counts its kills.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Counter(PathBuf);
 
-/// The watch over one worker.
+/// The control groups of one worker.
 pub(super) struct WorkerWatch {
     all: MemoryWatch,
     pid: u32,
-    /// Of the groups that it was seen in.
+    /// The counters of the groups that it was seen in.
     counters: Vec<Counter>,
 }
 
@@ -74,8 +74,8 @@ impl MemoryWatch {
 }
 
 impl WorkerWatch {
-    /// Looks which group the worker is in now: some put themselves into one of their own, and one that is ending shows up
-    /// in the topmost.
+    /// Records the group that the worker is in now: some workers move to their own group, and one that is ending appears in
+    /// the root group.
     pub(super) fn poll(&mut self) {
         let Some(counter) = self.all.counter_of(self.pid).filter(|now| !self.counters.contains(now)) else { return };
         if self.counters.len() < GROUPS_MAX {
@@ -85,8 +85,8 @@ impl WorkerWatch {
         }
     }
 
-    /// Whether a group of it has counted a kill that no other worker's end accounts for. Asked once, when a worker was
-    /// killed.
+    /// Whether one of its groups has counted a kill that no other worker's exit accounts for. Call it once, after a worker
+    /// was killed.
     pub(super) fn has_run_out(&self) -> bool {
         let mut counted = self.all.lock();
         self.counters.iter().any(|counter| {
@@ -99,14 +99,14 @@ impl WorkerWatch {
 }
 
 impl Counter {
-    /// How many processes of the group memory has cost; `None` where that is not counted.
+    /// The number of processes killed in the group; `None` where the kernel does not count them.
     fn read(&self) -> Option<u64> {
         let text = fs::read_to_string(&self.0).ok()?;
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")).and_then(|count| count.trim().parse().ok())
     }
 }
 
-/// Groups that one worker is watched in.
+/// The most groups recorded for one worker.
 const GROUPS_MAX: usize = 8;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! `ronde agent`: the launcher's hand on one host. It starts sidecars and workers, passes on what they say, and sees to
-//! it that none outlives the launcher: whatever ends its input ends everything it started.
+//! `ronde agent`: the launcher's agent on one host. It starts sidecars and workers, forwards their messages and output, and
+//! ensures that none outlives the launcher: when its input ends, it ends everything it started.
 //!
-//! The main loop never waits for the launcher to read: every process has a task of its own (`worker`, `sidecar`) that
-//! waits for the bounded queue to the launcher on its own account and can be told to end its process all the same.
+//! The main loop never waits for the launcher to read. Every process has its own task (`worker`, `sidecar`), which waits
+//! for the bounded queue to the launcher and still executes orders to end the process.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
@@ -70,15 +70,15 @@ async fn serve() -> anyhow::Result<()> {
         () = leave_signals.recv() => agent.kill().await,
     }
     drop(agent);
-    // The launcher may have gone; what it did not read by now nobody will.
+    // The launcher may have exited; then nobody reads the rest.
     let _ = timeout(FLUSH_WAIT, writer).await;
     Ok(())
 }
 
-/// The processes of this host and what they share.
+/// The processes of this host and their shared state.
 struct Agent {
     launcher: ToLauncher,
-    /// Holds the port that was promised to the launcher until the workers need it.
+    /// Reserves the port that was reported to the launcher until the workers need it.
     port: Option<TcpListener>,
     directory: PathBuf,
     environment: Environment,
@@ -155,7 +155,7 @@ impl Agent {
         }
     }
 
-    /// A sidecar reads all the time, so this wait is short; one that has ended has closed its queue.
+    /// Forwards a line to a sidecar. A sidecar always reads, so this wait is short; one that has ended has closed its queue.
     async fn pass_on(&self, sidecar: u32, line: ToSidecar) {
         if let Some(lines) = self.sidecar_lines.get(&sidecar) {
             // Its end is reported by the task that waits for it.
@@ -170,7 +170,7 @@ impl Agent {
             Ok(worker) => {
                 self.send(FromAgent::WorkerStarted { rank, pid: worker.pid() }).await;
                 let memory = self.memory.worker(worker.pid());
-                // Not a sender of its own: the input of a sidecar ends when this agent says so.
+                // A weak sender: only this agent decides when the input of a sidecar ends.
                 let sidecar = self.sidecar_lines.get(&sidecar).map(mpsc::Sender::downgrade);
                 let receivers = worker::Receivers { launcher: self.launcher.clone(), sidecar };
                 self.workers.spawn(worker.supervise(receivers, memory, self.workers_order.subscribe()));
@@ -193,7 +193,7 @@ impl Agent {
         self.sidecars_order.send_replace(Order::Kill);
     }
 
-    /// Ends everything in order: workers, sidecars, then whatever workers left behind.
+    /// Ends everything in order: workers, sidecars, then orphans of workers.
     async fn leave(&mut self) {
         self.stop_workers(LEAVE_GRACE);
         // A task that waits for the launcher to read ends no later than these bounds; its process has ended before.
@@ -211,12 +211,12 @@ impl Agent {
     }
 
     async fn send(&self, message: FromAgent) {
-        // Fails only when the writer has gone, which ends with the process.
+        // Fails only after the writer has ended, with the process.
         let _ = self.launcher.send(message).await;
     }
 }
 
-/// The signals that mean the same as the end of input.
+/// The signals that have the same effect as the end of input.
 struct LeaveSignals([Signal; 3]);
 
 impl LeaveSignals {
@@ -235,7 +235,7 @@ impl LeaveSignals {
     }
 }
 
-/// Reads commands until the input ends or cannot be understood, which ends the queue.
+/// Reads commands until the input ends or is invalid, which ends the queue.
 fn read_commands() -> mpsc::Receiver<ToAgent> {
     let (commands, queue) = mpsc::channel(QUEUE_OF_COMMANDS);
     tokio::spawn(async move {
@@ -259,7 +259,7 @@ fn read_commands() -> mpsc::Receiver<ToAgent> {
     queue
 }
 
-/// Writes the queue to the launcher; when that has gone the queue is emptied unread, so that nobody waits for it.
+/// Writes the queue to the launcher. After the launcher has exited it drains the queue, so that no task waits for it.
 async fn write_queue(mut queue: mpsc::Receiver<FromAgent>) {
     let mut output = BufWriter::with_capacity(OUTPUT_BUFFER_BYTES, tokio::io::stdout());
     let mut launcher_reads = true;
@@ -276,7 +276,7 @@ async fn drained(tasks: &mut JoinSet<()>) {
     while tasks.join_next().await.is_some() {}
 }
 
-/// The binary that started workers and sidecars run from: this one.
+/// The path of this binary, which workers and sidecars are started from.
 fn own_binary() -> anyhow::Result<PathBuf> {
     std::env::current_exe().context("cannot find the ronde binary")
 }
@@ -286,14 +286,14 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Messages that wait for the launcher to read: with 64 KiB of output in each, 4 MiB.
+/// Messages queued for the launcher: 4 MiB with 64 KiB of output each.
 const QUEUE_TO_LAUNCHER: usize = 64;
 const QUEUE_OF_COMMANDS: usize = 64;
 /// A host of many containers has a few hundred addresses; the launcher chooses among the first of them.
 const INTERFACES_MAX: usize = 512;
 const OUTPUT_BUFFER_BYTES: usize = 256 << 10;
-/// Between asking and killing when the launcher has gone.
+/// The time between SIGTERM and SIGKILL after the launcher has exited.
 const LEAVE_GRACE: Duration = Duration::from_secs(5);
-/// What a task needs to report after its process has ended.
+/// The time that a task needs to report after its process has ended.
 const TASK_SLACK: Duration = Duration::from_secs(3);
 const FLUSH_WAIT: Duration = Duration::from_secs(1);

@@ -1,5 +1,5 @@
-//! Processes that workers left behind. The agent is a subreaper, so a process whose parents have gone becomes its child,
-//! even when it moved to a session of its own.
+//! Orphaned processes of workers. The agent is a subreaper, so a process whose parents have exited becomes its child, even in
+//! its own session.
 
 use std::fs;
 
@@ -8,9 +8,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::{Pid, getpid};
 
-/// Kills all children and what becomes a child by that, until none is left.
+/// Kills all children, and processes that become children thereby, until none is left.
 ///
-/// For the end of the agent only: it takes children from whoever waits for them.
+/// Call it at the end of the agent only: it reaps children that other tasks may wait for.
 pub(super) fn kill_all() {
     for _ in 0..GENERATIONS_MAX {
         let children = children_of(getpid());
@@ -20,7 +20,7 @@ pub(super) fn kill_all() {
         for child in children {
             // A failure means that it has ended by itself.
             let _ = kill(child, Signal::SIGKILL);
-            // A killed process ends at once unless the kernel holds it, and then nobody can end it.
+            // A killed process ends at once, unless it is blocked in the kernel.
             while waitpid(child, Some(WaitPidFlag::empty())) == Err(Errno::EINTR) {}
         }
     }
@@ -41,7 +41,7 @@ fn parent_of(pid: i32) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// How often children of killed children are looked for: deeper families than this are not left by accident.
+/// The most generations of children to search; no accident leaves more.
 const GENERATIONS_MAX: usize = 64;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! One sidecar process: its bootstrap lines both ways, its log, its end.
+//! A sidecar process: its bootstrap lines in both directions, its log, its exit.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -28,10 +28,10 @@ pub(super) struct Sidecar {
 }
 
 impl Sidecar {
-    /// Starts a sidecar, and gives the queue of lines for it.
+    /// Starts a sidecar and returns the queue of its input lines.
     ///
     /// # Errors
-    /// When the process cannot be made.
+    /// When the process cannot be started.
     pub(super) fn start(
         index: u32,
         program: Option<Vec<String>>,
@@ -54,7 +54,7 @@ impl Sidecar {
         Ok((Self { index, child, group, lines }, sender))
     }
 
-    /// Passes lines both ways until it ends, reports its end, and removes what a killed one left behind.
+    /// Forwards lines in both directions until it exits, reports the exit, and removes the files of a killed one.
     pub(super) async fn supervise(mut self, launcher: ToLauncher, order: watch::Receiver<Order>) {
         let index = self.index;
         let input = self.child.stdin.take().expect("piped at start");
@@ -68,7 +68,7 @@ impl Sidecar {
         // Its input ends with the writer.
         let status = self.group.wait_for(&mut self.child, order, |_| writer.abort()).await;
         writer.abort();
-        // The lines and the log that a sidecar wrote last explain its end: they go first.
+        // The last lines and log of a sidecar explain its exit, so they are sent first.
         let explained = async { ((&mut reader).await, (&mut log).await) };
         let _ = timeout(FINAL_OUTPUT_WAIT, explained).await;
         reader.abort();
@@ -84,7 +84,7 @@ impl Sidecar {
     }
 }
 
-/// Writes lines; ends the input when no more can come. A sidecar that has gone is noticed by who waits for it.
+/// Writes lines and ends the input when the queue is closed. The waiting task detects a sidecar that has exited.
 async fn write_lines(mut input: ChildStdin, mut lines: mpsc::Receiver<ToSidecar>) {
     while let Some(line) = lines.recv().await {
         if envelope::write(&mut input, &line).await.is_err() || input.flush().await.is_err() {
@@ -93,7 +93,7 @@ async fn write_lines(mut input: ChildStdin, mut lines: mpsc::Receiver<ToSidecar>
     }
 }
 
-/// Passes on what a sidecar says, and notes its session directory when it names it.
+/// Forwards a sidecar's messages, and records its session directory.
 async fn read_lines(sidecar: u32, output: ChildStdout, launcher: ToLauncher, directory: Arc<OnceLock<PathBuf>>) {
     let mut output = BufReader::new(output);
     loop {
@@ -114,5 +114,5 @@ async fn read_lines(sidecar: u32, output: ChildStdout, launcher: ToLauncher, dir
 }
 
 const QUEUE_OF_LINES: usize = 4;
-/// How long an ended sidecar's last lines may be on their way.
+/// The longest wait for the last lines of a sidecar that has exited.
 const FINAL_OUTPUT_WAIT: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! A process's output, cut into whole lines.
+//! The output of a process, split into whole lines.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,9 +8,9 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use super::ToLauncher;
 use crate::envelope::FromAgent;
 
-/// Reads `source` to its end and sends it on in texts of whole lines; `tail` gets the last ones.
+/// Forwards `source` to its end in texts of whole lines, and records the last ones in `tail`.
 ///
-/// Waits while the queue to the launcher is full, so that a worker that writes faster than anybody reads waits too.
+/// Waits while the queue to the launcher is full, so that backpressure reaches the worker.
 pub(super) async fn forward(
     mut source: impl AsyncRead + Unpin,
     launcher: ToLauncher,
@@ -20,12 +20,12 @@ pub(super) async fn forward(
     let mut cutter = LineCutter::default();
     let mut buffer = vec![0; READ_BYTES];
     loop {
-        // An error of a pipe is as good as its end.
+        // An error of a pipe counts as its end.
         let count = source.read(&mut buffer).await.unwrap_or(0);
         let text = if count == 0 { cutter.finish() } else { cutter.push(&buffer[..count]) };
         if let Some(text) = text {
             tail.push(&text);
-            // The queue closes when the agent leaves; then the text has no reader.
+            // The queue closes when the agent exits; then the text has no reader.
             let _ = launcher.send(wrap(text)).await;
         }
         if count == 0 {
@@ -34,14 +34,14 @@ pub(super) async fn forward(
     }
 }
 
-/// Cuts bytes into texts that end with a line. A carriage return that stands alone ends a line as well (a progress bar).
+/// Splits bytes into texts of whole lines. A carriage return without a line feed ends a line as well (a progress bar).
 #[derive(Default)]
 struct LineCutter {
     pending: Vec<u8>,
 }
 
 impl LineCutter {
-    /// Takes bytes; gives what ends with a line, or, when a line is longer than [`LINE_PIECE_BYTES`], its beginning.
+    /// Adds bytes; returns complete lines, or the start of a line longer than [`LINE_PIECE_BYTES`].
     fn push(&mut self, bytes: &[u8]) -> Option<String> {
         self.pending.extend_from_slice(bytes);
         let whole = end_of_last_line(&self.pending);
@@ -50,7 +50,7 @@ impl LineCutter {
         self.take(end)
     }
 
-    /// Gives the last line, if it has no end.
+    /// Returns the last line, if it is incomplete.
     fn finish(&mut self) -> Option<String> {
         self.take(self.pending.len())
     }
@@ -62,7 +62,7 @@ impl LineCutter {
     }
 }
 
-/// The last lines of a stream so far; clones are of the same ones.
+/// The last lines of a stream; clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Tail(Arc<Mutex<VecDeque<String>>>);
 
@@ -97,19 +97,19 @@ fn end_of_last_line(bytes: &[u8]) -> usize {
     (0..bytes.len()).rev().find(ends_line).map_or(0, |at| at + 1)
 }
 
-/// Where the bytes can be cut without cutting a character: at most three bytes from their end.
+/// The last position at which the bytes can be split between characters: at most three bytes before their end.
 fn character_border(bytes: &[u8]) -> usize {
     let is_inside = |byte: &&u8| **byte & 0b1100_0000 == 0b1000_0000;
     let inside = bytes.iter().rev().take(CHARACTER_BYTES_MAX).take_while(is_inside).count();
     let first = bytes.len() - inside;
-    // The first byte of a character tells its length in leading ones; one byte alone begins with a zero.
+    // The leading ones of a character's first byte are its length; a single byte starts with a zero.
     let length = first.checked_sub(1).map_or(0, |lead| bytes[lead].leading_ones() as usize);
     let is_cut = (inside + 2..=CHARACTER_BYTES_MAX).contains(&length);
     if is_cut { first - 1 } else { bytes.len() }
 }
 
 const READ_BYTES: usize = 64 << 10;
-/// The longest piece of a line; with what one read adds, no text is longer than twice this.
+/// The longest part of a line in one text; with the bytes of one read, a text has at most twice as many.
 const LINE_PIECE_BYTES: usize = 64 << 10;
 const CHARACTER_BYTES_MAX: usize = 4;
 const TAIL_LINES: usize = 20;

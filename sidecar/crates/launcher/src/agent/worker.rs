@@ -1,4 +1,4 @@
-//! One worker: its process group, its output, its end.
+//! A worker: its process group, its output, its exit.
 
 use std::path::Path;
 use std::pin::pin;
@@ -28,7 +28,7 @@ impl Worker {
     /// Starts `command` as the leader of a process group.
     ///
     /// # Errors
-    /// When the process cannot be made. A command that does not exist is the worker's own end, with code 127.
+    /// When the process cannot be started. For a command that does not exist the worker exits with code 127.
     pub(super) fn start(
         rank: u32,
         command: &[String],
@@ -56,7 +56,7 @@ impl Worker {
         self.group.pid()
     }
 
-    /// Passes on its output and its end, and ends it when told to.
+    /// Forwards its output and exit, and ends it on request.
     pub(super) async fn supervise(
         mut self,
         receivers: Receivers,
@@ -72,12 +72,11 @@ impl Worker {
         let mut stdout = tokio::spawn(stream::forward(stdout, launcher.clone(), unseen, output(Stream::Stdout)));
         let mut stderr = tokio::spawn(stream::forward(stderr, launcher.clone(), seen, output(Stream::Stderr)));
         let status = wait(&mut self.child, self.group, &mut memory, order).await;
-        // What a worker leaves in its group has lost its purpose. The leader's number cannot belong to others yet: it was
-        // freed an instant ago.
+        // Ends the rest of the worker's group. The leader's id was freed just now, so it is not reused yet.
         self.group.signal(Signal::SIGKILL);
-        // The receiver of both messages has gone only when the agent leaves.
+        // Sending fails only when the agent exits.
         let _ = launcher.send(FromAgent::WorkerExited { rank, status }).await;
-        // Its last words are in the pipe when it has ended; who left the group may hold the other end for longer.
+        // The last lines are in the pipe when the worker has exited; a process outside its group may hold the other end longer.
         let is_read = timeout(FINAL_OUTPUT_WAIT, &mut stderr).await.is_ok();
         receivers
             .sidecar(WorkerExited { rank, pid: self.group.pid(), exit: status.into(), stderr_tail: tail.lines() })
@@ -96,16 +95,16 @@ impl Worker {
     }
 }
 
-/// Who is notified how a worker ended.
+/// The receivers of a worker's exit status.
 pub(super) struct Receivers {
     /// The launcher.
     pub(super) launcher: ToLauncher,
-    /// The sidecar that serves it, which tells the other ranks.
+    /// The sidecar that serves it, which notifies the other ranks.
     pub(super) sidecar: Option<mpsc::WeakSender<ToSidecar>>,
 }
 
 impl Receivers {
-    /// A sidecar reads all the time; one that has ended tells nobody any more.
+    /// Notifies the sidecar, unless it has exited.
     async fn sidecar(&self, exited: WorkerExited) {
         if let Some(lines) = self.sidecar.as_ref().and_then(mpsc::WeakSender::upgrade) {
             let _ = lines.send(ToSidecar::WorkerExited(exited)).await;
@@ -128,7 +127,7 @@ async fn wait(child: &mut Child, group: Group, memory: &mut WorkerWatch, order: 
     }
 }
 
-/// Asks for a moment: where memory has run out, the agent's own reading may fail at first.
+/// Polls for a moment, as the agent's own read may fail at first when memory has run out.
 async fn memory_has_run_out(memory: &WorkerWatch) -> bool {
     for _ in 0..MEMORY_POLLS {
         if memory.has_run_out() {
@@ -141,10 +140,9 @@ async fn memory_has_run_out(memory: &WorkerWatch) -> bool {
 
 const MEMORY_POLLS: u32 = 4;
 const MEMORY_POLL_PAUSE: Duration = Duration::from_millis(20);
-/// How often the control group of a worker is looked at.
+/// The interval at which the control group of a worker is polled.
 const MEMORY_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// How long an ended worker's last words may be on their way, before its sidecar is told of its end without them; less
-/// than a sidecar waits for that.
+/// The longest wait for a worker's last lines before its sidecar is notified without them; less than a sidecar waits.
 const FINAL_OUTPUT_WAIT: Duration = Duration::from_millis(150);
-/// How long an ended worker's output may still be on its way.
+/// The longest wait for the rest of a worker's output.
 const OUTPUT_WAIT: Duration = Duration::from_secs(2);

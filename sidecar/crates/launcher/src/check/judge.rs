@@ -1,4 +1,4 @@
-//! What the facts about a host mean: one finding each, with the fix where something is to be done. Nothing is read here.
+//! Findings from the facts about a host: one each, with the fix if needed. Pure.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// What was read of a host; `None` where it could not be read.
+/// The facts about a host; `None` where they could not be read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Facts {
     /// The version of ronde.
@@ -77,7 +77,7 @@ pub(super) enum Mark {
 pub(super) struct Finding {
     /// How good it is.
     pub(super) mark: Mark,
-    /// What was looked at.
+    /// The subject.
     pub(super) topic: &'static str,
     /// What was found.
     pub(super) found: String,
@@ -271,7 +271,7 @@ pub(super) fn fail(topic: &'static str, found: String, fix: &str) -> Finding {
     Finding { mark: Mark::Fail, topic, found, fix: Some(fix.to_owned()) }
 }
 
-/// What a port asks the system for (`ronde_transport::SocketOptions`).
+/// The buffer size that a port requests (`ronde_transport::SocketOptions`).
 const RECEIVE_BUFFER_BYTES_GOOD: u64 = 32 << 20;
 const SEND_BUFFER_BYTES_GOOD: u64 = 8 << 20;
 /// The smallest packet that every path of QUIC must carry, with its headers (RFC 9000, section 14).
@@ -281,7 +281,7 @@ const MTU_BYTES_GOOD: u64 = 1_500;
 const OPEN_FILES_MIN: u64 = 256;
 const OPEN_FILES_GOOD: u64 = 4_096;
 const LOCKED_BYTES_GOOD: u64 = 64 << 20;
-/// 107 bytes less what a job with a name of 20 characters puts behind it.
+/// 107 bytes less the path that a job with a name of 20 characters appends.
 const SOCKET_BASE_BYTES_MAX: usize = 60;
 /// 2025-01-01 and 2100-01-01.
 const CLOCK_UNIX_MS_MIN: u64 = 1_735_689_600_000;
@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(marks("1", 700_000, 0), [Mark::Ok, Mark::Fail]);
     }
 
-    /// What another host says of itself is judged, whatever it is.
+    /// Facts from another host are untrusted input.
     #[test]
     fn fuzz_facts() {
         use ronde_fuzz::{Outcome, fuzz};

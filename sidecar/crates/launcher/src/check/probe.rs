@@ -14,7 +14,7 @@ use ronde_bootstrap::interfaces;
 
 use super::judge::{Facts, Interface, Limit};
 
-/// Looks at everything.
+/// Reads all facts.
 pub(super) fn probe() -> Facts {
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let base = directory::default_base();
@@ -66,7 +66,7 @@ fn interfaces() -> Vec<Interface> {
     names.into_iter().filter_map(with_mtu).collect()
 }
 
-/// Does what an arena does, with nothing in it.
+/// Creates and seals an empty memfd, as an arena does.
 fn shared_memory() -> Result<(), String> {
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     let made = memfd_create("ronde-check", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING);

@@ -1,6 +1,6 @@
-//! Other hosts: their facts by the remote shell, and whether UDP and TCP get there and back.
+//! Checks of other hosts: their facts over the remote shell, and whether UDP and TCP reach them and return.
 //!
-//! The asked host prints its facts, echoes datagrams on a port named there, and ends with its standard input.
+//! The other host prints its facts, echoes datagrams on a port named there, and exits when its standard input ends.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -17,8 +17,8 @@ use crate::run;
 
 use super::judge::{Facts, Finding, fail, ok};
 
-/// Asks a host for its facts and sends it datagrams; `judge` makes findings of the facts and of the milliseconds that the
-/// answer took.
+/// Gets a host's facts and sends it datagrams. `judge` makes findings of the facts and of the milliseconds until the
+/// answer.
 ///
 /// # Errors
 /// Why there is no answer.
@@ -72,13 +72,13 @@ fn echo_while(socket: &UdpSocket, goes_on: impl Fn() -> bool) {
     }
     while goes_on() && Instant::now() < deadline {
         if let Ok((bytes, from)) = socket.recv_from(&mut datagram) {
-            // A lost answer is what the other side looks for.
+            // The other side detects a lost answer.
             let _ = socket.send_to(&datagram[..bytes], from);
         }
     }
 }
 
-/// Whether a datagram as large as QUIC's first ones gets to one of a host's addresses and back.
+/// Checks that a datagram as large as QUIC's first ones reaches one of a host's addresses and returns.
 fn datagrams(facts: &Facts) -> Finding {
     let Some(port) = facts.echo_port else {
         return fail("UDP", "it could not open a port".to_owned(), "see that no policy there forbids UDP sockets");
@@ -147,7 +147,7 @@ fn first_line(child: &mut Child) -> Result<String, String> {
         let mut line = String::new();
         // An output that cannot be read has no line.
         let _ = output.map(|output| BufReader::new(output.take(ANSWER_BYTES_MAX)).read_line(&mut line));
-        // Nobody waits for it any more when this fails.
+        // Fails only when nothing waits for it.
         let _ = sender.send(line);
     });
     let errors = child.stderr.take();
@@ -168,7 +168,7 @@ fn first_line(child: &mut Child) -> Result<String, String> {
     }
 }
 
-/// Ends the input, by which the other side leaves, and waits for it, but not for ever.
+/// Ends the input, at which the other side exits, waits for it, and kills it after a while.
 fn end(child: &mut Child) {
     drop(child.stdin.take());
     let deadline = Instant::now() + LEAVE_WAIT;
@@ -183,10 +183,10 @@ fn end(child: &mut Child) {
     }
 }
 
-/// Prints a line and makes sure that it is on its way.
+/// Prints a line and flushes it.
 pub(super) fn print_line(line: &str) {
     let mut output = std::io::stdout();
-    // A reader that has gone needs none.
+    // Fails only when the reader has exited.
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());
 }
 
@@ -209,7 +209,7 @@ mod tests {
     use super::super::probe::probe;
     use super::*;
 
-    /// A remote shell that does what a script says.
+    /// Calls `ask` with a script as the remote shell.
     fn ask_script(script: &str, judge: impl FnOnce(&Facts, u64) -> Vec<Finding>) -> Result<Vec<Finding>, String> {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("shell");

@@ -1,4 +1,4 @@
-//! Which hosts are this one, and at which address each host's sidecar is reached.
+//! The addresses of hosts: which hosts are local, and at which address each host's sidecar is reached.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 
@@ -6,10 +6,10 @@ use ronde_bootstrap::interfaces::InterfaceAddress;
 
 use super::hosts::{Host, LOCAL};
 
-/// The address where all hosts are this one.
+/// The address of sidecars when all hosts are local.
 pub(super) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Whether a host is the one that the launcher runs on.
+/// Whether the launcher runs on a host.
 pub(super) fn is_local(host: &Host) -> bool {
     match host.address() {
         Some(address) => address.is_loopback() || is_own(address),
@@ -22,12 +22,12 @@ pub(super) fn loopback() -> InterfaceAddress {
     InterfaceAddress { interface: "lo".to_owned(), address: LOOPBACK, prefix_length: 8 }
 }
 
-/// Puts the addresses that are `preferred` first: those that a host's name stands for, since the user has said it.
+/// Moves `preferred` addresses to the front: those to which the host's name resolves, as the user gave it.
 pub(super) fn put_first(addresses: &mut [InterfaceAddress], preferred: &[IpAddr]) {
     addresses.sort_by_key(|own| !preferred.contains(&own.address));
 }
 
-/// The addresses that a host's name stands for; none when it cannot be looked up, as an alias of the remote shell cannot.
+/// Resolves a host's name; returns no address when that fails, as for an alias of the remote shell.
 pub(super) async fn resolve(host: &Host) -> Vec<IpAddr> {
     if let Some(address) = host.address() {
         return vec![address];
@@ -36,7 +36,7 @@ pub(super) async fn resolve(host: &Host) -> Vec<IpAddr> {
     found.map(|addresses| addresses.map(|address| address.ip().to_canonical()).collect()).unwrap_or_default()
 }
 
-/// The address of this host that packets to `peer` come from. Nothing is sent.
+/// The source address of packets from this host to `peer`. Nothing is sent.
 pub(super) fn towards(peer: IpAddr) -> Option<IpAddr> {
     let any: IpAddr =
         if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
@@ -45,7 +45,7 @@ pub(super) fn towards(peer: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// Binding succeeds for own addresses only.
+/// Whether an address is local: only then binding it succeeds.
 fn is_own(address: IpAddr) -> bool {
     UdpSocket::bind(SocketAddr::new(address, 0)).is_ok()
 }

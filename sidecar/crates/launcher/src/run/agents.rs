@@ -21,10 +21,10 @@ pub(super) struct Link {
     kill: watch::Sender<bool>,
 }
 
-/// What comes over a connection, in order; output goes to the printer instead.
+/// Events of a connection, in order; output goes to the printer instead.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// The agent says something.
+    /// A message of the agent.
     Message(FromAgent),
     /// The agent or the remote shell wrote a line to its standard error.
     RemoteShellOutput(String),
@@ -36,7 +36,7 @@ pub(super) enum Event {
     StarterEnded(Status),
 }
 
-/// Where the events and the output of a connection go.
+/// The receivers of a connection's events and output.
 #[derive(Clone)]
 pub(super) struct Receivers {
     /// Events, each with the index of its host.
@@ -46,8 +46,8 @@ pub(super) struct Receivers {
 }
 
 impl Link {
-    /// Starts the process that is, or reaches, the agent of the host with index `host`. At most `commands_max` commands
-    /// may ever be told.
+    /// Starts the agent of the host with index `host`, or the remote shell that reaches it. At most `commands_max` commands
+    /// may ever be sent.
     ///
     /// # Errors
     /// When the process cannot be started.
@@ -72,21 +72,21 @@ impl Link {
         Ok(Self { commands: Some(commands), kill })
     }
 
-    /// Tells the agent something; nothing happens when the connection has ended, of which an event tells.
+    /// Sends the agent a command. Does nothing when the connection has ended, which an event reports.
     pub(super) fn send(&self, command: ToAgent) {
         let Some(commands) = &self.commands else { return };
         if let Err(mpsc::error::TrySendError::Full(command)) = commands.try_send(command) {
-            // Sized for all that is ever told: reaching this is a mistake of the launcher, and the job's deadlines end it.
+            // The queue has room for all commands of a job, so this is a bug; the job's deadlines end it.
             eprintln!("ronde: bug: the command queue of an agent is full; dropped {command:?}");
         }
     }
 
-    /// Ends the agent's input: it ends everything and leaves.
+    /// Ends the agent's input, at which it ends everything and exits.
     pub(super) fn hang_up(&mut self) {
         self.commands = None;
     }
 
-    /// Kills the process, not what the agent started: only for an agent that does not leave by itself.
+    /// Kills the process, but not what the agent started: only for an agent that does not exit by itself.
     pub(super) fn kill(&self) {
         self.kill.send_replace(true);
     }
@@ -110,7 +110,7 @@ async fn supervise(
         status = child.wait() => status,
         () = kill_requested(&mut reader, &mut killed) => {
             if let Some(group) = group {
-                // That it has ended is as well.
+                // Fails only when it has ended.
                 let _ = killpg(group, Signal::SIGKILL);
             }
             child.wait().await
@@ -123,14 +123,14 @@ async fn supervise(
         }
         (&mut stderr_reader).await
     };
-    // Whoever else holds the pipes does not keep the launcher waiting.
+    // Another process may hold the pipes open; the launcher does not wait for it.
     let _ = timeout(REST_WAIT, rest).await;
     reader.abort();
     stderr_reader.abort();
     let _ = receivers.events.send((host, Event::Closed(status.map_or(Status::Code(-1), Status::from)))).await;
 }
 
-/// Resolves when the launcher asks for the process's end, or what it says makes no sense.
+/// Resolves when the launcher requests the process's end, or when its output is invalid.
 async fn kill_requested(reader: &mut tokio::task::JoinHandle<bool>, killed: &mut watch::Receiver<bool>) {
     let nonsense = async {
         if !matches!(reader.await, Ok(false)) {
@@ -145,14 +145,14 @@ async fn kill_requested(reader: &mut tokio::task::JoinHandle<bool>, killed: &mut
 
 async fn write_commands(mut input: ChildStdin, mut queue: mpsc::Receiver<ToAgent>) {
     while let Some(command) = queue.recv().await {
-        // A connection that has ended is noticed by who waits for it.
+        // The waiting task detects that the connection has ended.
         if envelope::write(&mut input, &command).await.is_err() || input.flush().await.is_err() {
             return;
         }
     }
 }
 
-/// Reads until the end; false when what comes cannot be understood.
+/// Reads messages to the end; returns false for an invalid one.
 async fn read_messages(host: usize, output: ChildStdout, receivers: Receivers) -> bool {
     let mut output = BufReader::with_capacity(READ_BYTES, output);
     let mut banner_lines = 0;
@@ -214,7 +214,7 @@ async fn read_stderr(host: usize, stderr: ChildStderr, receivers: Receivers) {
     }
 }
 
-/// The last lines of something.
+/// The last lines of a stream.
 #[derive(Clone, Debug)]
 pub(super) struct Tail {
     lines: VecDeque<String>,
@@ -253,5 +253,5 @@ const READ_BYTES: usize = 256 << 10;
 const STDERR_LINE_BYTES_MAX: u64 = 8 << 10;
 const BANNER_LINES_MAX: usize = 100;
 const TAIL_LINES: usize = 20;
-/// How long the last lines of an ended connection may be on their way.
+/// The longest wait for the last lines of an ended connection.
 const REST_WAIT: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! What a worker finds in its environment.
+//! The environment of workers and sidecars.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -37,15 +37,15 @@ impl FromStr for Export {
     }
 }
 
-/// A `-x` that names no variable; the caller's to mend.
+/// An invalid `-x`; the user must correct it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{given:?} is not NAME or NAME=VALUE")]
 pub(super) struct ExportError {
     given: String,
 }
 
-/// What all workers have in common: the caller's variables but those that would mislead a worker (shell functions,
-/// the caller's choice of devices, an identity that another launcher gave), and what `-x` asks for.
+/// Returns the environment common to all workers: the caller's variables except misleading ones (shell functions, the
+/// caller's choice of devices, identities of other launchers), and those of `-x`.
 pub(super) fn common(caller: &Environment, exports: &[Export]) -> Environment {
     let mut environment: Environment = caller.iter().filter(|(name, _)| is_passed_on(name)).cloned().collect();
     for (name, value) in added(caller, exports) {
@@ -66,7 +66,7 @@ pub(super) fn added(caller: &Environment, exports: &[Export]) -> Environment {
     environment
 }
 
-/// What a sidecar is told besides its bootstrap: how much to log, and its index, by which people know it from others.
+/// The variables of a sidecar: its log settings, and its index, which identifies it in the log.
 pub(super) fn for_sidecar(caller: &Environment, sidecar: u32, verbose: bool, logs: &LogArgs) -> Environment {
     let mut environment: Environment = caller.iter().filter(|(name, _)| name == LOG_VARIABLE).cloned().collect();
     if verbose && environment.is_empty() {

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 
-/// A host and how many workers it takes.
+/// A host and its slots for workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Host {
     /// Its name or address as given, IPv6 without brackets.
     pub(super) name: String,
-    /// How many workers it takes.
+    /// The most workers that it runs.
     pub(super) slots: NonZeroU32,
 }
 
@@ -27,23 +27,23 @@ impl Host {
 /// Reads `-H`: `host:slots,...`, an IPv6 address in brackets.
 ///
 /// # Errors
-/// [`HostsError`] for the first item that is none, or is named twice.
+/// [`HostsError`] for the first invalid or repeated item.
 pub(super) fn parse_list(list: &str) -> Result<Vec<Host>, HostsError> {
     let items = list.split(',').map(str::trim).filter(|item| !item.is_empty());
     distinct(items.map(parse_item).collect::<Result<_, _>>()?)
 }
 
-/// Reads a host file: `host slots=n` or `host:n` a line; `#` begins a comment; empty lines count for nothing.
+/// Reads a host file: `host slots=n` or `host:n` a line; `#` begins a comment; empty lines are ignored.
 ///
 /// # Errors
-/// [`HostsError`] for the first line that is none, or names a host twice.
+/// [`HostsError`] for the first invalid line or repeated host.
 pub(super) fn parse_file(text: &str) -> Result<Vec<Host>, HostsError> {
     let lines = (1..).zip(text.lines().map(|line| line.split('#').next().unwrap_or_default().trim()));
     let hosts = lines.filter(|(_, line)| !line.is_empty()).map(|(number, line)| parse_line(number, line));
     distinct(hosts.collect::<Result<_, _>>()?)
 }
 
-/// What cannot be read as hosts; the caller's to mend.
+/// Invalid hosts; the user must correct them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HostsError {
     /// An item of `-H`.
@@ -68,12 +68,12 @@ pub(super) enum HostsError {
         /// The host.
         host: String,
     },
-    /// Nothing at all.
+    /// No hosts.
     #[error("no hosts are given; give at least one as host:slots")]
     Empty,
 }
 
-/// The name of this host on this host.
+/// The name of the local host.
 pub(super) const LOCAL: &str = "localhost";
 
 fn parse_item(item: &str) -> Result<Host, HostsError> {
@@ -93,8 +93,8 @@ fn parse_line(number: usize, line: &str) -> Result<Host, HostsError> {
     host().ok_or_else(|| HostsError::Line { number, line: line.to_owned() })
 }
 
-/// A host name, an IPv4 address, or an IPv6 address in brackets. A name never begins with a hyphen: the remote shell
-/// would take it for an option.
+/// A host name, an IPv4 address, or an IPv6 address in brackets. A name must not begin with a hyphen, or the remote
+/// shell would parse it as an option.
 fn parse_name(name: &str) -> Option<String> {
     if let Some(inner) = name.strip_prefix('[') {
         let address = inner.strip_suffix(']')?;
@@ -162,7 +162,7 @@ mod tests {
         }
     }
 
-    /// A list, or behind a zero a host file. Each host that is read can be asked for by name, and is written and read again.
+    /// A list, or after a zero byte a host file. Each host that is read can be asked for by name, and is written and read again.
     #[test]
     fn fuzz_hosts() {
         use ronde_fuzz::{Outcome, fuzz};
@@ -185,7 +185,7 @@ mod tests {
                 };
                 let list: Vec<String> = hosts.iter().map(written).collect();
                 assert_eq!(parse_list(&list.join(",")).as_ref(), Ok(hosts));
-                // A remote shell would take it for an option.
+                // A remote shell would parse it as an option.
                 assert!(!hosts.iter().any(|host| host.name.is_empty() || host.name.starts_with('-')));
             }
             Outcome::of(&hosts.map(|hosts| hosts.len()))

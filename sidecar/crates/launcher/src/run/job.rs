@@ -34,14 +34,14 @@ pub(super) async fn run(settings: &Settings) -> u8 {
         job.announce(failure).await;
     }
     if matches!(failure, Some(Failure::Worker { .. })) {
-        // The others are told why at this moment; what they make of it is worth more than a quick end.
+        // The other ranks are being notified now; their reports are worth more than a quick end.
         job.wait_for_end(REPORT_WAIT, State::workers_ended).await;
     }
     job.end(failure.is_some()).await;
     job.close(failure.as_ref(), began).await
 }
 
-/// A job and what the launcher needs to watch over it.
+/// A job and what the launcher needs to supervise it.
 pub(super) struct Job<'a> {
     /// The command line.
     pub(super) settings: &'a Settings,
@@ -49,7 +49,7 @@ pub(super) struct Job<'a> {
     pub(super) state: State,
     /// By index of the host.
     pub(super) links: Vec<Link>,
-    /// What has started the workers, when agents have not.
+    /// The command of `--starter`, if it starts the workers.
     pub(super) starter: Option<Starter>,
     /// When everything must have started.
     pub(super) start_deadline: Instant,
@@ -85,7 +85,7 @@ impl<'a> Job<'a> {
         self.receivers.clone().expect("given up at the end only, when nothing starts any more")
     }
 
-    /// Waits until something is so; `false` when the deadline came first.
+    /// Waits until `done` holds; returns `false` at the deadline.
     ///
     /// # Errors
     /// What ends the job.
@@ -107,7 +107,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Says something when the user wants to hear of everything.
+    /// Prints a notice if `--verbose` is set.
     pub(super) async fn verbose_notice(&self, text: impl FnOnce() -> String) {
         if self.settings.verbose {
             self.printer.notice(text()).await;
@@ -122,7 +122,7 @@ impl<'a> Job<'a> {
             return Err(failure);
         }
         if self.state.first_failed.is_some() {
-            // Who left before it may be to blame and about to end; the culprit's last lines explain it.
+            // A rank that left before may be the cause and about to exit; its last lines explain the failure.
             let deadline = Instant::now() + BLAME_WAIT;
             let waited = self.wait_until(Some(deadline), State::worker_failure_is_complete).await;
             return self.state.worker_failure().map_or_else(|| waited.map(drop), Err);
@@ -155,7 +155,7 @@ impl<'a> Job<'a> {
         self.printer.notice(format!("{failure}{others}{again}")).await;
     }
 
-    /// Ends whatever runs, in order: workers, sidecars, agents. Every wait is bounded.
+    /// Ends everything that runs, in order: workers, sidecars, agents. Every wait is bounded.
     async fn end(&mut self, failed: bool) {
         if failed {
             self.broadcast(&ToAgent::StopWorkers { grace_ms: u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX) });
@@ -172,13 +172,13 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Waits for an expected end; a signal of the user now means at once.
+    /// Waits for expected exits; a signal of the user now kills everything.
     async fn wait_for_end(&mut self, bound: Duration, done: impl Fn(&State) -> bool) {
         let deadline = Instant::now() + bound;
         while !done(&self.state) {
             tokio::select! {
                 Some((host, event)) = self.events.recv() => {
-                    // The job has its outcome; what ends now ends because of it.
+                    // The outcome is known; later failures are its consequences.
                     let _ = self.state.handle_event(host, event);
                 }
                 _ = self.signals.recv() => self.broadcast(&ToAgent::Kill),
@@ -192,7 +192,7 @@ impl<'a> Job<'a> {
         self.links.iter().for_each(|link| link.send(command.clone()));
     }
 
-    /// Writes the report and what is left to say.
+    /// Writes the report and the last notices.
     async fn close(mut self, failure: Option<&Failure>, began: Instant) -> u8 {
         let mut exit = failure.map_or(0, Failure::exit_code);
         if failure.is_none() {
@@ -208,7 +208,7 @@ impl<'a> Job<'a> {
         let seconds = began.elapsed().as_secs_f64();
         self.verbose_notice(|| format!("the job ended after {seconds:.1} s")).await;
         self.receivers = None;
-        // After a good end whoever reads slowly gets everything, unless the user has enough of it.
+        // After success a slow reader gets all output, unless the user sends a signal.
         let patience = if failure.is_some() { SLACK } else { Duration::MAX };
         tokio::select! {
             _ = timeout(patience, self.printer.finish()) => {}
@@ -299,15 +299,15 @@ fn ignored_signals() -> u64 {
 }
 
 const QUEUE_EVENTS: usize = 256;
-/// Between asking workers to end and killing them.
+/// The time between SIGTERM and SIGKILL of workers.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long sidecars may drain; their agents kill them at this time.
+/// The time that sidecars have to drain; then their agents kill them.
 const DRAIN: Duration = Duration::from_secs(10);
-/// How long an agent may take to leave when nothing of its own runs any more.
+/// The time that an agent has to exit after all its processes have ended.
 const LEAVE: Duration = Duration::from_secs(5);
-/// What a message needs.
+/// The time that a message may take.
 const SLACK: Duration = Duration::from_secs(3);
-/// How long the other ranks may take to say how they heard of the first failure, before they are asked to end.
+/// The time that the other ranks have to report the first failure before they get SIGTERM.
 const REPORT_WAIT: Duration = Duration::from_secs(1);
 const BLAME_WAIT: Duration = Duration::from_secs(3);
 /// A file that cannot be written (`EX_CANTCREAT`).

@@ -1,7 +1,7 @@
-//! `ronde run`: starts a job and watches over it.
+//! `ronde run`: starts and supervises a job.
 //!
-//! The launcher starts one agent per host (`agents`), has it start the sidecars, signs their certificates and starts the
-//! workers (`job`). The job's certificate authority lives in this process's memory only; nothing secret is in arguments,
+//! The launcher starts one agent per host (`agents`), lets it start the sidecars, signs their certificates and starts the
+//! workers (`job`). The job's certificate authority exists only in this process's memory; no secret is in arguments,
 //! environment or shared storage.
 
 use std::path::{Path, PathBuf};
@@ -144,12 +144,12 @@ pub fn main(args: RunArgs) -> ExitCode {
         }
     };
     let code = runtime.block_on(job::run(&settings));
-    // A look-up of a name cannot be interrupted; the process does not wait for it.
+    // Name resolution cannot be interrupted; the process does not wait for it.
     runtime.shutdown_background();
     ExitCode::from(code)
 }
 
-/// A checked command line and what the launcher takes from its surroundings.
+/// The validated command line and environment.
 struct Settings {
     job: JobName,
     placement: Placement,
@@ -202,7 +202,7 @@ impl Settings {
             sidecar_command: args.sidecar_command.map(|program| vec![program]),
             start_timeout: Duration::from_secs(args.start_timeout.unwrap_or(START_TIMEOUT_SECONDS)),
             join_timeout: Duration::from_secs(args.start_timeout.unwrap_or(JOIN_TIMEOUT_SECONDS)),
-            // The authority of the job ends when it has begun: no client of gRPC-Web could have a certificate.
+            // The job's authority is dropped after the start, so no client of gRPC-Web could get a certificate.
             tuning: args.tuning.resolve(false)?,
             output_dir: args.output_filename,
             has_starter: args.starter,
@@ -228,8 +228,8 @@ fn hosts_of(args: &RunArgs) -> anyhow::Result<Vec<Host>> {
     })
 }
 
-/// A worker that waits for others gives up by itself after two minutes; behind the launcher, which knows who is missing.
-/// The variables of the timeline go to all workers; rank 0's heeds them.
+/// Adds the timeline's variables, which rank 0 uses, and the start timeout. A worker gives up waiting for others later than
+/// the launcher, which knows the missing ranks.
 fn exports(mut given: Vec<Export>, start_timeout: Option<u64>, timeline: Option<(String, bool)>) -> Vec<Export> {
     if let Some((file, marks)) = timeline {
         let marks = Export::value(TIMELINE_MARK_CYCLES, u8::from(marks).to_string());
@@ -242,14 +242,14 @@ fn exports(mut given: Vec<Export>, start_timeout: Option<u64>, timeline: Option<
     given
 }
 
-/// The variables that are text; others cannot travel and are left out.
+/// The caller's variables that are valid Unicode; messages cannot carry others.
 fn callers_environment() -> Environment {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect()
 }
 
-/// Jobs of one host must not share a name; the number is no secret.
+/// Returns a random name, as jobs of one host must not share one. The number is not secret.
 fn random_job_name() -> anyhow::Result<JobName> {
     use std::hash::{BuildHasher, RandomState};
     let number = RandomState::new().hash_one(std::process::id());
@@ -259,11 +259,11 @@ fn random_job_name() -> anyhow::Result<JobName> {
 const START_TIMEOUT_SECONDS: u64 = 30;
 const JOIN_TIMEOUT_SECONDS: u64 = 100;
 const JOIN_SLACK_SECONDS: u64 = 20;
-/// What the SDKs read it from.
+/// The variable from which the SDKs read the timeout.
 const WORKER_START_TIMEOUT: &str = "RONDE_START_TIMEOUT";
 const TIMELINE: &str = "RONDE_TIMELINE";
 const TIMELINE_MARK_CYCLES: &str = "RONDE_TIMELINE_MARK_CYCLES";
-/// The system refuses something (`EX_OSERR`).
+/// A system error (`EX_OSERR`).
 const EXIT_SYSTEM: u8 = 71;
 
 const EXAMPLES: &str = "Examples:

@@ -1,7 +1,7 @@
-//! What workers write: prefixed on the launcher's own output, and as it is in files.
+//! The output of workers: with prefixes on the launcher's own output, and unchanged in files.
 //!
-//! One thread writes, so that lines are never interleaved and a terminal that does not take them stops this thread alone.
-//! Its queue is bounded: when it is full the agents wait, and then their workers do.
+//! One thread writes, so that lines are never interleaved and a blocked terminal blocks only this thread. Its queue is
+//! bounded: backpressure reaches the agents, and then their workers.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -17,24 +17,24 @@ use tokio::time::timeout;
 
 use crate::envelope::Stream;
 
-/// The way to the thread that writes.
+/// The handle of the thread that writes.
 pub(super) struct Printer {
     queue: mpsc::Sender<Item>,
     done: oneshot::Receiver<()>,
     broken: watch::Receiver<Option<String>>,
 }
 
-/// What lines look like.
+/// The format of lines.
 pub(super) struct Form {
-    /// Whether those of workers begin with the time.
+    /// Whether lines of workers begin with the time.
     pub(super) timestamps: bool,
-    /// The job, when those of sidecars and the launcher are JSON.
+    /// The job, when lines of sidecars and the launcher are JSON.
     pub(super) json_of_job: Option<String>,
 }
 
-/// Something to write.
+/// An item of the thread's queue.
 pub(super) enum Item {
-    /// What a worker wrote: whole lines, or a piece of a long one.
+    /// Output of a worker: whole lines, or part of a long one.
     Output {
         /// Its rank.
         rank: u32,
@@ -43,16 +43,16 @@ pub(super) enum Item {
         /// The lines.
         text: String,
     },
-    /// What a sidecar wrote to its log.
+    /// Lines of a sidecar's log.
     Log {
         /// Its index.
         sidecar: u32,
         /// The lines.
         text: String,
     },
-    /// What the launcher says itself.
+    /// A notice of the launcher.
     Notice(String),
-    /// What the command of `--starter` says, as it is.
+    /// Standard error of the command of `--starter`, unchanged.
     Passed(String),
 }
 
@@ -70,19 +70,19 @@ impl Printer {
             .name("output".to_owned())
             .spawn(move || {
                 print_all(items, files, &form, &break_sender);
-                // Nobody waits for it any more when this fails.
+                // Fails only when nothing waits for it.
                 let _ = finished.send(());
             })
             .context("cannot start the thread that writes")?;
         Ok(Self { queue, done, broken })
     }
 
-    /// A sender for those who bring output.
+    /// Returns a sender for output.
     pub(super) fn sender(&self) -> mpsc::Sender<Item> {
         self.queue.clone()
     }
 
-    /// Says something to the user; gives up when nobody reads.
+    /// Prints a notice to the user; gives up when the output is blocked.
     pub(super) async fn notice(&self, text: impl Into<String>) {
         let _ = timeout(NOTICE_WAIT, self.queue.send(Item::Notice(text.into()))).await;
     }
@@ -157,7 +157,7 @@ impl Form {
         text.lines().map(|text| line(text) + "\n").collect()
     }
 
-    /// What the launcher says itself.
+    /// A notice of the launcher.
     fn notice(&self, text: &str) -> String {
         let Some(job) = &self.json_of_job else { return format!("ronde: {text}\n") };
         let level = if Code::of(text).is_some() { "ERROR" } else { "INFO" };
@@ -170,7 +170,7 @@ fn json_line(level: &str, job: &str, target: &str, message: &str) -> String {
     logs::json_line(&logs::Head { level, job: Some(job), sidecar: None, target, message }, &[])
 }
 
-/// Puts the prefix before each line and an end behind each.
+/// Adds the prefix to each line, and a line feed where it is missing.
 fn prefixed(prefix: &str, text: &str) -> String {
     let text = text.strip_suffix(['\n', '\r']).unwrap_or(text);
     let lines = text.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));

@@ -1,4 +1,4 @@
-//! Which rank runs where.
+//! The placement of ranks and sidecars on hosts.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use ronde_wire::limits::{LOCAL_RANKS_MAX, RANKS_MAX, SIDECARS_MAX};
 
 use super::hosts::Host;
 
-/// Where every rank and sidecar of a job runs. Sidecar indices, ranks and hosts ascend together.
+/// The placement of every rank and sidecar of a job. Sidecar indices, ranks and hosts ascend together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Placement {
     /// The hosts that have ranks.
@@ -15,7 +15,7 @@ pub(super) struct Placement {
     pub(super) sidecars: Vec<SidecarPlace>,
 }
 
-/// What a sidecar serves.
+/// The host and ranks of a sidecar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SidecarPlace {
     /// Its host, an index into [`Placement::hosts`].
@@ -24,7 +24,7 @@ pub(super) struct SidecarPlace {
     pub(super) ranks: Range<u32>,
 }
 
-/// A rank among the others, in Horovod's terms. Each sidecar counts as a host of its own.
+/// The ranks and sizes of a rank in Horovod's terms. Each sidecar counts as its own host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RankPlace {
     /// The rank.
@@ -114,7 +114,7 @@ impl SidecarPlace {
     }
 }
 
-/// Ranks, hosts and sidecars that do not go together; the caller's to mend.
+/// Ranks, hosts and sidecars that do not fit; the user must correct them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum PlacementError {
     /// No ranks.

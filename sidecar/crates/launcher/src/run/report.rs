@@ -1,4 +1,4 @@
-//! `--report`: what a job was and how it ended, as JSON.
+//! `--report`: a job's placement, traffic and outcome as JSON.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub(super) struct Report {
     pub(super) seconds: f64,
     /// The launcher's exit code.
     pub(super) exit: u8,
-    /// Why it is not 0.
+    /// The failure, if the exit code is not 0.
     pub(super) failure: Option<String>,
     /// Its error code, which `ronde explain` explains.
     pub(super) code: Option<String>,
@@ -31,7 +31,7 @@ pub(super) struct Report {
     pub(super) starter_output: Vec<String>,
 }
 
-/// A host's part.
+/// The report of a host.
 #[derive(Debug, Serialize)]
 pub(super) struct HostReport {
     /// Its name as given.
@@ -40,7 +40,7 @@ pub(super) struct HostReport {
     pub(super) ranks: Vec<u32>,
 }
 
-/// A sidecar's part.
+/// The report of a sidecar.
 #[derive(Debug, Serialize)]
 pub(super) struct SidecarReport {
     /// Its index.
@@ -49,7 +49,7 @@ pub(super) struct SidecarReport {
     pub(super) host: String,
     /// Its ranks.
     pub(super) ranks: Vec<u32>,
-    /// What it did; absent when it could not tell.
+    /// Its summary; absent when it could not send one.
     pub(super) summary: Option<Summary>,
 }
 

@@ -1,4 +1,4 @@
-//! Which addresses the sidecars of a job were found at, in words. Pure.
+//! Text about the addresses at which the sidecars of a job are reached. Pure.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use super::placement::Placement;
 use super::state::State;
 
-/// A line for each sidecar whose host has several addresses: at which of them the others reach it, and which are not used.
-/// With `all`, a line for every sidecar.
+/// Returns a line for each sidecar whose host has several addresses: those at which others reach it, and unused ones. With
+/// `all`, returns a line for every sidecar.
 pub(super) fn chosen(placement: &Placement, state: &State, all: bool) -> Vec<String> {
     let sidecars = (0_u32..).zip(&placement.sidecars);
     let choices = sidecars.filter(|(_, place)| all || state.hosts[place.host].addresses.len() > 1);

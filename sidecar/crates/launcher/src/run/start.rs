@@ -56,11 +56,11 @@ impl Job<'_> {
         Err(Failure::StartTimeout { awaited: step.awaited(), seconds, missing: self.state.missing(step) })
     }
 
-    /// Waits until all ranks have joined once one has: the others wait for those that do not. A command that never joins
-    /// is left alone.
+    /// Waits until all ranks have joined, once one has, because joined ranks wait for the others. A command that never joins
+    /// may run on.
     ///
     /// # Errors
-    /// Which ranks have not joined in time, or what else ends the job.
+    /// The ranks that have not joined in time, or another failure that ends the job.
     pub(super) async fn joined(&mut self) -> Result<(), Failure> {
         let over = |state: &State| state.first_failed.is_some() || state.workers_ended();
         self.wait_until(None, |state| over(state) || state.some_attached()).await?;
@@ -92,7 +92,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// All that an agent is ever told: three lines for a sidecar, one for a rank, and those that start and end a host.
+    /// The most commands for an agent: three per sidecar, one per rank, and those that start and end a host.
     fn commands_max(&self, host: usize) -> usize {
         let placement = &self.settings.placement;
         let sidecars = placement.sidecars.iter().filter(|place| place.host == host).count();
@@ -165,8 +165,8 @@ impl Job<'_> {
         }
     }
 
-    /// Signs every sidecar's certificate and tells each of all others. The authority ends with this function: a job has the
-    /// sidecars that it started with.
+    /// Signs every sidecar's certificate and sends it with the list of all peers. The authority is dropped afterwards, as a job
+    /// never gets more sidecars.
     fn join_sidecars(&self) -> Result<(), Failure> {
         let placement = &self.settings.placement;
         let validity = Validity::starting(SystemTime::now(), CERTIFICATE_VALIDITY);
@@ -232,7 +232,7 @@ impl Job<'_> {
         }
     }
 
-    /// Runs the command that starts the workers; each learns its place from what it finds in its environment.
+    /// Runs the command that starts the workers. Each worker finds its rank and sidecar in its environment.
     fn start_starter(&mut self) -> Result<(), Failure> {
         let settings = self.settings;
         let served = |(place, state): (&SidecarPlace, &SidecarState)| {
@@ -259,7 +259,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Where the workers' own communication may begin, if they have any.
+    /// The rendezvous address for the workers' own communication (`MASTER_ADDR`, `MASTER_PORT`).
     fn master(&self) -> SocketAddr {
         let port = self.state.hosts[0].hello.as_ref().map_or(0, |hello| hello.port);
         SocketAddr::new(self.address_of(0), port)
@@ -309,8 +309,8 @@ fn milliseconds(duration: Duration) -> u64 {
 
 /// Prepare, stop, close and kill, with room for kills that a user repeats.
 const FRAMING_COMMANDS: usize = 32;
-/// Sidecars whose addresses are told without being asked for.
+/// The most sidecars whose addresses are printed without `--verbose`.
 const ROUTES_SHOWN_MAX: usize = 16;
 const TRUST_DOMAIN: &str = "ronde.local";
-/// Longer than any job: certificates are not renewed while one runs.
+/// Longer than any job, as certificates are not renewed while one runs.
 const CERTIFICATE_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3_600);

@@ -22,11 +22,11 @@ pub(super) struct Starter {
 }
 
 impl Starter {
-    /// Starts `command` as the leader of a process group that is asked to end when the launcher has gone. What it writes to
-    /// standard output stays as it is; its standard error is passed on and its last lines are kept.
+    /// Starts `command` as the leader of a process group that gets SIGTERM when the launcher exits. It inherits standard output;
+    /// its standard error is forwarded, and its last lines are kept.
     ///
     /// # Errors
-    /// When the process cannot be made. A command that does not exist is its own end, with code 127.
+    /// When the process cannot be started. A command that does not exist exits with code 127.
     pub(super) fn start(
         ronde: &Path,
         command: &[String],
@@ -51,7 +51,7 @@ impl Starter {
         Ok(Self { order })
     }
 
-    /// Does what an agent would do with its workers.
+    /// Executes the commands that agents execute for workers: stop and kill.
     pub(super) fn send(&self, command: &ToAgent) {
         let order = match command {
             ToAgent::StopWorkers { grace_ms } => Order::Stop(Duration::from_millis(*grace_ms)),
@@ -66,16 +66,16 @@ async fn supervise(mut child: Child, group: Group, orders: watch::Receiver<Order
     let stderr = child.stderr.take().expect("piped at start");
     let mut reader = tokio::spawn(pass_on(stderr, receivers.clone()));
     let status = group.wait_for(&mut child, orders, Group::terminate).await;
-    // What it leaves in its group has lost its purpose.
+    // Ends the rest of its group.
     group.signal(Signal::SIGKILL);
-    // Whoever else holds the pipe does not keep the launcher waiting.
+    // Another process may hold the pipe open; the launcher does not wait for it.
     let _ = timeout(REST_WAIT, &mut reader).await;
     reader.abort();
-    // Fails only when the launcher leaves.
+    // Fails only when the launcher exits.
     let _ = receivers.events.send((0, Event::StarterEnded(status))).await;
 }
 
-/// Passes lines on as they are; a long one in pieces.
+/// Forwards lines unchanged, a long one in parts.
 async fn pass_on(stderr: ChildStderr, receivers: Receivers) {
     let mut stderr = BufReader::new(stderr);
     loop {
@@ -86,12 +86,12 @@ async fn pass_on(stderr: ChildStderr, receivers: Receivers) {
         }
         let text = String::from_utf8_lossy(&line).into_owned();
         let event = Event::StarterOutput(text.trim_end().to_owned());
-        // Fails only when the launcher leaves.
+        // Fails only when the launcher exits.
         let _ = receivers.output.send(Item::Passed(text)).await;
         let _ = receivers.events.send((0, event)).await;
     }
 }
 
 const LINE_BYTES_MAX: u64 = 8 << 10;
-/// How long the last lines of the ended command may be on their way.
+/// The longest wait for the last lines of the ended command.
 const REST_WAIT: Duration = Duration::from_secs(2);

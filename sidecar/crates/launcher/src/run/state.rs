@@ -1,4 +1,4 @@
-//! What the launcher knows of its job: tables of hosts, sidecars and workers, filled by events. Pure.
+//! The state of a job: tables of hosts, sidecars and workers, updated by events. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -29,32 +29,32 @@ pub(super) struct State {
     pub(super) first_failed: Option<u32>,
     /// The ranks whose sessions have ended, in the order of their latest ends.
     left: Vec<u32>,
-    /// The command that has started the workers, when agents have not.
+    /// The command of `--starter`, if it has started the workers.
     starter: Option<StarterState>,
 }
 
-/// What is known of the command of `--starter`.
+/// The state of the command of `--starter`.
 #[derive(Debug)]
 struct StarterState {
     ended: Option<Status>,
     stderr: Tail,
 }
 
-/// What is known of a host.
+/// The state of a host.
 #[derive(Debug, Default)]
 pub(super) struct HostState {
     /// Whether it is reached through the remote shell.
     pub(super) remote: bool,
-    /// The addresses at which its sidecars listen, once chosen; workers are told the first.
+    /// The addresses at which its sidecars listen, once chosen; workers get the first.
     pub(super) addresses: Vec<InterfaceAddress>,
-    /// What its agent said first.
+    /// The first message of its agent.
     pub(super) hello: Option<Hello>,
     /// How the connection to it ended.
     pub(super) closed: Option<Status>,
     stderr: Tail,
 }
 
-/// An agent's first words.
+/// An agent's first message.
 #[derive(Debug)]
 pub(super) struct Hello {
     /// The addresses of its interfaces, loopback last.
@@ -63,16 +63,16 @@ pub(super) struct Hello {
     pub(super) port: u16,
 }
 
-/// What is known of a sidecar.
+/// The state of a sidecar.
 #[derive(Debug, Default)]
 pub(super) struct SidecarState {
-    /// Whether its agent was told to start it.
+    /// Whether its agent was instructed to start it.
     pub(super) started: bool,
     /// Its certificate request and ports.
     pub(super) bound: Option<Bound>,
     /// Its session directory.
     pub(super) serving: Option<Serving>,
-    /// The sidecars that it asks for a control link.
+    /// The sidecars to which it dials a control link.
     pub(super) dialled: BTreeSet<u32>,
     /// The sidecars that it has a control link to, and where each was reached or came from.
     pub(super) linked: BTreeMap<u32, IpAddr>,
@@ -101,26 +101,26 @@ pub(super) struct Serving {
     pub(super) socket_dir: PathBuf,
     /// The token file of each of its ranks, ascending.
     pub(super) token_files: Vec<PathBuf>,
-    /// Where it tells its state.
+    /// Its admin address.
     pub(super) admin: SocketAddr,
-    /// Where it answers gRPC-Web, if anywhere.
+    /// Its address for gRPC-Web, if any.
     pub(super) web: Option<SocketAddr>,
 }
 
-/// What is known of a worker.
+/// The state of a worker.
 #[derive(Debug, Default)]
 pub(super) struct WorkerState {
-    /// Whether it runs, or has run.
+    /// Whether it was started.
     pub(super) started: bool,
     /// Whether it has joined the job.
     pub(super) attached: bool,
     /// How it ended.
     pub(super) exited: Option<Status>,
-    /// Whether its sidecar has heard how it ended.
+    /// Whether its sidecar has its exit status.
     pub(super) noted: bool,
-    /// What it asked for last, as its sidecar said then.
+    /// Its last call, as reported by its sidecar.
     pub(super) last_call: Option<String>,
-    /// The last lines of its standard error, when all it wrote has come.
+    /// The last lines of its standard error, when all of its output has arrived.
     pub(super) stderr_tail: Option<Vec<String>>,
 }
 
@@ -142,7 +142,7 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// What is waited for, for people.
+    /// What is waited for, for messages.
     pub(super) fn awaited(self) -> &'static str {
         match self {
             Self::Hosts => "hosts to start ronde",
@@ -156,7 +156,7 @@ impl Step {
 }
 
 impl State {
-    /// Nothing has happened yet. `command` is what the workers run.
+    /// The initial state. `command` is what the workers run.
     pub(super) fn new(placement: Placement, command: &str) -> Self {
         fn table<T: Default>(len: usize) -> Vec<T> {
             std::iter::repeat_with(T::default).take(len).collect()
@@ -173,10 +173,11 @@ impl State {
         }
     }
 
-    /// Notes what happened on a host.
+    /// Updates the state with an event of a host.
     ///
     /// # Errors
-    /// What ends the job. A worker that fails does not yet: [`State::first_failed`] names it, and its last lines follow.
+    /// The failure that ends the job. A failed worker is no error yet: [`State::first_failed`] names it, and its last lines
+    /// follow.
     pub(super) fn handle_event(&mut self, host: usize, event: Event) -> Result<(), Failure> {
         let noted = match event {
             Event::Message(message) => self.handle_message(host, message),
@@ -194,11 +195,11 @@ impl State {
                 Ok(())
             }
         };
-        // What fails behind a worker fails because of it.
+        // Failures after that of a worker are its consequences.
         if self.first_failed.is_some() { Ok(()) } else { noted }
     }
 
-    /// What has not taken a step.
+    /// The hosts, sidecars or workers that have not taken a step.
     pub(super) fn missing(&self, step: Step) -> Vec<Missing> {
         match step {
             Step::Hosts => self.missing_hosts(),
@@ -216,7 +217,7 @@ impl State {
         }
     }
 
-    /// Notes that a command has started the workers, whose ends are its own affair.
+    /// Records that a command has started the workers; it handles their exits.
     pub(super) fn note_starter(&mut self) {
         self.starter = Some(StarterState { ended: None, stderr: Tail::of(STARTER_LINES) });
         self.workers.iter_mut().for_each(|worker| worker.started = true);
@@ -228,12 +229,12 @@ impl State {
         Some(Failure::Starter { command: self.command.clone(), status })
     }
 
-    /// What that command said last.
+    /// The last lines of that command's standard error.
     pub(super) fn starter_output(&self) -> Vec<String> {
         self.starter.as_ref().map_or_else(Vec::new, |starter| starter.stderr.lines())
     }
 
-    /// Whether all workers that were started have ended and all they wrote has come, as far as their hosts can be heard.
+    /// Whether all started workers have ended and their output has arrived, as far as their hosts are connected.
     pub(super) fn workers_ended(&self) -> bool {
         if let Some(starter) = &self.starter {
             return starter.ended.is_some();
@@ -248,7 +249,7 @@ impl State {
         self.workers.iter().any(|worker| worker.attached)
     }
 
-    /// Whether all sidecars that were started have ended, as far as their hosts can be heard.
+    /// Whether all started sidecars have ended, as far as their hosts are connected.
     pub(super) fn sidecars_ended(&self) -> bool {
         let ended = |(place, sidecar): (&super::placement::SidecarPlace, &SidecarState)| {
             !sidecar.started || sidecar.exited.is_some() || self.hosts[place.host].closed.is_some()
@@ -261,7 +262,7 @@ impl State {
         self.hosts.iter().take(links).all(|host| host.closed.is_some())
     }
 
-    /// The failure that ended the job when a worker did, with as much of its last lines as has come.
+    /// The failure of the worker that ended the job, with those of its last lines that have arrived.
     pub(super) fn worker_failure(&self) -> Option<Failure> {
         let rank = self.culprit()?;
         let worker = &self.workers[rank as usize];
@@ -275,7 +276,7 @@ impl State {
         })
     }
 
-    /// Whether it is known which worker is to blame, what it did last, and its last lines have come.
+    /// Whether the failed worker, its last call and its last lines are known.
     pub(super) fn worker_failure_is_complete(&self) -> bool {
         let has_exited = |rank: &u32| self.workers[*rank as usize].exited.is_some();
         let sidecar_runs = |rank: u32| {
@@ -287,8 +288,8 @@ impl State {
         self.left_before_the_first_failed().iter().all(has_exited) && self.culprit().is_some_and(is_drained)
     }
 
-    /// The worker to blame: the first whose session ended and whose process then failed. A process that fails slowly, as an
-    /// interpreter does that runs its exit handlers first, ends behind those that failed because it left.
+    /// The worker that caused the failure: the first whose session ended and whose process then failed. A process that exits
+    /// slowly, such as an interpreter that runs exit handlers, may end after those that failed because it left.
     fn culprit(&self) -> Option<u32> {
         let failed = |rank: &&u32| self.workers[**rank as usize].exited.is_some_and(|status| !status.is_success());
         self.left_before_the_first_failed().iter().find(failed).copied().or(self.first_failed)
@@ -332,7 +333,7 @@ impl State {
                 self.worker_on(host, rank)?.stderr_tail = Some(stderr_tail);
             }
             FromAgent::Refused { reason } => return Err(Failure::Refused { host: self.host_name(host), reason }),
-            // The printer has them.
+            // The printer gets them.
             FromAgent::Output { .. } | FromAgent::Notice { .. } => {}
         }
         Ok(())
@@ -392,7 +393,7 @@ impl State {
         })
     }
 
-    /// An agent speaks only for what is placed on its host.
+    /// The state of a sidecar. An agent may report only what is placed on its host.
     fn sidecar_on(&mut self, host: usize, sidecar: u32) -> Result<&mut SidecarState, Failure> {
         if self.placement.sidecars.get(sidecar as usize).is_none_or(|place| place.host != host) {
             return Err(self.not_its_own(host, &format!("sidecar {sidecar}")));
@@ -445,7 +446,7 @@ impl State {
             .collect()
     }
 
-    /// Sidecars ask each for the links that it needs; all but the first need at least one.
+    /// Each sidecar dials the links that it needs; all but the first need at least one.
     fn missing_links(&self) -> Vec<Missing> {
         let places = (0_u32..).zip(self.placement.sidecars.iter().zip(&self.sidecars));
         places
@@ -468,14 +469,14 @@ impl State {
             .collect()
     }
 
-    /// Whether both ends have said so: each tells the other's address.
+    /// Whether both ends have reported the link.
     fn is_linked(&self, one: u32, other: u32) -> bool {
         let knows =
             |from: u32, to: u32| self.sidecars.get(from as usize).is_some_and(|from| from.linked.contains_key(&to));
         knows(one, other) && knows(other, one)
     }
 
-    /// Ranks of one host that lack the same are one entry.
+    /// Ranks of one host that lack the same step share one entry.
     fn missing_workers(&self, lack: fn(&WorkerState) -> Option<String>) -> Vec<Missing> {
         let mut missing: Vec<Missing> = Vec::new();
         for (rank, worker) in (0_u32..).zip(&self.workers) {
@@ -504,7 +505,7 @@ impl State {
     }
 }
 
-/// The last lines of the command of `--starter`: among them are the words of all workers, and what it says of their ends.
+/// The last lines kept of the command of `--starter`, which include the output of all workers and its report of their exits.
 const STARTER_LINES: usize = 200;
 
 fn not_attached(worker: &WorkerState) -> Option<String> {

@@ -1,7 +1,7 @@
-//! A job's places as a worker learns them that no agent has started: the variable RONDE_WORLD, and `ronde worker`, which
-//! makes of it what other workers find in their environment.
+//! `ronde worker`: a worker that another program than an agent starts. It reads the job from the variable RONDE_WORLD and sets
+//! the environment that agents set for other workers.
 //!
-//! Nothing secret is in it: directories and numbers. The token of a rank is a file of its host that its user alone can read.
+//! The variable holds directories and numbers, no secrets. The token of a rank is a file that only its user can read.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -31,7 +31,7 @@ pub struct WorkerArgs {
     command: Vec<String>,
 }
 
-/// Becomes a worker of the job that RONDE_WORLD describes; returns only when that is not possible.
+/// Executes a worker of the job that RONDE_WORLD describes; returns only on failure.
 pub fn main(args: &WorkerArgs) -> ExitCode {
     let environment = environment(|name| std::env::var(name).ok(), &hostname()).context(Code::WorkerPlace);
     match environment {
@@ -40,7 +40,7 @@ pub fn main(args: &WorkerArgs) -> ExitCode {
     }
 }
 
-/// Where all of a job's workers belong.
+/// The placement of all of a job's workers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct World {
@@ -52,11 +52,11 @@ pub(super) struct World {
     pub(super) hosts: Vec<String>,
     /// By sidecar index.
     pub(super) sidecars: Vec<Served>,
-    /// What the job adds to the environment of all workers.
+    /// The variables that the job adds to the environment of all workers.
     pub(super) environment: Environment,
 }
 
-/// A sidecar and whom it serves.
+/// A sidecar and the ranks that it serves.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Served {
@@ -68,7 +68,7 @@ pub(super) struct Served {
     pub(super) count: u32,
     /// The directory with its sockets.
     pub(super) socket_dir: PathBuf,
-    /// Where it answers gRPC-Web, if anywhere.
+    /// Its address for gRPC-Web, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) web: Option<SocketAddr>,
 }
@@ -97,12 +97,12 @@ impl World {
     }
 }
 
-/// What is added to the environment of this worker, of which `lookup` tells what started it has said.
+/// Returns the variables to add for this worker. `lookup` reads its present environment, with the variables of mpirun.
 fn environment(lookup: impl Fn(&str) -> Option<String>, hostname: &str) -> anyhow::Result<Environment> {
     let text = lookup(WORLD).with_context(|| {
         format!(
-            "{WORLD} is not set: `ronde worker` is for the command that `ronde run --starter` runs, which has to hand \
-             that variable on (with Open MPI: mpirun -x {WORLD})"
+            "{WORLD} is not set: `ronde worker` is for the command that `ronde run --starter` runs, which has to export \
+             that variable (with Open MPI: mpirun -x {WORLD})"
         )
     })?;
     let world: World = serde_json::from_str(&text).with_context(|| format!("cannot parse {WORLD}"))?;
@@ -140,7 +140,7 @@ fn hostname() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// The variable by which workers learn all this.
+/// The variable that holds a [`World`].
 pub(super) const WORLD: &str = "RONDE_WORLD";
 
 const EXAMPLES: &str = "Examples:
@@ -164,7 +164,7 @@ mod tests {
         }
     }
 
-    /// As mpirun says it: rank, size, how many there are on this host.
+    /// As mpirun sets it: rank, size, local size.
     fn read(world: Option<&World>, places: [u32; 3]) -> Result<Environment, String> {
         let text = world.map(|world| serde_json::to_string(world).expect("it is JSON"));
         let names = ["RANK", "SIZE", "LOCAL_SIZE"].map(|name| format!("OMPI_COMM_WORLD_{name}"));
@@ -202,7 +202,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let world = world(directory.path());
         for (world, places, text) in [
-            (None, [0, 3, 2], "hand that variable on (with Open MPI: mpirun -x RONDE_WORLD)"),
+            (None, [0, 3, 2], "export that variable (with Open MPI: mpirun -x RONDE_WORLD)"),
             (Some(&world), [0, 4, 2], "started 4 processes, but the job has 3: give both the same -np"),
             (Some(&world), [1, 3, 1], "rank 1 runs on gamma, as one of 1 there"),
             (Some(&world), [1, 3, 2], "expects it on host alpha, which has ranks 0-1: let mpirun fill"),

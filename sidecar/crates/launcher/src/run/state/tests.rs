@@ -153,7 +153,7 @@ fn a_sidecar_must_have_made_the_tokens_of_its_ranks() {
     assert!(matches!(state().handle_event(1, serving(&[2])), Err(Failure::Fatal { .. })));
 }
 
-/// What a sidecar of its own host says.
+/// A line from a sidecar.
 fn from_sidecar(sidecar: u32, line: FromSidecar) -> Event {
     Event::Message(FromAgent::Sidecar { sidecar, line })
 }
