@@ -1,4 +1,4 @@
-"""What each collective does: every worker's input and result, in a table.
+"""Shows each collective: every worker's input and result, in a table.
 
 ronde run -np 4 python sdk-python/examples/collectives.py
 """
@@ -13,7 +13,7 @@ import ronde
 
 
 def examples(client: ronde.Client) -> list[tuple[str, Any, Callable[[Any], Any]]]:
-    """The call as one writes it, this worker's tensor, and the call on it."""
+    """Yields the source of a call, this worker's tensor, and the call."""
     me, size = client.rank, client.size
     next_rank, previous_rank = (me + 1) % size, (me - 1) % size
     mine = np.array([me + 1, 10 * me])
@@ -22,7 +22,7 @@ def examples(client: ronde.Client) -> list[tuple[str, Any, Callable[[Any], Any]]
     splits = [1] * me + [0] * (size - me)
 
     def exchange(tensor: Any) -> Any:
-        """Around a ring; the message is under way while this worker waits for the other one."""
+        """Sends around a ring. The message is in flight while this worker waits for the other one."""
         sent = client.send_async(tensor, next_rank)
         received = client.recv(previous_rank)
         sent.wait()
@@ -47,7 +47,7 @@ def examples(client: ronde.Client) -> list[tuple[str, Any, Callable[[Any], Any]]
 
 
 def main() -> None:
-    """Performs one after the other, while rank 0 collects what all of them have seen."""
+    """Performs one call after the other. Rank 0 collects the results of all ranks."""
     with ronde.connect() as client:
         for call, mine, perform in examples(client):
             report(client, call, mine, perform(mine))
@@ -68,7 +68,7 @@ def report(client: ronde.Client, call: str, mine: Any, result: Any) -> None:
 
 
 def text(value: Any) -> str:
-    """A tensor, several, or none of them, on one line."""
+    """Formats one tensor, several, or None on one line."""
     if isinstance(value, (list, tuple)):
         return ", ".join(text(each) for each in value)
     return "-" if value is None else str(value)

@@ -45,14 +45,14 @@ CODECS = [
     Codec(("onebit",), 2.0),
     Codec(("topk", "ratio=0.05"), 2.0),
     Codec(("randomk", "ratio=0.25"), 2.0),
-    # So few values that the 330 steps of this training are not enough; see docs/COMPRESSION.md.
+    # They send so few values that the 330 steps of this training are not enough (docs/COMPRESSION.md).
     Codec(("topk", "ratio=0.01"), None),
     Codec(("randomk", "ratio=0.05"), None),
 ]
 
 
 class Run(NamedTuple):
-    """What one training gave."""
+    """The result of one training."""
 
     accuracy: float
     sealed_bytes: int
@@ -60,7 +60,7 @@ class Run(NamedTuple):
 
 
 def main() -> int:
-    """Trains and prints the table; returns the exit status."""
+    """Trains and prints the table. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument(
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def train(codec: Codec, seed: int, epochs: int) -> Run:
-    """One training of all ranks."""
+    """Runs one training of all ranks."""
     with tempfile.TemporaryDirectory(prefix="ronde-compression-") as folder:
         job, result = pathlib.Path(folder, "job.json"), pathlib.Path(folder, "training.json")
         command = [os.environ["RONDE_BIN"], "run", "-np", str(RANKS), "--sidecars", str(SIDECARS)]
@@ -101,7 +101,7 @@ def train(codec: Codec, seed: int, epochs: int) -> Run:
 
 
 def lack(runs: list[Run], plain: list[Run]) -> float:
-    """Points of the mean accuracy that are missing."""
+    """Returns the points of accuracy lost on average."""
     return 100 * (mean([run.accuracy for run in plain]) - mean([run.accuracy for run in runs]))
 
 

@@ -1,11 +1,11 @@
-"""The demo: sets everything up, trains on handwritten digits with and without ronde, and compares.
+"""The demo: sets up, trains on handwritten digits with and without ronde, and compares.
 
     make demo
 
-It needs Linux, cargo, a C compiler and Python; it fetches the rest and keeps it outside of the checkout for the next
-time. Four workers with disjoint shards of the images train a small network (train_digits.py) on two sidecars that talk
-QUIC to each other; then one process alone trains the same. The last line is the result; the exit status is not 0 when
-the accuracy is below 0.96 or the ranks' weights differ.
+It requires Linux, cargo, a C compiler and Python. It downloads the rest and caches it outside of the checkout. Four
+workers with disjoint shards of the images train a small network (train_digits.py) on two sidecars connected by QUIC;
+then a single process trains the same. The last line is the result. The exit status is not 0 if the accuracy is below
+0.96 or the ranks' weights differ.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ENVIRONMENT = ROOT / "tests" / "setup" / "environment.py"
 ACCURACY_MIN = 0.96
 RANKS = 4
 SIDECARS = 2
-# Both trainings together, on two cores.
+# The time of both trainings together, on two cores.
 TRAINING_MINUTES = 0.5
 
 
 def main() -> int:
-    """The demo from start to end; returns the process's exit status."""
+    """Runs the demo. Returns the process's exit status."""
     if "RONDE_BIN" not in os.environ:
         return subprocess.run(["make", "-C", str(ROOT), "demo"], check=False).returncode
     start = time.monotonic()
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def announcement(environment: pathlib.Path) -> str:
-    """The first line: what will be downloaded, disk, expected minutes. Counts only what is missing."""
+    """Returns the first line: the download, disk space and expected minutes of the missing parts."""
     parts = []  # what, download in MB, disk in MB, minutes on two cores
     if not pathlib.Path(os.environ["RONDE_BIN"]).exists():
         parts.append(("Rust crates", 45, 1600, 4.5))
@@ -78,23 +78,23 @@ def announcement(environment: pathlib.Path) -> str:
 
 
 def importable(python: pathlib.Path, module: str) -> bool:
-    """Whether a Python has a module, without loading it."""
+    """Returns whether a Python has a module, without loading it."""
     find = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"
     return subprocess.run([str(python), "-c", find], check=False).returncode == 0
 
 
 def size(megabytes: int) -> str:
-    """A size for people."""
+    """Formats a size with a unit."""
     return f"{megabytes / 1000:.1f} GB" if megabytes >= 1000 else f"{megabytes} MB"
 
 
 def ask(*command: str) -> str:
-    """What a command prints."""
+    """Returns a command's output."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 class Steps:
-    """Runs commands one after the other and shows how they go on: a line that moves on a terminal, lines otherwise."""
+    """Runs commands one after the other and shows their progress: one updated line on a terminal, else lines."""
 
     def __init__(self, total: int, folder: pathlib.Path) -> None:
         self.total = total
@@ -103,7 +103,7 @@ class Steps:
         self.is_terminal = sys.stdout.isatty()
 
     def run(self, title: str, command: list[str], show: str | None = None) -> None:
-        """Runs one step; lines of its output that contain `show` are shown. Ends the demo when the command fails."""
+        """Runs one step and shows output lines that contain `show`. Ends the demo if the command fails."""
         self.number += 1
         label = f"[{self.number}/{self.total}] {title}"
         start = time.monotonic()
@@ -126,7 +126,7 @@ class Steps:
         self.line(f"{label}: done in {time.monotonic() - start:.0f} s")
 
     def progress(self, label: str, seconds: float, latest: str) -> None:
-        """Shows that the step goes on."""
+        """Updates the progress of the step."""
         clock = f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
         if self.is_terminal:
             width = shutil.get_terminal_size().columns - 1
@@ -136,7 +136,7 @@ class Steps:
             print(f"      {clock} {latest[:90]}", flush=True)
 
     def line(self, text: str) -> None:
-        """Prints a line that stays."""
+        """Prints a permanent line."""
         if self.is_terminal:
             width = shutil.get_terminal_size().columns - 1
             print("\r" + " " * width + "\r", end="")
@@ -144,7 +144,7 @@ class Steps:
 
 
 class Output:
-    """The output of a process, read as it comes."""
+    """Reads the output of a process as it arrives."""
 
     def __init__(self, process: subprocess.Popen[str], show: str | None) -> None:
         self.latest = ""
@@ -155,12 +155,12 @@ class Output:
         self._reader.start()
 
     def is_open(self, patience_s: float) -> bool:
-        """Waits for the end, but not longer than `patience_s`; whether more may come."""
+        """Waits for the end, for at most `patience_s`. Returns whether the process still runs."""
         self._reader.join(patience_s)
         return self._reader.is_alive()
 
     def take(self) -> list[str]:
-        """The lines to show since the last call."""
+        """Returns the lines to show since the last call."""
         return [self._shown.popleft() for _ in range(len(self._shown))]
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -173,7 +173,7 @@ class Output:
 
 
 class Outcome:
-    """What the training reported, and where there was one, that of one process alone."""
+    """The report of the training, and that of a single process, if it ran."""
 
     def __init__(self, job: dict, many: dict, alone: dict | None = None) -> None:
         self.job, self.many, self.alone = job, many, alone
@@ -183,11 +183,11 @@ class Outcome:
         self.digests_equal = len({rank["digest"] for rank in many["ranks"]}) == 1
 
     def is_good(self) -> bool:
-        """Whether the demo has shown what it promises."""
+        """Returns whether the training met its targets."""
         return self.accuracy >= ACCURACY_MIN and self.digests_equal
 
     def explain(self) -> None:
-        """Prints the trainings side by side, and what the sidecars did."""
+        """Prints both trainings, and figures of the sidecars."""
         workers = f"{len(self.many['ranks'])} workers, {len(self.summaries)} sidecars"
         trainings = [(workers, self.many), *([("one process alone", self.alone)] if self.alone else [])]
         print(f"\n{'':8}" + "".join(f"{title:>26}" for title, _ in trainings))
@@ -218,5 +218,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        # The steps' processes have got the same signal and end themselves.
+        # The processes of the steps receive the same signal and end themselves.
         sys.exit(130)

@@ -1,7 +1,7 @@
 """Data-parallel training on scikit-learn's handwritten digits.
 
     ronde run -np 4 python train_digits.py          four workers with disjoint shards
-    python train_digits.py --single                 one process alone, on the same global batches
+    python train_digits.py --single                 a single process, on the same global batches
     ronde run -np 4 --sidecars 2 python train_digits.py --codec topk ratio=0.05     gradients encoded by a plugin
 
 Rank 0 prints loss and test accuracy after each epoch and at the end one line of JSON: the epochs, and for each rank a
@@ -29,7 +29,7 @@ import ronde.torch as hvd
 GLOBAL_BATCH = 64
 TEST_IMAGES = 360
 LEARNING_RATE = 3e-3
-# The share of it that is left in the last epoch.
+# The factor of the learning rate in the last epoch.
 LEARNING_RATE_END = 0.05
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     if GLOBAL_BATCH % size:
         raise SystemExit(f"the global batch of {GLOBAL_BATCH} images cannot be split among {size} ranks evenly")
     train, test = dataset(options.seed)
-    # Different on each rank, so that the broadcast has something to do.
+    # Different on each rank, so that the broadcast matters.
     torch.manual_seed(options.seed + rank)
     model = Digits()
     optimizer: Any = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
@@ -88,7 +88,7 @@ def arguments() -> argparse.Namespace:
 
 
 def compression(codec: list[str] | None) -> Any:
-    """A plugin and its parameters, as the command line has them."""
+    """Parses a plugin and its parameters from the command line."""
     if codec is None:
         return hvd.Compression.none
     name, *given = codec
@@ -97,7 +97,7 @@ def compression(codec: list[str] | None) -> Any:
 
 
 def parameter(text: str) -> Any:
-    """A number or a bool where it is one in JSON, else the text itself."""
+    """Returns a JSON number or bool, else the text itself."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -129,7 +129,7 @@ class Digits(nn.Module):
         self.classes = nn.Sequential(nn.Flatten(), nn.Linear(32 * 16, 128), nn.ReLU(), nn.Linear(128, 10))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores of the ten digits."""
+        """Returns scores of the ten digits."""
         scores: torch.Tensor = self.classes(self.features(images))
         return scores
 
@@ -175,7 +175,7 @@ class Trainer:
         return loss.detach()
 
     def summary(self) -> list[tuple[str, float]]:
-        """For each rank the digest of its weights and the share of time that it waited."""
+        """Returns for each rank the digest of its weights and the share of time that it waited."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
@@ -191,7 +191,7 @@ class Trainer:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """The share of images whose digit is recognized."""
+    """Returns the share of images whose digit is recognized."""
     return float((model(images).argmax(1) == labels).double().mean())
 
 

@@ -1,4 +1,4 @@
-"""The benchmark's parts: figures, tables, the command line, and what finds a wrong element."""
+"""The benchmark's parts: statistics, tables, the command line, and the check of elements."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_a_rank_checks_each_iteration_and_the_end_of_a_loop() -> None:
 
 
 class Pretender:
-    """A group that answers without any ranks, wrongly when asked to."""
+    """A mock group without ranks, which can give wrong answers."""
 
     name, label, ranks = "gloo", "Gloo", 2
 

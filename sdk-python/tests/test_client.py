@@ -1,4 +1,4 @@
-"""The client's own logic, against a session that is played."""
+"""The client's own logic, with a mock session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _set_ids = itertools.count(7)
 
 
 class Operation:
-    """Complete after some polls; answers with the input."""
+    """A mock operation that completes after some polls and returns its input."""
 
     name = "allreduce.x"
 
@@ -60,7 +60,7 @@ class Operation:
 
 
 class Session:
-    """Notes what is submitted and echoes it."""
+    """A mock session that records and echoes submissions."""
 
     rank, size, is_open = 1, 4, True
 

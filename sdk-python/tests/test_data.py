@@ -1,4 +1,4 @@
-"""Loaders that read ahead."""
+"""Loaders that prefetch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 30
 
 
 class Squares(BaseDataLoader):
-    """Numbers, which become squares where they are used."""
+    """A loader of numbers, which `_process_batch` squares."""
 
     def __init__(self, count: int, fails_at: int | None = None) -> None:
         self.count = count

@@ -1,4 +1,4 @@
-"""The differential tests report what is planted: a wrong bit, an error, a hang, a process that ends."""
+"""The differential tests find planted faults: a wrong bit, an error, a hang, a process that ends."""
 
 from __future__ import annotations
 

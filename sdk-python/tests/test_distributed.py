@@ -1,4 +1,4 @@
-"""`torch.distributed` on ronde, in worlds of real workers. Each worker asserts by itself; see `workers/`."""
+"""`torch.distributed` on ronde, in worlds of real workers. The scripts in `workers/` assert."""
 
 from __future__ import annotations
 

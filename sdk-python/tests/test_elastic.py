@@ -1,4 +1,4 @@
-"""States, and the loop that goes back to them; without a job."""
+"""States, and the retry loop that restores them, without a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ronde.errors import MismatchError, PeerLostError, RondeError, TimedOutError
 
 
 class Tracked(ObjectState):
-    """A state of a world of one, which writes down what is asked of it."""
+    """A state of a world of one rank, which records its calls."""
 
     def __init__(self, **values: Any) -> None:
         self.log: list[str] = []

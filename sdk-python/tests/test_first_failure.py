@@ -29,7 +29,7 @@ LIMIT_BYTES = 512 << 20
 def run(
     mode: str, *, ranks: int = 3, sidecars: int = 2, before: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the script, whose last rank fails in this way."""
+    """Runs the script with this kind of failure of its last rank."""
     job = [ronde_binary(), "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120"]
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [*before, *job, sys.executable, str(SCRIPT), mode]
@@ -46,7 +46,7 @@ def reported(done: subprocess.CompletedProcess[str], ranks: int = 3) -> dict[str
 
 
 def line_of(marker: str) -> str:
-    """The place in the script that has the marker."""
+    """Returns the line in the script with the marker."""
     lines = SCRIPT.read_text().splitlines()
     number = next(number for number, line in enumerate(lines, 1) if marker in line)
     return f"first_failure.py:{number}"

@@ -1,4 +1,4 @@
-"""The names in the modules of `horovod` that programs of its users touch; most of them are called."""
+"""The names in modules of `horovod` that users' programs import; most of them are called."""
 
 from __future__ import annotations
 

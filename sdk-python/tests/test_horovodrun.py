@@ -129,7 +129,7 @@ def test_unsupported_flags_are_rejected(arguments: str) -> None:
 
 
 def test_every_flag_is_classified() -> None:
-    """No flag is taken without acting, saying that it does not, or being refused."""
+    """Each flag takes effect, prints a note, or is rejected."""
     known = {*translation._VALUES, *translation._SWITCHES, *translation.IGNORED, *translation._ELASTIC}
     known |= {*translation._SEARCH, *launch.STARTERS, "tcp_flag", "autotune", "log_level", "log_hide_timestamp"}
     known |= {"network_interface", "network_interfaces", "check_build", "config_file", "command", "help", "version"}

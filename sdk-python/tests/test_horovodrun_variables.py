@@ -1,4 +1,4 @@
-"""What programs import of Horovod's launcher: parsed arguments, the variables they become, hosts and their ranks."""
+"""Functions of Horovod's launcher that programs import: parsed arguments, their variables, hosts and ranks."""
 
 from __future__ import annotations
 

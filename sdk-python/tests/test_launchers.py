@@ -1,4 +1,4 @@
-"""Processes that a launcher other than ronde's has started: none of several may train alone without an error."""
+"""Processes of launchers other than ronde's: one of several processes must not silently train alone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ FOUND = {
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A process without a job: what it would start is written down and not started."""
+    """A process without a job, which records the sidecar that it would start."""
     for name in [name for name in os.environ if re.match(r"RONDE_(?!BIN)|HOROVOD_|SLURM_|PMI|OMPI_|WORLD_SIZE", name)]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(without_launcher, "_is_served", lambda: False)
@@ -142,7 +142,7 @@ for name, begin in beginnings.items():
         ronde.torch.shutdown()
     except ronde.RondeError as error:
         line = f"{name}: {error}"
-    # At once: lines of processes that share a pipe must not mix.
+    # In one write: lines of processes that share a pipe must not mix.
     os.write(1, f"{os.linesep}{line.replace(os.linesep, ' ')}{os.linesep}".encode())
     if "group" in name and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -172,7 +172,7 @@ def beside_python(name: str) -> str:
 
 
 def mpich() -> str:
-    """MPICH's launcher, which has an environment of its own."""
+    """Returns MPICH's launcher, which has a separate environment."""
     # By the Python that the environments are made by, on whose packages their names depend.
     command = [getattr(sys, "_base_executable", sys.executable), str(ENVIRONMENTS), "path", "mpich"]
     found = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": ""})

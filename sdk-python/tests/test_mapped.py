@@ -1,4 +1,4 @@
-"""Tensors that stay in shared memory, in worlds of real workers. Each worker asserts by itself; see `workers/`."""
+"""Tensors that stay in shared memory, in worlds of real workers. The scripts in `workers/` assert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Horovod's variables and flags act where mpirun starts the processes: by itself, and by `horovodrun --mpi`."""
+"""Horovod's variables and flags take effect under mpirun, alone and through `horovodrun --mpi`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BY_HOROVODRUN = [sys.executable, "-m", "horovod.runner.launch", "-np", "2", "--m
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
-    """A temporary folder for the job, in which nothing is left; mpirun is there."""
+    """A temporary folder for the job, which must be empty at the end. Skips without mpirun."""
     if not MPIRUN.is_file():
         pytest.skip("no mpirun beside this Python; `make setup` installs it")
     with tempfile.TemporaryDirectory(prefix="r-") as place:

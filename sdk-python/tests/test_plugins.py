@@ -1,4 +1,4 @@
-"""Plugins: how a program names them, and shipped ones in worlds of real workers, each of which asserts by itself."""
+"""Plugins: their arguments, and shipped ones in worlds of real workers. The scripts in `workers/` assert."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ronde.plugins import call_of
 
 
 class Session:
-    """Notes the options of what is submitted."""
+    """A mock session that records the options of submissions."""
 
     rank, size, is_open = 0, 2, True
 

@@ -1,4 +1,4 @@
-"""A second reader of the wire, which knows nothing but docs/PROTOCOL.md: it decodes the document's examples."""
+"""An independent decoder, built only from docs/PROTOCOL.md, which decodes the document's examples."""
 
 from __future__ import annotations
 

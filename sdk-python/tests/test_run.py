@@ -69,7 +69,7 @@ def fail_on_rank_1() -> None:
     rank = int(os.environ["RONDE_RANK"])
     if rank == 1:
         raise KeyError(f"a mistake of rank {rank}")
-    # Without an end of its own: it ends because rank 1 has.
+    # It waits forever, and ends because rank 1 has ended.
     threading.Event().wait(TIMEOUT_S)
     raise AssertionError("nobody ended this rank")
 
@@ -246,7 +246,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("way", ["a file", "standard input"])
 def test_functions_of_a_script_can_be_run(way: str, tmp_path: pathlib.Path) -> None:
-    """What is in `__main__` travels by value: there is no file of a notebook to import."""
+    """Functions of `__main__` are pickled by value: a notebook has no file to import."""
     script = tmp_path / "program.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}

@@ -1,7 +1,7 @@
 """Programs as Horovod's documentation shows them, unchanged under `horovodrun -np 2` and `-np 4`.
 
-`seeds/` has programs of our own that make the same calls in the same order. RONDE_SEEDS may name a folder with the
-documentation itself, as text: its blocks for PyTorch are run as well, and none is passed over in silence.
+`seeds/` contains our own programs with the same calls in the same order. RONDE_SEEDS may name a folder with the
+documentation itself, as text: its blocks for PyTorch run as well, and each one is run or listed as an exception.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ronde run --starter`: a command that starts the workers, here a shell script in the place of mpirun."""
+"""`ronde run --starter`: a command that starts the workers, here a shell script instead of mpirun."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ with ronde.connect() as client:
     os.write(1, f"{' '.join(map(str, fields))}{os.linesep}".encode())
     client.barrier()
 """
-# Tells that it runs, then when it is asked to end.
+# Reports that it runs, and then SIGTERM.
 WAITING = 'trap "echo asked > $FIFO; exit 9" TERM; echo runs > $FIFO; while :; do sleep 0.1; done'
 
 
 class Job:
-    """A job with a command of its own in the place of `mpirun`."""
+    """A job with another command instead of `mpirun`."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -64,7 +64,7 @@ class Job:
 
 @pytest.fixture
 def job() -> Iterator[Job]:
-    """A job; nothing of it is left in the end."""
+    """A job, of which nothing must remain at the end."""
     with tempfile.TemporaryDirectory(prefix="r-") as folder:
         yield Job(pathlib.Path(folder))
         assert not list(pathlib.Path(folder).glob("ronde-*"))

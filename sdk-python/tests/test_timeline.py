@@ -1,4 +1,4 @@
-"""Timelines of real jobs. Each worker asserts by itself; see `workers/timeline.py`."""
+"""Timelines of real jobs. The script `workers/timeline.py` asserts."""
 
 from __future__ import annotations
 

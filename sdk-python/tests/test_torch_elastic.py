@@ -17,7 +17,7 @@ from ronde.torch.elastic import state as states  # noqa: E402
 
 @pytest.fixture
 def world_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Says that this process is one of so many ranks."""
+    """Returns a function that sets this process's rank and the number of ranks."""
 
     def set_world(rank: int, size: int) -> None:
         monkeypatch.setattr(mpi_ops, "rank", lambda: rank)
@@ -28,7 +28,7 @@ def world_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 
 @pytest.fixture
 def alone(world_of: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A world of one, in which broadcasts give what they are given."""
+    """A world of one rank, whose broadcasts return their input."""
     world_of(0, 1)
     monkeypatch.setattr(objects, "broadcast_object", lambda value, root_rank=0: value)
     monkeypatch.setattr(functions, "broadcast_parameters", lambda params, root_rank: None)
@@ -193,7 +193,7 @@ def test_elastic_is_an_attribute_of_ronde_torch() -> None:
 @pytest.mark.parametrize(("ranks", "sidecars"), [(1, 1), (2, 1), (2, 2)])
 def test_a_job_restores_and_continues(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     pytest.importorskip("cloudpickle")
-    assert world("elastic.py", ranks, sidecars).count("went back and on") == ranks
+    assert world("elastic.py", ranks, sidecars).count("restored and continued") == ranks
 
 
 def test_a_lost_rank_ends_the_job(world: Callable[..., str]) -> None:

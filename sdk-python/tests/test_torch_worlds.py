@@ -1,4 +1,4 @@
-"""`ronde.torch` in worlds of real workers and sidecars, as Horovod's users call it. Each worker asserts by itself."""
+"""`ronde.torch` in worlds of real workers and sidecars, with Horovod's calls. The scripts in `workers/` assert."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_crash_is_reported_with_its_last_output() -> None:
 
 
 def by_itself(command: list[str], **variables: str) -> str:
-    """Runs a program that nobody's launcher has started."""
+    """Runs a program without a launcher."""
     environment: dict[str, Any] = {**os.environ, **variables, "RONDE_BIN": ronde_binary(), "PYTHONPATH": str(PACKAGE)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -115,7 +115,7 @@ def by_itself(command: list[str], **variables: str) -> str:
 
 
 def is_anything_left(folder: pathlib.Path) -> bool:
-    """Whether directories of sidecars are left."""
+    """Returns whether directories of sidecars remain."""
     return any(folder.glob("ronde-*"))
 
 

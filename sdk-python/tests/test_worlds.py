@@ -1,4 +1,4 @@
-"""The package in worlds of real workers and sidecars. Each worker asserts by itself; see `workers/`."""
+"""The package in worlds of real workers and sidecars. The scripts in `workers/` assert."""
 
 from __future__ import annotations
 

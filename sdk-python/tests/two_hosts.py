@@ -1,4 +1,4 @@
-"""Two hosts for jobs: network namespaces with a link between them, and an `ssh` that reaches them. They need root."""
+"""Two hosts for jobs: network namespaces with a link between them, and an `ssh` that reaches them. Requires root."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TwoHosts(NamedTuple):
         return [*words, "sh", "-c", 'hostname "$0" && exec "$@"', self.names[0], *command]
 
     def give_second_its_own(self, folder: str) -> None:
-        """From now on the second host does not see what is in `folder` here, but a folder of its own."""
+        """Gives the second host a separate folder instead of `folder`."""
         (self.folder / "own").mkdir()
         own = f'mount --bind {self.folder}/own {folder} && exec "$@"'
         enter = ENTER.replace("unshare --uts", "unshare --uts --mount")

@@ -1,4 +1,4 @@
-"""The differences from Gloo that are known and meant, each with its reason. Any other is a failure."""
+"""The accepted differences from Gloo, each with its reason. Any other difference is a failure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Accepted:
 
 
 def _gloo_refuses(*phrases: str) -> Callable[[Program, Difference], bool]:
-    """An operation that ronde performs and Gloo refuses in these words."""
+    """An operation that ronde performs and Gloo rejects with this message."""
 
     def matches(program: Program, difference: Difference) -> bool:
         if difference.what != "error" or difference.ronde is not None:
@@ -45,7 +45,7 @@ def _gloo_refuses_empty_messages(program: Program, difference: Difference) -> bo
 
 
 def _is_layout(program: Program, difference: Difference) -> bool:
-    """Values of tensors that are not laid out in rows: the model has found ronde's to be right."""
+    """Values of non-contiguous tensors, where the model confirms ronde's."""
     is_value = difference.what in ("values", "after", "future")
     return is_value and bool(layouts(difference.fields) - {"rows", "offset", "part"})
 
@@ -59,7 +59,7 @@ def layouts(fields: Any) -> set[str]:
 
 
 def _is_unseen(*dtypes: str, op: str = "") -> Callable[[Program, Difference], bool]:
-    """Values of an operation that Gloo has refused without telling anybody, as nobody waited for it."""
+    """Values of an operation whose error Gloo did not report, because no thread waited for it."""
 
     def matches(program: Program, difference: Difference) -> bool:
         fields = difference.fields
@@ -109,7 +109,7 @@ def _is_disagreement(program: Program, difference: Difference) -> bool:
 
 
 def _is_empty_disagreement(program: Program, difference: Difference) -> bool:
-    """No rank's tensors have elements, so that there is nothing that could be placed wrongly."""
+    """No rank's tensors have elements, so no element can be misplaced."""
     return difference.what == "unraised" and all(0 in shape for shape in shapes(difference.fields))
 
 
@@ -122,7 +122,7 @@ def shapes(fields: Any) -> list[list[int]]:
 
 
 def _is_complex(program: Program, difference: Difference) -> bool:
-    """A reduction that Gloo performs on real and imaginary parts apart."""
+    """A reduction that Gloo performs on real and imaginary parts separately."""
     refusal = difference.ronde["text"] if difference.what == "error" and difference.ronde is not None else ""
     return "only summed and averaged" in refusal
 

@@ -38,7 +38,7 @@ class Step:
 
     @property
     def is_never(self) -> bool:
-        """Whether nobody waits for the Work."""
+        """Whether no thread waits for the Work."""
         return bool(self.fields.get("mode") == "never")
 
     @property

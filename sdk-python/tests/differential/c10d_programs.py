@@ -21,7 +21,7 @@ OPS = ["SUM"] * 4 + ["MAX", "MIN", "PRODUCT"]
 BITS = ["BAND", "BOR", "BXOR"]
 MODES = ["sync"] * 4 + ["wait"] * 3 + ["late"] * 3 + ["never"] * 2
 STYLES = ["whole"] * 4 + ["real"] * 2 + ["special", "full"]
-# More operations than may be in flight under names of their own.
+# More operations than there are names for operations in flight.
 BURST = 24
 # After which a group gives up an operation that only some ranks perform.
 SHORT_TIMEOUT_S = 3.0
@@ -56,7 +56,7 @@ def programs(draw: st.DrawFn, size: int, wrong: str = "") -> Fields:
 
 @st.composite
 def tangles(draw: st.DrawFn, size: int) -> Fields:
-    """Operations of several groups, which each rank starts in an order of its own."""
+    """Operations of several groups, which each rank starts in a different order."""
     numbers = list(range(1, len(groups_of(size))))
     performed = []
     for number in numbers:

@@ -35,7 +35,7 @@ ROUNDING_SHARE = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """What one rank of ronde sees otherwise than the reference.
+    """A difference between one rank of ronde and the reference.
 
     what   -- "hung", "died", "error", "unraised" where the reference alone fails, "values", "after", "model" where
               values are not those of the model, or the name of what a call has returned
@@ -52,7 +52,7 @@ class Difference:
 
     @property
     def signature(self) -> tuple[str, ...]:
-        """What differences have in common that are likely to have one cause."""
+        """A signature of differences that are likely to have one cause."""
         parts = [self.what, *(str(self.fields.get(key, "")) for key in ("call", "form", "fault"))]
         if self.what == "error":
             parts += [_raised(self.ronde)[0], _raised(self.reference)[0]]

@@ -30,7 +30,7 @@ class Duel:
         self.reference.stop()
 
     def compare(self, program: Program) -> list[Difference]:
-        """What differs, without what the table of accepted differences explains."""
+        """Returns the differences that are not in the table of accepted ones."""
         start = time.monotonic()
         found = differences(program, self._run(self.ronde, program), self._run(self.reference, program))
         reasons = [reason_for(program, each) for each in found]
@@ -58,7 +58,7 @@ class Duel:
         return reports
 
     def _reset(self, world: World, timeout_s: float) -> None:
-        """New process groups; where ranks do not get there, new processes."""
+        """Makes new process groups, or new processes if ranks cannot."""
         reports = world.run({"kind": "reset", "timeout_s": timeout_s})
         self.tally.replaced[world.backend] += any(report.keys() & {"hung", "died"} for report in reports)
 
@@ -77,7 +77,7 @@ def is_left_alone(difference: Difference) -> bool:
 
 @dataclasses.dataclass
 class Tally:
-    """What was run."""
+    """Counts of programs that were run."""
 
     programs: int = 0
     different: int = 0
@@ -110,6 +110,6 @@ def shown(program: Program) -> str:
 
 
 def report_of(program: Program, ranks: int, found: list[Any]) -> str:
-    """What a failing test prints."""
+    """Returns the message of a failing test."""
     lines = "\n".join(f"  {each}" for each in found[:8])
     return f"{len(found)} differences with {ranks} ranks, seed {program['seed']}:\n{lines}\nprogram: {shown(program)}"

@@ -1,4 +1,4 @@
-"""What collectives of `torch.distributed` should give: all ranks of a program in one process, step by step."""
+"""Models collectives of `torch.distributed`: runs all ranks of a program in one process, step by step."""
 
 from __future__ import annotations
 

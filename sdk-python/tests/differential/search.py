@@ -1,4 +1,4 @@
-"""Looks for differences in drawn programs, and for the smallest program that shows each."""
+"""Searches drawn programs for differences, and for the smallest program that shows each."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check(duel: Compares, strategy: SearchStrategy[Program], count: int) -> None
 
 
 def collect(duel: Compares, strategy: SearchStrategy[Program], count: int, number: int) -> dict[Any, Found]:
-    """Runs programs that the number decides, and goes on after differences. These, by signature."""
+    """Runs programs determined by a seed, and continues after differences. Returns these by signature."""
     seen: dict[Any, Found] = {}
 
     @seed(number)

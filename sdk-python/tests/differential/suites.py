@@ -1,4 +1,4 @@
-"""What programs are drawn from, and where they run."""
+"""Suites: the source of drawn programs, and the worlds that run them."""
 
 from __future__ import annotations
 

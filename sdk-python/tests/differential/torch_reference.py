@@ -1,4 +1,4 @@
-"""What programs of `ronde.torch` should give: all ranks in one process, by PyTorch's own operations."""
+"""Computes expected results of programs of `ronde.torch`: all ranks in one process, with PyTorch's operations."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Report = dict[str, Any]
 
 
 class WorldError(Exception):
-    """A world could not be started, or does not follow the protocol. It is no finding about a program."""
+    """A world could not be started, or violates the protocol. This is not a difference."""
 
 
 class World:

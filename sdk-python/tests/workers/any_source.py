@@ -50,7 +50,7 @@ def check_order_of_posting(client: ronde.Client) -> None:
 
 
 def check_sets_and_words(client: ronde.Client) -> None:
-    """A process set has messages of its own."""
+    """A process set has separate messages."""
     pair = client.add_process_set([0, 1]) if client.size > 2 else None
     if client.rank == 0:
         handle = client.recv_async(None, TAG, process_set=pair)
@@ -64,7 +64,7 @@ def check_sets_and_words(client: ronde.Client) -> None:
 
 
 def main() -> None:
-    """Everything, on one session."""
+    """Runs all checks on one session."""
     with ronde.connect() as client:
         check_all_arrive(client)
         check_order_of_posting(client)

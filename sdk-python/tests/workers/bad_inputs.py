@@ -20,7 +20,7 @@ Kind = type[Exception]
 
 
 class Trial:
-    """Calls that go wrong, each followed by one that must not."""
+    """Calls that must fail, each followed by one that must succeed."""
 
     def __init__(self, client: ronde.Client) -> None:
         self.client = client
@@ -51,7 +51,7 @@ class Trial:
         numpy.testing.assert_array_equal(total, self.client.size)
 
     def differ(self, *words: str, call: Callable[..., Any], most: dict[str, Any], one: dict[str, Any]) -> None:
-        """Ranks that do not ask for the same; then the same name works."""
+        """Ranks that submit different requests fail; afterwards the same name works."""
         name = f"differing {self.count}"
         with self.fails(ronde.MismatchError, *words):
             call(name=name, **(one if self.odd else most))
@@ -59,7 +59,7 @@ class Trial:
 
 
 def check_mismatches(trial: Trial) -> None:
-    """What all ranks have to agree about, for each of them the words of Horovod."""
+    """Each property that ranks must agree on has Horovod's error message."""
     client, last = trial.client, trial.client.size - 1
     double, longer, whole = X.astype(numpy.float64), numpy.ones(5, numpy.float32), numpy.ones((4, 2), numpy.float32)
     one_rank = "but another rank"
@@ -136,7 +136,7 @@ def check_arguments(trial: Trial) -> None:
 
 
 def check_refusals(trial: Trial) -> None:
-    """What ronde does not do, on all ranks."""
+    """Unsupported requests raise on all ranks."""
     client, integers = trial.client, numpy.arange(4)
     refused: list[tuple[tuple[str, ...], Callable[[], Any]]] = [
         (("cannot average bool",), lambda: client.allreduce(numpy.ones(3, bool))),
@@ -209,7 +209,7 @@ def check_sets(trial: Trial) -> None:
 
 
 def check_join(trial: Trial) -> None:
-    """What does not go with ranks that have joined."""
+    """Operations that are not supported while ranks have joined."""
     client, rows = trial.client, numpy.arange(trial.client.size)
     calls: list[tuple[str, Callable[[str], Any]]] = [
         ("Allreduce with reduction min", lambda name: client.allreduce(X, ronde.Min, name)),
@@ -246,7 +246,7 @@ def check_limits(trial: Trial) -> None:
 
 
 def check_values(trial: Trial) -> None:
-    """Not a number, infinity and nothing at all are no errors."""
+    """NaN, infinity and empty tensors are not errors."""
     client = trial.client
     special = numpy.array([numpy.nan, numpy.inf, -numpy.inf, 1.0]) if trial.odd else numpy.ones(4)
     for op, want in (
@@ -266,7 +266,7 @@ def check_values(trial: Trial) -> None:
 
 
 def main() -> None:
-    """Everything, on one session."""
+    """Runs all checks on one session."""
     with ronde.connect() as client:
         trial = Trial(client)
         for check in (

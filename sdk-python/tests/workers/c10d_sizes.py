@@ -1,4 +1,4 @@
-"""Run by every rank: lists whose sizes the ranks do not agree on are an error, and leave nobody waiting."""
+"""Run by every rank: lists whose sizes differ between ranks are an error on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run by every rank: what `torch.distributed` moves and reduces besides dense tensors of plain types."""
+"""Run by every rank: `torch.distributed` with tensors that are not dense or of other types."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Run by every rank, with the name of a backend: when results of `torch.distributed` are written, and by whom.
+"""Run by every rank, with the name of a backend: when results of `torch.distributed` are written.
 
-What is asserted here holds on Gloo as well as on ronde, but that a message goes on without its work.
+All assertions hold on Gloo as well as on ronde, except that a message continues without its work.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def check_futures() -> None:
 
 
 def check_sends_do_not_leak() -> None:
-    """A send nobody waits for gives its memory back."""
+    """A send that no thread waits for releases its memory."""
     if sys.argv[1] != "ronde":
         return
     tensors = []

@@ -84,7 +84,7 @@ def check_broadcasts(client: ronde.Client) -> None:
 
 
 def main() -> None:
-    """Everything, on one session."""
+    """Runs all checks on one session."""
     with ronde.connect() as client:
         check_reductions(client)
         check_scaling(client)

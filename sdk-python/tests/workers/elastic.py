@@ -1,4 +1,4 @@
-"""Run by every rank: a training that fails, goes back to its last commit and on; with "lost", a rank that dies."""
+"""Run by every rank: a training that fails, restores its last commit and continues; with "lost", a rank that dies."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def main() -> None:
     assert sampler.processed_num == STEPS * hvd.size()
     everybodys = hvd.allgather_object([parameter.tolist() for parameter in model.parameters()])
     assert all(each == everybodys[0] for each in everybodys)
-    print(f"rank {hvd.rank()}: went back and on", flush=True)
+    print(f"rank {hvd.rank()}: restored and continued", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def expect(
 
 
 def check_dropped_group_and_message(client: ronde.Client, odd: bool) -> None:
-    """What is dropped in flight fails for those who take part, and for nobody else."""
+    """Dropping an operation in flight fails it on all ranks that take part, and no other operation."""
     tensors, last = [numpy.zeros(2), numpy.ones(3)], client.size - 1
     if odd:
         group, message = client.grouped_allreduce_async(tensors, name="group"), client.send_async(tensors[0], 0)

@@ -1,4 +1,4 @@
-"""Run by every rank: what `horovod` has below its top and needs a job."""
+"""Run by every rank: names of submodules of `horovod` that require a job."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def slots(client: ronde.Client) -> int:
 
 
 def check_bits(client: ronde.Client) -> None:
-    """Each result is that of the copying way, in its type and shape."""
+    """Each result equals the copied one, in type and shape."""
     for dtype in DTYPES:
         mine = contribution(client.rank, dtype)
         own = numpy.array_split(mine, client.size)[client.rank]
@@ -64,7 +64,7 @@ def check_bits(client: ronde.Client) -> None:
 
 
 def check_uneven_gathers(client: ronde.Client) -> None:
-    """Where the size of a result hangs on others, what did not fit is not mapped, and all is well."""
+    """A result whose size depends on other ranks is copied if it does not fit a mapped slot."""
     tensors = [contribution(rank, "float32", 300 + rank) for rank in range(client.size)]
     whole = numpy.concatenate(tensors)
     for _ in range(3):
@@ -86,7 +86,7 @@ def check_uneven_gathers(client: ronde.Client) -> None:
 
 
 def check_lifetimes(client: ronde.Client) -> None:
-    """A result lives as long as the last array that views it; what is given up is given back."""
+    """A result lives as long as the last array that views it; dropped operations release their memory."""
     mine = contribution(client.rank, "float32")
     result = client.allreduce(mine, ronde.Sum)
     want = result.copy()
@@ -139,13 +139,13 @@ def check_room(client: ronde.Client) -> None:
 
 
 def faults(process: int | str) -> int:
-    """Pages that a process has met for the first time."""
+    """Returns a process's page faults."""
     stat = pathlib.Path(f"/proc/{process}/stat").read_text()
     return int(stat.rpartition(")")[2].split()[7])
 
 
 def sidecar_process() -> int:
-    """Who listens at the other end."""
+    """Returns the sidecar's process ID."""
     with socket.socket(socket.AF_UNIX) as end:
         end.connect(os.path.join(os.environ["RONDE_SOCKET"], "rpc.sock"))
         return struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
@@ -176,7 +176,7 @@ def check_steady_state(client: ronde.Client) -> None:
 
 
 def main() -> None:
-    """Everything, on one session, whose last result outlives it."""
+    """Runs all checks on one session, whose last result outlives it."""
     with ronde.connect() as client:
         check_bits(client)
         check_uneven_gathers(client)

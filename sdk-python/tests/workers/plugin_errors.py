@@ -26,7 +26,7 @@ def fails(client: ronde.Client, kind: type[Exception], words: tuple[str, ...], c
 
 
 def check_refusals(client: ronde.Client) -> None:
-    """What a plugin does not do, or is not there, whether all ranks ask for it or one does."""
+    """Unsupported uses and missing plugins raise, whether all ranks or one requests them."""
     plugin, op, odd = ronde.Plugin, ronde.PluginOp, client.rank == client.size - 1
     whole = numpy.ones(5_000, numpy.int32)
     refused: list[tuple[tuple[str, ...], Any, dict[str, Any]]] = [
@@ -81,7 +81,7 @@ def check_arguments(client: ronde.Client) -> None:
 
 
 def main() -> None:
-    """All of it."""
+    """Runs all checks."""
     with ronde.connect() as client:
         check_arguments(client)
         check_refusals(client)

@@ -58,7 +58,7 @@ def check_median(client: ronde.Client) -> None:
 
 
 def check_a_set(client: ronde.Client) -> None:
-    """Ranks of a set have plugins of their own."""
+    """Process sets have separate plugin state."""
     if client.size < 3:
         return
     some = client.add_process_set([0, client.size - 1])
@@ -70,7 +70,7 @@ def check_a_set(client: ronde.Client) -> None:
 
 
 def check_residuals(client: ronde.Client) -> None:
-    """What top-k leaves out comes later: after enough steps all of it has, exactly, as the numbers are whole."""
+    """Top-k sends residuals later: after enough steps the sum is exact, because the numbers are integers."""
     elements = 1_000
     mine = numpy.random.default_rng(client.rank).integers(1, 100, elements).astype(numpy.float32)
     wanted = sum(numpy.random.default_rng(rank).integers(1, 100, elements) for rank in range(client.size))

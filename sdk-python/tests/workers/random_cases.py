@@ -310,7 +310,7 @@ def digest_of(result: Any) -> str | None:
 
 
 def check_sets(client: ronde.Client) -> tuple[list[list[int]], list[ronde.ProcessSet]]:
-    """Forms process sets, some of which are dissolved again: freed numbers come back in the order of freeing."""
+    """Creates process sets and removes some: freed numbers are reused in the order of removal."""
     size = client.size
     whole = list(range(size))
     if size == 1:
@@ -342,7 +342,7 @@ def draw_cases(seed: int, groups: list[list[int]]) -> list[Case]:
 def perform(
     client: ronde.Client, cases: list[Case], sets: list[ronde.ProcessSet], order: random.Random
 ) -> dict[int, Any]:
-    """Submits this rank's cases in an order of its own; their results."""
+    """Submits this rank's cases in a rank-specific order. Returns their results."""
     mine = [case for case in cases if client.rank in case.members]
     mine = [case for case in mine if case.what.collective != "message" or client.rank in (case.root, case.to)]
     order.shuffle(mine)
@@ -352,7 +352,7 @@ def perform(
 
 
 def check_join(client: ronde.Client, deck: Deck, sets: list[ronde.ProcessSet], only: str, findings: Findings) -> None:
-    """Ranks run out of tensors one after the other, and the others go on with zeros for them."""
+    """Ranks join one after the other, and the others continue with zeros for them."""
     levels = deck.draw.sample(range(client.size), client.size)  # a rank's level is how long it stays
     cases = [(deck.case(what), deck.draw.randrange(client.size)) for what in joined_combinations()]
     cases = [(case, level) for case, level in cases if only in f"joined {case.what}"]

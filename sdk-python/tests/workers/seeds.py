@@ -1,4 +1,4 @@
-"""Run by every rank: programs as documentation shows them, one after the other, with what they take for granted.
+"""Run by every rank: programs of the documentation, one after the other, with the names that they assume.
 
     seeds.py FOLDER
 
@@ -34,7 +34,7 @@ def model_of() -> torch.nn.Module:
 
 
 def given() -> dict[str, Any]:
-    """What a block takes for granted. Rank 0 and others have other models, data and optimizers."""
+    """Returns the names that a block assumes. Models, data and optimizers differ between ranks."""
     model = model_of()
     inputs, targets = torch.randn(8, 4), torch.randint(3, (8,))
     samples = torch.utils.data.TensorDataset(inputs, targets)

@@ -1,4 +1,4 @@
-"""Run by every rank: the last one comes late, until rank 0 has read the report of it."""
+"""Run by every rank: the last one is a straggler until rank 0 has read the report about it."""
 
 from __future__ import annotations
 

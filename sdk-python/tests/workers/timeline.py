@@ -1,4 +1,4 @@
-"""Run by every rank: what rank 0 records of a job, in files that are whole at every moment.
+"""Run by every rank: the timeline of rank 0, in files that are complete at every moment.
 
 Arguments: a directory, and what to do.
 """
@@ -121,7 +121,7 @@ def refuse(client: ronde.Client, directory: pathlib.Path) -> None:
 
 
 def ahead(client: ronde.Client, directory: pathlib.Path) -> None:
-    """Steps that repeat are recorded also when nobody negotiates them any more."""
+    """Steps that repeat are recorded also when they are no longer negotiated."""
     client.start_timeline(directory / "ahead")
     client.barrier("recording")
     for _ in range(40):

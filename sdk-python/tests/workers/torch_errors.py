@@ -1,4 +1,4 @@
-"""Run by every rank: what `ronde.torch` raises, and that the next operation works."""
+"""Run by every rank: errors of `ronde.torch`, after each of which the next operation works."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def check_exceptions() -> None:
 
 
 def check_names_twice() -> None:
-    """A name that is under way on this rank, though no other rank has it yet."""
+    """A name that is in flight on this rank is rejected, even if no other rank has submitted it yet."""
     rank = hvd.rank()
     begins: list[Callable[[], int]] = [
         lambda: hvd.allreduce_async(torch.ones(2), name="twice"),
@@ -148,7 +148,7 @@ def check_parameters() -> None:
 
 
 def check_join() -> None:
-    """While a rank has joined, what cannot go on without it fails."""
+    """While a rank has joined, operations that need it fail."""
     if hvd.rank() == 0:
         for call in (
             lambda: hvd.allgather(torch.ones(2), name="without"),
@@ -166,7 +166,7 @@ def check_join() -> None:
 
 
 def check_end() -> None:
-    """Before `init` and after `shutdown`; a rank that leaves early is named to those that wait."""
+    """Errors before `init` and after `shutdown`; errors of waiting ranks name a rank that shuts down early."""
     hvd.barrier()
     if hvd.rank() == 0:
         hvd.shutdown()

@@ -194,7 +194,7 @@ def check_sparse() -> None:
 
 
 def check_uneven_data() -> None:
-    """Ranks with fewer batches join, in epochs long enough for the ranks' counts of steps to differ by far."""
+    """Ranks with fewer batches join, in epochs long enough for step counts to differ widely."""
     rank, size = hvd.rank(), hvd.size()
     weights = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=0.1), named_parameters=zip("ab", weights))
@@ -208,7 +208,7 @@ def check_uneven_data() -> None:
 
 
 def check_frozen_on_the_way() -> None:
-    """A parameter that one rank freezes goes on being trained by the others, and stays where it is if all do."""
+    """A parameter that one rank freezes is still trained by the others, and unchanged if all freeze it."""
     rank, size = hvd.rank(), hvd.size()
     weights = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
     optimizer = hvd.DistributedOptimizer(
@@ -351,7 +351,7 @@ def check_adasum() -> None:
 
 
 def check_scaler_and_clipping() -> None:
-    """Mixed precision: unscale, clip and step within `skip_synchronize`; a step with an overflow is left out."""
+    """Mixed precision: unscale, clip and step within `skip_synchronize`; a step with an overflow is skipped."""
     rank, size = hvd.rank(), hvd.size()
     weight = nn.Parameter(torch.zeros(4))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), named_parameters=[("w", weight)])
@@ -405,7 +405,7 @@ def check_models_that_differ() -> None:
 
 
 def check_dropped() -> None:
-    """What is in flight when a state is loaded is forgotten, and in nobody's way."""
+    """Loading a state drops reductions in flight, and later steps work."""
     for options in ({}, {"groups": 1}):
         weights = [nn.Parameter(torch.zeros(200_000)) for _ in range(4)]
         optimizer = hvd.DistributedOptimizer(

@@ -73,7 +73,7 @@ def check_optimizer() -> None:
     sparse = hvd.Compression.plugin("topk", ratio=0.05)
     alone = train(3, compression=sparse)
     assert distance(start, alone) > 0
-    # What is left out of one optimizer's gradients does not come to another's, whose parameters have the same names.
+    # Residuals of one optimizer's gradients do not affect another's, whose parameters have the same names.
     for one in (train(3, compression=sparse), *train_in_turns(3, 2, compression=sparse)):
         assert distance(alone, one) == 0
     # The native median, and the plugin's.

@@ -14,7 +14,7 @@ equal = torch.testing.assert_close
 
 
 class RankInSet:
-    """This rank within a set: what it gives, and what is to come of it."""
+    """This rank within a set: its inputs and the expected results."""
 
     def __init__(self, members: hvd.ProcessSet, tag: str) -> None:
         self.ranks = list(members.ranks or [])

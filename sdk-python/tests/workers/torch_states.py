@@ -207,7 +207,7 @@ def alike(ours: Any, theirs: Any, key: str) -> None:
 
 
 def check_what_is_refused() -> None:
-    """On all ranks, and nobody waits: values that cannot travel, optimizers that differ, and LBFGS."""
+    """Unsupported values, optimizers that differ, and LBFGS raise on all ranks at once."""
     size, rank = hvd.size(), hvd.rank()
     weights = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
     for bad in (print, torch.ones(2, 2).to_sparse_csr(), torch.ones(1, dtype=torch.complex64), {(1,): 2}, {1, 2}):

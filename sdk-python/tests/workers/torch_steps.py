@@ -134,7 +134,7 @@ def check_losses_of_closures() -> None:
 
 
 def check_closures_that_synchronize() -> None:
-    """A closure may reduce by itself, to clip; its gradients are not reduced again, also not with op=Sum."""
+    """A closure may call `synchronize` itself, to clip; its gradients are not reduced again, also not with op=Sum."""
     expected = mean_of_ranks() * hvd.size()
     for is_skipped in (False, True):
         weight, optimizer = simple(op=hvd.Sum)
@@ -279,7 +279,7 @@ def check_generators_of_groups() -> None:
 
 
 def check_aliases() -> None:
-    """Who kept `p.grad`, or a tensor that shares its memory, before `synchronize` sees the result."""
+    """References to `p.grad`, or to its memory, taken before `synchronize` see the result."""
     mean = mean_of_ranks()
     for rows in (10, 40_000):
         for options in (

@@ -1,4 +1,4 @@
-"""Run by every rank: the distributed optimizer does what one process does on the concatenated batch."""
+"""Run by every rank: the distributed optimizer matches one process on the concatenated batch."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def check_nothing_is_copied(client: ronde.Client) -> None:
 
 
 def check_it_is_held_while_it_is_read(client: ronde.Client) -> None:
-    """The last view may die before the operation is complete; the memory is not given to anybody then."""
+    """The last view may be dropped before the operation completes; its memory is not reused until then."""
     array = client.empty(100_000)
     array[:] = client.rank
     handle = client.allreduce_async(array, ronde.Sum, name="held")
