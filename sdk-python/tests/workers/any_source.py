@@ -49,7 +49,7 @@ def check_order_of_posting(client: ronde.Client) -> None:
         assert posted[number].source() == last
 
 
-def check_sets_and_words(client: ronde.Client) -> None:
+def check_process_sets(client: ronde.Client) -> None:
     """A process set has separate messages."""
     pair = client.add_process_set([0, 1]) if client.size > 2 else None
     if client.rank == 0:
@@ -70,7 +70,7 @@ def main() -> None:
         check_order_of_posting(client)
         client.barrier("between")
         check_all_arrive(client)
-        check_sets_and_words(client)
+        check_process_sets(client)
         client.barrier("end")
         print(f"rank {client.rank}: messages came from any source", flush=True)
 

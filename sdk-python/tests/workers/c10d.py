@@ -171,7 +171,7 @@ def check_mesh() -> None:
     assert torch.equal(model.weight.grad.full_tensor(), torch.full((2, 4), 1.5))
 
 
-def check_what_is_refused() -> None:
+def check_rejected_calls() -> None:
     for what, words in [
         (lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn)), "only moved, not reduced"),
         (lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND), "bit"),
@@ -255,7 +255,7 @@ else:
     assert dist.get_rank() > 0 or len(everybody) == 1
 if len(everybody) == 4:
     check_mesh()
-check_what_is_refused()
+check_rejected_calls()
 if len(everybody) > 1:
     check_failures()
     check_timeout()

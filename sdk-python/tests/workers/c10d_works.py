@@ -43,7 +43,7 @@ def comes(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     return True
 
 
-def check_results_nobody_waits_for() -> None:
+def check_results_without_a_wait() -> None:
     """They are written before a barrier or a later operation has been waited for, and never after."""
     for later in (dist.barrier, lambda: dist.all_reduce(torch.ones(3)), lambda: dist.broadcast(torch.ones(3), 0)):
         tensor, elsewhere = torch.full((1_000,), 1.0), torch.full((40_000,), 2.0)
@@ -218,7 +218,7 @@ def check_threads() -> None:
 begin(sys.argv[1])
 rank, size = dist.get_rank(), dist.get_world_size()
 for check in (
-    check_results_nobody_waits_for,
+    check_results_without_a_wait,
     check_the_roots_own_tensor,
     check_they_are_written_without_a_wait,
     check_is_completed,

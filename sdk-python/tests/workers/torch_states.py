@@ -206,7 +206,7 @@ def alike(ours: Any, theirs: Any, key: str) -> None:
         assert ours == theirs, (key, ours, theirs)
 
 
-def check_what_is_refused() -> None:
+def check_rejected_calls() -> None:
     """Unsupported values, optimizers that differ, and LBFGS raise on all ranks at once."""
     size, rank = hvd.size(), hvd.rank()
     weights = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]

@@ -188,7 +188,7 @@ def check_backward_before_a_closure() -> None:
     optimizer.zero_grad()
 
 
-def check_closures_of_others() -> None:
+def check_closures_outside_of_the_set() -> None:
     """Ranks outside the process set step by themselves, and with Adasum each rank calls its closure by itself."""
     size, rank = hvd.size(), hvd.rank()
     some = hvd.add_process_set(each for each in range(size) if each > 0)
@@ -221,7 +221,7 @@ def check_closures_of_others() -> None:
         same_everywhere(parameter)
 
 
-def check_groups_of_others() -> None:
+def check_groups_with_foreign_members() -> None:
     """Groups ignore frozen members and those of another optimizer; generators are read once."""
     size, rank = hvd.size(), hvd.rank()
     for as_generators in (False, True):
