@@ -132,7 +132,7 @@ impl Item {
         let mut request = self.plain_request(rank, added);
         match self.injected {
             InjectedError::Mismatch(culprit, difference) if culprit == rank => {
-                self.differ(rank, &mut request, difference)
+                self.differ(rank, &mut request, difference);
             }
             InjectedError::Absurd(culprit) if culprit == rank => self.make_absurd(&mut request),
             _ => {}
