@@ -205,7 +205,7 @@ fn a_relay_that_does_not_report_a_lost_sidecar_is_caught() {
 #[test]
 fn a_sidecar_that_speaks_as_another_is_caught() {
     for text in caught(Saboteur::BorrowedName, &[Property::Protocol]) {
-        assert!(text.contains("is not below it on the tree"), "caught by another check: {text}");
+        assert!(text.contains("is not below it in the tree"), "caught by another check: {text}");
     }
 }
 

@@ -374,8 +374,8 @@ def whole_batch_norm(options: dict[str, Any], rows: list[int]) -> tuple[list[tor
 
 def normalized(xs: Tensors, parameters: list[Tensors], eps: float) -> Tensors:
     """What all ranks compute in training, each with weight and bias of its own, with derivatives of all orders."""
-    deviation = torch.cat(xs) - torch.cat(xs).mean(0)
-    whole = deviation / torch.sqrt(deviation.square().mean(0) + eps)
+    centered = torch.cat(xs) - torch.cat(xs).mean(0)
+    whole = centered / torch.sqrt(centered.square().mean(0) + eps)
     parts = whole.split([x.shape[0] for x in xs])
     return [part * own[0] + own[1] if own else part for part, own in zip(parts, parameters)]
 

@@ -239,7 +239,7 @@ fn a_session_has_one_ring_and_takes_it_once() -> Result<()> {
         }
     };
     ensure!(attach(stage.claimed.ring_bytes)?.contains("has a ring already"), "another one");
-    ensure!(attach(4_096)?.contains("262144 bytes a direction"), "a smaller one");
+    ensure!(attach(4_096)?.contains("262144 bytes in each direction"), "a smaller one");
     let mut stage = stage;
     let failures = stage.failures(|stage| stage.session.send(client_message::Message::RingReady(v1::RingReady {})))?;
     for failed in failures {

@@ -133,7 +133,7 @@ fn an_agent_speaks_for_its_own_ranks_and_sidecars_only() {
         Event::Message(FromAgent::Sidecar { sidecar: 7, line: FromSidecar::Fatal { reason: String::new() } }),
     ] {
         let failure = state().handle_event(1, event).expect_err("not its own").to_string();
-        assert!(failure.starts_with("host b: it speaks for"), "{failure}");
+        assert!(failure.starts_with("host b: it sent a message about"), "{failure}");
     }
 }
 
