@@ -254,7 +254,7 @@ def test_a_configuration_file_is_equivalent_to_its_flags(config: pathlib.Path) -
     assert notes == [f"{config}: {key} is no setting of Horovod's, and means nothing" for key in unknown]
 
 
-@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize("is_file_first", [False, True])
 def test_command_line_flags_override_the_file_in_either_order(config: pathlib.Path, is_file_first: bool) -> None:
     arguments = ["--fusion-threshold-mb", "64", "--no-hierarchical-allreduce", "--log-with-timestamp", "--mpi"]
     file = ["--config-file", str(config)]

@@ -36,7 +36,9 @@ def test_the_arguments_of_mpirun() -> None:
     words = ["--allow-run-as-root", "--tag-output", "--timestamp-output", "--output-filename", "out"]
     assert former == [*words, "-np", "1", "-H", "localhost:2", "-x"]
     assert by_mpi("-np 1 --output-filename out -prefix-timestamp").options[2] == "tag,timestamp,dir=out"
-    assert [note.split(" means")[0] for note in by_mpi("-np 1 --cycle-time-ms 1 --network-interface a").notes] == [
+    assert [
+        note.split(" has no effect")[0] for note in by_mpi("-np 1 --cycle-time-ms 1 --network-interface a").notes
+    ] == [
         "--cycle-time-ms",
         "--network-interface",
     ]
@@ -46,7 +48,7 @@ def launched(arguments: str, **environment: str) -> tuple[list[str], list[str]]:
     given, _ = launch.parse(arguments.split())
     given.pop("command")
     words, notes = mpi.launcher(given, environment)
-    return words, [note.split(" means")[0] for note in notes]
+    return words, [note.split(" has no effect")[0] for note in notes]
 
 
 def test_sidecars_come_first_on_several_hosts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

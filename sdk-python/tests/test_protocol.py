@@ -142,15 +142,18 @@ def test_examples_are_read_by_the_document_alone(meaning: str, data: bytes) -> N
         assert reader.read(KINDS[kind]) == meaning
         assert reader.at == len(payload)
     elif kind == 4:
-        lane, strand, round_, start, count = CHUNK.unpack_from(payload)
+        lane, sub_schedule, round_, start, count = CHUNK.unpack_from(payload)
         values = struct.unpack(f"<{count}f", payload[CHUNK.size :])
         if round_ == 0xFFFF_FFFF:
-            assert meaning == f"lane {lane}, strand {strand}, taken"
+            assert meaning == f"lane {lane}, sub-schedule {sub_schedule}, taken"
         else:
             early = ", sent early" if flags & 1 else ""
             shown = " and ".join(str(value) for value in values)
             span = f"elements {start} to {start + count - 1}"
-            assert meaning == f"lane {lane}, strand {strand}, round {round_}, {span}{early}: {shown} as float32"
+            assert (
+                meaning
+                == f"lane {lane}, sub-schedule {sub_schedule}, round {round_}, {span}{early}: {shown} as float32"
+            )
     elif kind == 5:
         assert (meaning, payload) == (f"up to {seq}", b"")
     else:

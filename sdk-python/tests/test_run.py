@@ -163,15 +163,14 @@ def test_only_a_private_folder_of_this_user_is_trusted(tmp_path: pathlib.Path) -
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder of another user")
-@pytest.mark.parametrize("hosts", ["1", "2"])
-def test_nothing_is_unpickled_from_a_folder_of_another_user(tmp_path: pathlib.Path, hosts: str) -> None:
+def test_nothing_is_unpickled_from_a_folder_of_another_user(tmp_path: pathlib.Path) -> None:
     folder, marker = tmp_path / "folder", tmp_path / "marker"
     folder.mkdir(mode=0o700)
     path = json.dumps([]).encode()
     call = pickle.dumps((os.mkdir, (str(marker),), {}))
     (folder / "call").write_bytes(HEADER.pack(len(path)) + path + call)
     os.chown(folder, 10_001, 10_001)
-    variables = {"RONDE_RANK": "0", "RONDE_CROSS_SIZE": hosts, "RONDE_SIZE": ""}
+    variables = {"RONDE_RANK": "0", "RONDE_LOCAL_SIZE": "1", "RONDE_SIZE": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "ronde.run_worker", str(folder)],
         env={**environment(), **variables},
@@ -214,6 +213,10 @@ def test_ranks_on_other_hosts_receive_the_call_and_return_results(other_host: li
     for hosts, sees in (("localhost:1,b.invalid:2", [True, False, False]), ("a.invalid:1,localhost:1", [False, True])):
         results = ronde.run(where, np=len(sees), hosts=hosts, options=other_host)
         assert results == [(saw, bytes(rank)) for rank, saw in enumerate(sees)]
+
+
+def test_ranks_that_are_spread_unevenly_choose_the_same_exchange() -> None:
+    assert ronde.run(lambda: os.environ["RONDE_RANK"], np=3, options=["--sidecars", "2"]) == ["0", "1", "2"]
 
 
 def test_hosts_from_the_environment_receive_the_call(other_host: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def test_wrong_arguments_are_explained(
     topk = shipped("topk")
     assert "ratio" in refused(ronde("test", topk, "--set", "ratio=2"), "E805")
     assert "it has: ratio" in refused(ronde("test", topk, "--set", "rate=0.1"), "E805")
-    assert "does not take float64" in refused(ronde("bench", topk, "--dtype", "float64"), "E805")
+    assert "does not support float64" in refused(ronde("bench", topk, "--dtype", "float64"), "E805")
     (tmp_path / "no.wasm").write_bytes(b"\x00asm\x01\x00\x00\x00")
     assert "ronde.manifest" in refused(ronde("check", tmp_path / "no.wasm"), "E801")
     assert "cannot read" in refused(ronde("inspect", tmp_path / "none.wasm"), "E801")

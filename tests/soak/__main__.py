@@ -75,6 +75,8 @@ def _run(supervisor: Supervisor, seconds: float) -> None:
         name, faults_began = supervisor.inject(), time.monotonic()
         time.sleep(max(0.0, BETWEEN_S - (time.monotonic() - faults_began)))
         _progress(supervisor, name, seconds - (time.monotonic() - began))
+    supervisor.note_usage()
+    supervisor.check_nobody_failed("after the faults", time.monotonic() - BETWEEN_S)
     job.stop_file.touch()
     for rank, worker in enumerate(job.workers):
         try:

@@ -37,8 +37,9 @@ class Supervisor:
     def __init__(self, job: Job, rng: random.Random) -> None:
         self.job, self.rng = job, rng
         self.tally = Tally()
-        self.first: dict[int, Usage] = {}
+        self.last: dict[int, Usage] = {}
         self._bag: list[str] = []
+        self._checked_until = time.monotonic()
         self._checked: dict[int, int] = collections.defaultdict(int)
 
     def await_progress(self, since: float, what: str) -> bool:
@@ -58,6 +59,7 @@ class Supervisor:
         if not self._bag:
             self._bag = self.rng.sample(list(FAULTS), len(FAULTS))
         name = self._bag.pop()
+        self.check_nobody_failed("between faults", self._checked_until)
         began = time.monotonic()
         with FAULTS[name](self.job, self.rng) as culprit:
             if culprit is not None:
@@ -68,7 +70,8 @@ class Supervisor:
             self.job.start_again()
             self.await_progress(time.monotonic(), "start after a hang")
         elif culprit is None:
-            self._check_nobody_failed(name, began)
+            self.check_nobody_failed(name, began)
+        self._checked_until = time.monotonic()
         self.collect()
         return name
 
@@ -87,11 +90,13 @@ class Supervisor:
                 self.tally.epochs += worker is self.job.workers[0] and "connected" in line
 
     def note_usage(self) -> None:
-        """Notes the resources of sidecars without a note, once they have made their buffers."""
+        """Of sidecars that have had time to make their buffers: what they have in use now, and had first."""
         now = time.monotonic()
-        for sidecar in self.job.sidecars:
-            if id(sidecar) not in self.first and sidecar.is_alive and now - sidecar.started > WARM_S:
-                self.first[id(sidecar)] = usage(sidecar.pid)
+        for host, sidecar in enumerate(self.job.sidecars):
+            self.last.pop(host, None)
+            if sidecar.is_alive and now - sidecar.started > WARM_S:
+                self.last[host] = usage(sidecar.pid)
+                sidecar.first_usage = sidecar.first_usage or self.last[host]
 
     def totals(self) -> dict[str, int]:
         """The totals of all workers."""
@@ -111,14 +116,16 @@ class Supervisor:
         self.tally.hangs.append(f"{name}: ranks {others} have not seen the end within {NOTICE_S:.0f} s")
 
     def _check_culprit(self, name: str, began: float, culprit: Culprit) -> None:
-        """The first failure of each rank names the culprit."""
+        """Each failure of each rank names the culprit."""
         for rank, worker in enumerate(self.job.workers):
             failures = _failures(worker, began)
             is_served = culprit.sidecar == self.job.placement[rank]
-            if failures and not _names(failures[0], culprit, is_served):
-                self.tally.wrong_culprits.append(f"{name} ({culprit}): rank {rank} reports {failures[0]}")
+            for line in failures:
+                if not _names(line, culprit, is_served):
+                    self.tally.wrong_culprits.append(f"{name} ({culprit}): rank {rank} reports {line}")
 
-    def _check_nobody_failed(self, name: str, began: float) -> None:
+    def check_nobody_failed(self, name: str, began: float) -> None:
+        """Counts ranks whose session has failed since a time."""
         for rank, worker in enumerate(self.job.workers):
             for line in _failures(worker, began)[:1]:
                 self.tally.wrong_culprits.append(f"{name}: nobody had to fail, but rank {rank} did: {line['text']}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soak.processes import Usage, usage
+from soak.processes import Usage
 from soak.supervisor import Supervisor
 
 # What may be in use more at the end than after the start: buffers that grow with the largest operation so far, and
@@ -12,13 +12,10 @@ DESCRIPTORS = 8
 
 
 def usages(supervisor: Supervisor) -> list[tuple[int, Usage, Usage]]:
-    """For each running sidecar: its host, and the resources that it used first and uses now."""
-    living = [(host, sidecar) for host, sidecar in enumerate(supervisor.job.sidecars) if sidecar.is_alive]
-    return [
-        (host, supervisor.first[id(sidecar)], usage(sidecar.pid))
-        for host, sidecar in living
-        if id(sidecar) in supervisor.first
-    ]
+    """Of each sidecar that was measured twice: its host, what it had in use first, and at the end of the faults."""
+    sidecars = enumerate(supervisor.job.sidecars)
+    pairs = [(host, sidecar.first_usage, supervisor.last.get(host)) for host, sidecar in sidecars]
+    return [(host, first, now) for host, first, now in pairs if first is not None and now is not None]
 
 
 def has_grown(supervisor: Supervisor) -> bool:
@@ -42,6 +39,8 @@ def table(supervisor: Supervisor, seconds: float) -> str:
         ("**wrong elements**", str(totals["wrong"])),
         ("**wrong culprits**", str(len(tally.wrong_culprits))),
     ]
+    if not usages(supervisor):
+        rows.append(("memory and descriptors", "not measured: the job was started again too shortly before the end"))
     for host, first, now in usages(supervisor):
         rows.append((f"sidecar {host}, its own memory", f"{first.memory_mb:.0f} MB, at the end {now.memory_mb:.0f} MB"))
         rows.append((f"sidecar {host}, descriptors", f"{first.descriptors}, at the end {now.descriptors}"))

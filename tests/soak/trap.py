@@ -7,9 +7,9 @@ import json
 I32 = 0x7F
 MANIFEST = {
     "abi": 1,
-    "name": "trap",
+    "name": "faulty",
     "version": "1.0.0",
-    "about": "Traps in every reduction",
+    "about": "Executes `unreachable` in every reduction",
     "kinds": {"reducer": {"dtypes": ["float32"], "shape": "pairwise", "commutative": True}},
     "parameters": [],
     "limits": {"memory_bytes": 131072, "call_ms": 20, "ranks": 2},

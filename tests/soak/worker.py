@@ -6,7 +6,7 @@ A failure that ends the epoch is reported, and the rank connects again. Prints o
     {"connected": true}                              an epoch has begun
     {"failed": cause, "rank": r, "sidecar": s, "text": text}
     {"fault": "plugin that traps" | "memory limit reached", "me": rank, "text": what is wrong about it, or nothing}
-    {"wrong": n, "what": text}                       an operation with wrong elements
+    {"bad": n, "what": text}                       an operation with wrong elements
     {"stopped": true}                                at the end
 """
 
@@ -25,8 +25,8 @@ import ronde
 
 from soak.operations import Operation, draw, expected, submit, wrong_elements
 
-# An operation that takes longer is a hang; faults take 10 s at most.
-OPERATION_TIMEOUT_S = 60.0
+# Longer than the parent waits for progress, so that a hang is seen as one.
+OPERATION_TIMEOUT_S = 300.0
 # Others may be slow to come back; the parent bounds it.
 START_TIMEOUT_S = 60.0
 RECONNECT_PAUSE_S = 0.2
@@ -99,7 +99,7 @@ class Work:
         self.elements += 0 if wanted is None else wanted.size
         self.wrong += wrong
         if wrong:
-            report(wrong=wrong, what=f"{operation}: got {got!r:.200}, expected {wanted!r:.200}")
+            report(bad=wrong, what=f"{operation}: got {got!r:.200}, expected {wanted!r:.200}")
 
     def _faulty(self, client: ronde.Client, fault: str, step: int) -> None:
         """An operation that must fail on all ranks with its cause, after which the job goes on."""
@@ -114,7 +114,7 @@ class Work:
 
 
 def _trap(client: ronde.Client, name: str) -> None:
-    client.allreduce(numpy.ones(100, numpy.float32), ronde.PluginOp("trap"), name)
+    client.allreduce(numpy.ones(100, numpy.float32), ronde.PluginOp("faulty"), name)
 
 
 def _too_large(client: ronde.Client, name: str) -> None:
@@ -138,8 +138,8 @@ def main() -> int:
             report(stopped=True)
             return 0
         except ronde.RondeError as error:
-            if work.stop.exists():
-                # Ranks that stop do not wait for one that comes back only now.
+            # A rank that has stopped ends the session of all.
+            if work.stop.exists() and isinstance(error, ronde.ShutDownError):
                 report(stopped=True)
                 return 0
             report(failed=error.cause, rank=error.rank, sidecar=error.sidecar, text=str(error)[:500])

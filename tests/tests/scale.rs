@@ -278,7 +278,7 @@ impl Job {
 
     /// An executor opens a link to every peer of its part of the plan.
     fn admit(&mut self, at: usize, admission: &Admission) {
-        let rounds = admission.plan.sub_schedules.iter().flat_map(|strand| &strand.rounds);
+        let rounds = admission.plan.sub_schedules.iter().flat_map(|sub_schedule| &sub_schedule.rounds);
         for transfer in rounds.flat_map(|round| &round.transfers) {
             let (Transfer::Send { to: peer, .. } | Transfer::Receive { from: peer, .. }) = transfer;
             let peer = admission.topology.sidecar(*peer).index();

@@ -16,7 +16,7 @@
 //!
 //! ```text
 //!      0      2  lane
-//!      2      4  strand
+//!      2      4  sub-schedule
 //!      6      4  round
 //!     10      8  span start, elements of the bucket
 //!     18      8  span length, elements
@@ -42,8 +42,9 @@ pub const HEADER_BYTES: usize = 28;
 pub const CHUNK_HEADER_BYTES: usize = 26;
 /// Flag of a chunk that was sent on credit, before the receiver reported the operation as admitted.
 pub const FLAG_EARLY: u8 = 1;
-/// The round of a token: an empty chunk that reports the end of a strand. A member sends it to each member from which
-/// it receives in the strand without sending anything back; otherwise nothing would slow down a fast sender.
+/// The round of a token: an empty chunk that reports the end of a sub-schedule. A member sends it to each member from
+/// which it receives in the sub-schedule without sending anything back; otherwise nothing would slow down a fast
+/// sender.
 pub const ROUND_TAKEN: u32 = u32::MAX;
 
 /// What a frame carries.
@@ -231,9 +232,9 @@ impl Frame {
 pub struct ChunkHeader {
     /// The lane on which it travels.
     pub lane: Lane,
-    /// The strand of the plan, counted over all lanes.
-    pub strand: u32,
-    /// The round of the strand.
+    /// The sub-schedule of the plan, counted over all lanes.
+    pub sub_schedule: u32,
+    /// The round of the sub-schedule.
     pub round: u32,
     /// The first element, in the bucket's coordinates.
     pub start: u64,
@@ -248,7 +249,7 @@ impl ChunkHeader {
         let mut bytes = [0; CHUNK_HEADER_BYTES];
         let mut out = &mut bytes[..];
         out.put_u16_le(self.lane.0);
-        out.put_u32_le(self.strand);
+        out.put_u32_le(self.sub_schedule);
         out.put_u32_le(self.round);
         out.put_u64_le(self.start);
         out.put_u64_le(self.len);
@@ -266,7 +267,7 @@ impl ChunkHeader {
         }
         let header = Self {
             lane: Lane(payload.get_u16_le()),
-            strand: payload.get_u32_le(),
+            sub_schedule: payload.get_u32_le(),
             round: payload.get_u32_le(),
             start: payload.get_u64_le(),
             len: payload.get_u64_le(),
@@ -334,8 +335,8 @@ mod tests {
         }
 
         #[test]
-        fn chunk_survives_the_wire(lane: u16, strand: u32, round: u32, start: u64, len: u64, early: bool, data: Vec<u8>) {
-            let header = ChunkHeader { lane: Lane(lane), strand, round, start, len };
+        fn chunk_survives_the_wire(lane: u16, sub_schedule: u32, round: u32, start: u64, len: u64, early: bool, data: Vec<u8>) {
+            let header = ChunkHeader { lane: Lane(lane), sub_schedule, round, start, len };
             let chunk = Chunk { epoch: Epoch(3), seq: Seq(4), early, header, data: data.into() };
             let head = chunk.encode_head();
             let (frame, own) = head.split_at(HEADER_BYTES);

@@ -52,7 +52,7 @@ pub const EARLY_BUFFER_BYTES: usize = 4 << 20;
 pub const LANES_MAX: usize = 16;
 /// Addresses of one sidecar that its peers try.
 pub const ADDRESSES_MAX: usize = 16;
-/// Strands of one plan that may be in flight at once on one lane.
+/// Sub-schedules of one plan that may be in flight at once on one lane.
 pub const WINDOW_MAX: usize = 64;
 /// Tensors in one group.
 pub const GROUP_TENSORS_MAX: usize = 16_384;

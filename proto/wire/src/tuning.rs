@@ -66,6 +66,6 @@ pub struct Tuning {
     pub chunk_bytes: u32,
     /// The number of lanes of the plan: 1 to [`crate::limits::LANES_MAX`].
     pub lanes: u16,
-    /// Strands in flight at once on each lane: 1 to [`crate::limits::WINDOW_MAX`].
+    /// Sub-schedules in flight at once on each lane: 1 to [`crate::limits::WINDOW_MAX`].
     pub window: u16,
 }

@@ -125,10 +125,10 @@ def end_sessions() -> None:
 
 
 def is_on_one_host() -> bool:
-    """Returns whether the launcher has started all ranks on this host."""
-    hosts = os.environ.get("RONDE_CROSS_SIZE")
-    if hosts is not None:
-        return hosts == "1"
+    """Returns whether the launcher has started all ranks on this host, at one sidecar; the same on all ranks."""
+    size, local_size = os.environ.get("RONDE_SIZE"), os.environ.get("RONDE_LOCAL_SIZE")
+    if size is not None and local_size is not None:
+        return local_size == size
     process = mpi_process(os.environ)
     return process is not None and process.local_size == process.size
 

@@ -108,7 +108,10 @@ impl Run {
         let mut command = Command::new("env");
         command.arg(&self.disposition).arg(self.command.get_program()).args(self.command.get_args());
         for (name, value) in self.command.get_envs() {
-            command.env(name, value.unwrap_or_default());
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
         }
         if let Some(directory) = self.command.get_current_dir() {
             command.current_dir(directory);

@@ -185,8 +185,9 @@ impl Oracle {
         }
         let names: Vec<&str> = admission.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let what = format!("{} of {}", names.join(" "), admission.topology.set);
-        let lanes: Vec<u16> = admission.plan.sub_schedules.iter().map(|strand| strand.lane.0).collect();
-        let how = format!("window {}, lanes of strands {lanes:?}, {:?}", admission.plan.window, admission.plan.layout);
+        let lanes: Vec<u16> = admission.plan.sub_schedules.iter().map(|sub_schedule| sub_schedule.lane.0).collect();
+        let how =
+            format!("window {}, lanes of sub-schedules {lanes:?}, {:?}", admission.plan.window, admission.plan.layout);
         let (first_what, first_how) = self.orders.entry(now).or_insert_with(|| (what.clone(), how.clone()));
         if *first_what != what {
             let text = format!("{} of {} is {first_what} on one sidecar, but {what} on {host}", now.1, now.0);

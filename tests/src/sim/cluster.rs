@@ -48,7 +48,7 @@ pub struct Report {
     pub early_chunks: u64,
     /// Tensors of operations with several of them.
     pub fused: u64,
-    /// Admissions of operations with so many strands that some have to wait for others.
+    /// Admissions of operations with so many sub-schedules that some have to wait for others.
     pub piped: u64,
     /// Whether the planted bug had an opportunity.
     pub sabotaged: bool,

@@ -175,8 +175,8 @@ impl Cluster {
         if let Some(sabotage) = &mut self.sabotage {
             sabotage.alter(Arc::make_mut(&mut admission));
         }
-        let strands = admission.plan.sub_schedules.len();
-        self.report.piped += u64::from(strands > usize::from(self.setup.lanes) * admission.plan.window);
+        let sub_schedules = admission.plan.sub_schedules.len();
+        self.report.piped += u64::from(sub_schedules > usize::from(self.setup.lanes) * admission.plan.window);
         if admission.tensors.len() > 1 {
             self.report.fused += admission.tensors.len() as u64;
         }
@@ -523,6 +523,7 @@ fn brief_message(message: &Message) -> String {
 
 fn brief_chunk(chunk: &Chunk) -> String {
     let (header, early) = (chunk.header, if chunk.early { ", early" } else { "" });
-    let place = format!("strand {}, round {}, {} and {} on", header.strand, header.round, header.start, header.len);
+    let place =
+        format!("sub-schedule {}, round {}, {} and {} on", header.sub_schedule, header.round, header.start, header.len);
     format!("{}, {}, {place}{early}", chunk.epoch, chunk.seq)
 }

@@ -296,7 +296,7 @@ impl Sabotage {
     }
 
     fn reduce_twice(&mut self, plan: &mut Plan) {
-        let rounds = plan.sub_schedules.iter_mut().flat_map(|strand| &mut strand.rounds);
+        let rounds = plan.sub_schedules.iter_mut().flat_map(|sub_schedule| &mut sub_schedule.rounds);
         for round in rounds {
             let reduce = round.steps.iter().position(|step| matches!(step, Step::Reduce { .. }));
             if let Some(at) = reduce
@@ -330,17 +330,17 @@ impl Sabotage {
     }
 
     fn publish_early(&mut self, plan: &mut Plan) {
-        for strand in &mut plan.sub_schedules {
+        for sub_schedule in &mut plan.sub_schedules {
             let finish = |round: &Round| round.steps.iter().position(|step| matches!(step, Step::Finish { .. }));
-            let found = strand.rounds.iter().enumerate().find_map(|(index, round)| Some((index, finish(round)?)));
+            let found = sub_schedule.rounds.iter().enumerate().find_map(|(index, round)| Some((index, finish(round)?)));
             let Some((index, at)) = found else { continue };
-            let Step::Finish { register, .. } = strand.rounds[index].steps[at] else { continue };
+            let Step::Finish { register, .. } = sub_schedule.rounds[index].steps[at] else { continue };
             let publishes = |step: &Step| matches!(step, Step::Publish { from, .. } if *from == register);
-            let Some(last) = strand.rounds.get_mut(index + 1) else { continue };
+            let Some(last) = sub_schedule.rounds.get_mut(index + 1) else { continue };
             let Some(publish) = last.steps.iter().position(publishes) else { continue };
             if self.strikes() {
                 let publish = last.steps.remove(publish);
-                strand.rounds[index].steps.insert(at + 1, publish);
+                sub_schedule.rounds[index].steps.insert(at + 1, publish);
                 return;
             }
         }

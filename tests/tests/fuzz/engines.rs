@@ -47,10 +47,10 @@ fn fuzz_engines_control() {
 #[test]
 fn fuzz_engines_chunks() {
     const GRANT: u64 = 9_000;
-    let header = |strand, start| ChunkHeader { lane: Lane(0), strand, round: 0, start, len: 1_000 };
-    let chunk = |seq, early, strand| {
+    let header = |sub_schedule, start| ChunkHeader { lane: Lane(0), sub_schedule, round: 0, start, len: 1_000 };
+    let chunk = |seq, early, sub_schedule| {
         let data = Bytes::from(vec![7; 4_000]);
-        let chunk = Chunk { epoch: Epoch(1), seq: Seq(seq), early, header: header(strand, 1_000), data };
+        let chunk = Chunk { epoch: Epoch(1), seq: Seq(seq), early, header: header(sub_schedule, 1_000), data };
         [&chunk.encode_head()[..], &chunk.data].concat()
     };
     let seeds = vec![chunk(1, true, 0), [chunk(1, true, 0), chunk(2, true, 3)].concat()];

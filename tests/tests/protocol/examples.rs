@@ -161,7 +161,7 @@ fn call() -> Call {
 }
 
 fn data() -> Vec<Example> {
-    let header = ChunkHeader { lane: Lane(0), strand: 2, round: 1, start: 300, len: 2 };
+    let header = ChunkHeader { lane: Lane(0), sub_schedule: 2, round: 1, start: 300, len: 2 };
     let chunk = |header, early, data: &'static [u8]| {
         let chunk = Chunk { epoch: Epoch(3), seq: Seq(17), early, header, data: Bytes::from_static(data) };
         [&chunk.encode_head()[..], &chunk.data].concat()
@@ -170,10 +170,10 @@ fn data() -> Vec<Example> {
     vec![
         (
             "chunk",
-            "lane 0, strand 2, round 1, elements 300 to 301, sent early: 1.0 and -2.0 as float32".to_owned(),
+            "lane 0, sub-schedule 2, round 1, elements 300 to 301, sent early: 1.0 and -2.0 as float32".to_owned(),
             chunk(header, true, &[0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0]),
         ),
-        ("token", "lane 0, strand 2, taken".to_owned(), chunk(taken, false, &[])),
+        ("token", "lane 0, sub-schedule 2, taken".to_owned(), chunk(taken, false, &[])),
         ("admitted", "up to 17".to_owned(), bytes(&Frame::admitted(Epoch(3), Seq(17)))),
         ("renew", "another certificate".to_owned(), bytes(&Frame::renew())),
     ]

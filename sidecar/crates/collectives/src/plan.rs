@@ -1,7 +1,7 @@
 //! Plans: what one member does for one bucket, as data.
 //!
-//! The planner is a pure function of (member, topology, work, tuning); the same inputs give every member its part of one
-//! schedule. Plans know neither sockets nor buffers: the engine's executor runs a plan, and the symbolic
+//! The planner is a pure function of (member, topology, work, tuning); the same inputs give every member its part of
+//! one schedule. Plans know neither sockets nor buffers: the engine's executor runs a plan, and the symbolic
 //! [checker](mod@crate::check) proves it.
 //!
 //! - A **bucket** is a list of tensors that one operation moves together. Its coordinates are elements
@@ -11,7 +11,7 @@
 //!   tensors, then shard 1 of all tensors, and so on.
 //! - A **sub-schedule** is an independent chain of rounds on about one chunk per shard. The sub-schedules of a lane start
 //!   in order, and at most `window` of them are in flight. They overlap freely. This bounds private memory and pipelines
-//!   the bucket. A chunk's header carries the sub-schedule's index (the field `strand` of the protocol).
+//!   the bucket. A chunk's header carries the sub-schedule's index (the field `sub-schedule` of the protocol).
 //! - A **round** has local steps, executed first and in order, then transfers, which run concurrently. The next round
 //!   begins when all transfers of this one are complete on this member.
 //! - A **register** is a private buffer of a sub-schedule, as long as its last value.
@@ -42,7 +42,8 @@ impl Span {
         self.len == 0
     }
 
-    /// Returns one of `count` nearly equal subspans. The first `len % count` are one element longer; some are empty when
+    /// Returns one of `count` nearly equal subspans. The first `len % count` are one element longer; some are empty
+    /// when
     /// `count` exceeds the elements.
     ///
     /// # Panics
@@ -121,8 +122,8 @@ impl Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Register(pub u16);
 
-/// The most registers that a sub-schedule may name: two for each member of the largest set, and eight more. The executor
-/// allocates those that a sub-schedule names.
+/// The most registers that a sub-schedule may name: two for each member of the largest set, and eight more. The
+/// executor allocates those that a sub-schedule names.
 #[allow(clippy::cast_possible_truncation, reason = "2,056, checked by the assertion below")]
 pub const REGISTERS_MAX: u16 = (2 * limits::SIDECARS_MAX + 8) as u16;
 
@@ -148,8 +149,8 @@ pub enum Form {
 /// A local step of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Loads this member's contribution to the span: for slices of every rank its ranks' prescaled values, reduced in rank
-    /// order; otherwise the value of the one rank, which must be local.
+    /// Loads this member's contribution to the span: for slices of every rank its ranks' prescaled values, reduced in
+    /// rank order; otherwise the value of the one rank, which must be local.
     Contribute {
         /// The destination register.
         into: Register,
@@ -163,8 +164,8 @@ pub enum Step {
         /// The elements.
         span: Span,
     },
-    /// Computes `op(left, right)` element by element into `into`, which is one of the two. The left operand holds the lower
-    /// members' values, where that is defined.
+    /// Computes `op(left, right)` element by element into `into`, which is one of the two. The left operand holds the
+    /// lower members' values, where that is defined.
     Reduce {
         /// The left operand.
         left: Register,
@@ -175,8 +176,8 @@ pub enum Step {
         /// The elements that both hold.
         span: Span,
     },
-    /// Computes the n-ary reduction of all ranks' values, in rank order, into `into`. One register per member, from `first`
-    /// on in member order, holds them ([`Form::EachRank`]); `into` is none of these.
+    /// Computes the n-ary reduction of all ranks' values, in rank order, into `into`. One register per member, from
+    /// `first` on in member order, holds them ([`Form::EachRank`]); `into` is none of these.
     ReduceN {
         /// The register of member 0.
         first: Register,
@@ -206,8 +207,8 @@ pub enum Step {
         /// The elements that it holds.
         span: Span,
     },
-    /// Adds the measures of the local ranks' inputs of the span to `into`: one number per local rank, ascending, and measure
-    /// of the reducer. An empty register counts as zeros.
+    /// Adds the measures of the local ranks' inputs of the span to `into`: one number per local rank, ascending, and
+    /// measure of the reducer. An empty register counts as zeros.
     MeasureOwn {
         /// The measures ([`Form::Measures`]).
         into: Register,
@@ -224,14 +225,14 @@ pub enum Step {
         /// The elements to measure.
         span: Span,
     },
-    /// Makes the measures of all members, in registers from `first` on in member order, those of the operation, which its
-    /// [`Step::ReduceN`]s use. It is the last step of a prelude.
+    /// Makes the measures of all members, in registers from `first` on in member order, those of the operation, which
+    /// its [`Step::ReduceN`]s use. It is the last step of a prelude.
     Conclude {
         /// The register of member 0.
         first: Register,
     },
-    /// Writes the register's elements to their results, which are never read back. A slice with one target must have a local
-    /// one.
+    /// Writes the register's elements to their results, which are never read back. A slice with one target must have a
+    /// local one.
     Publish {
         /// The source register.
         from: Register,
@@ -272,15 +273,15 @@ pub enum Transfer {
 pub struct Round {
     /// Local steps, executed first and in order.
     pub steps: Vec<Step>,
-    /// Transfers, run concurrently after the steps, at most one send and one receive per peer. One with an empty span is
-    /// performed as well. Sub-schedule and round number identify a transfer: a send and its receive are in the same
+    /// Transfers, run concurrently after the steps, at most one send and one receive per peer. One with an empty span
+    /// is performed as well. Sub-schedule and round number identify a transfer: a send and its receive are in the same
     /// sub-schedule and round of both plans.
     pub transfers: Vec<Transfer>,
 }
 
-/// An independent chain of rounds. Every member of the set has the same sub-schedules in the same order on the same lanes,
-/// though a member may be idle in some of them. Round numbers are common to all members: a member that is idle in a round
-/// has an empty one.
+/// An independent chain of rounds. Every member of the set has the same sub-schedules in the same order on the same
+/// lanes, though a member may be idle in some of them. Round numbers are common to all members: a member that is idle
+/// in a round has an empty one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubSchedule {
     /// The lane of all its transfers.
@@ -298,7 +299,8 @@ pub struct Plan {
     pub sub_schedules: Vec<SubSchedule>,
     /// Whether sub-schedule 0 is a prelude: it ends on this member before any other begins, and all are on one lane.
     pub prelude: bool,
-    /// The most sub-schedules of one lane in flight; at least 1. Sub-schedules without work are skipped and do not count.
+    /// The most sub-schedules of one lane in flight; at least 1. Sub-schedules without work are skipped and do not
+    /// count.
     pub window: usize,
 }
 
@@ -315,14 +317,14 @@ impl Plan {
 pub enum WorkKind {
     /// Every rank gets the reduction, which is pairwise and associative but for rounding.
     AllReduce,
-    /// An all-reduce with a codec: each source encodes once for each owner of a shard. The owner decodes, reduces in member
-    /// order and encodes once for all members, itself included.
+    /// An all-reduce with a codec: each source encodes once for each owner of a shard. The owner decodes, reduces in
+    /// member order and encodes once for all members, itself included.
     AllReduceCoded {
         /// Bytes of an encoded element.
         encoded_bytes: u32,
     },
-    /// An all-reduce with a codec that encodes blocks of elements: every tensor's shard is cut into blocks from its first
-    /// element on, independently of the bucket, and each block is encoded separately.
+    /// An all-reduce with a codec that encodes blocks of elements: every tensor's shard is cut into blocks from its
+    /// first element on, independently of the bucket, and each block is encoded separately.
     AllReduceByBlocks {
         /// Elements of a block; the last one of a shard may be shorter.
         block_elements: u32,

@@ -38,7 +38,7 @@ mod register;
 mod sizes;
 mod stats;
 mod steps;
-mod strand;
+mod sub_schedule;
 #[cfg(test)]
 mod tests;
 mod violation;
@@ -125,7 +125,7 @@ pub enum ExecutorAction {
     },
     /// A step was performed; nothing is to be done for it. Check for other work, then poll again.
     Worked {
-        /// The operation and the kind of work; `None` for the end of a strand.
+        /// The operation and the kind of work; `None` for the end of a sub-schedule.
         work: Option<(Seq, Phase)>,
     },
 }
@@ -398,7 +398,7 @@ impl Executor {
                     self.link(to).send_permission(chunk.epoch, seq, chunk.data.len()) == SendPermission::Early;
                 Some(ExecutorAction::Send { to, chunk })
             }
-            Ok(OperationProgress::StrandOver(tokens)) => {
+            Ok(OperationProgress::SubScheduleOver(tokens)) => {
                 self.outbox.extend(tokens.into_iter().map(|(to, chunk)| ExecutorAction::Send { to, chunk }));
                 Some(self.outbox.pop_front().unwrap_or(ExecutorAction::Worked { work: None }))
             }

@@ -93,7 +93,7 @@ async fn talk(
     let peer = SidecarIndex(1 - me);
     port.open(peer, if me == 0 { Role::Dial } else { Role::Await });
     let data = Bytes::from(vec![7; setting("CHUNK", CHUNK_BYTES_MAX)]);
-    let header = ChunkHeader { lane: Lane(0), strand: 0, round: 0, start: 0, len: 0 };
+    let header = ChunkHeader { lane: Lane(0), sub_schedule: 0, round: 0, start: 0, len: 0 };
     let chunk = Chunk { epoch: Epoch(1), seq: Seq(1), early: false, header, data };
     let seconds: f64 = setting("SECONDS", 3.0);
     let (mut received, mut since, mut started) = (0_u64, Instant::now(), None::<Instant>);

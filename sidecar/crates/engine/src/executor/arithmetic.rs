@@ -302,7 +302,7 @@ impl Average {
     }
 }
 
-/// The context of a step besides the registers of its strand.
+/// The context of a step besides the registers of its sub-schedule.
 pub(super) struct StepContext<'a> {
     pub(super) admission: &'a Admission,
     pub(super) buffers: &'a mut Buffers,

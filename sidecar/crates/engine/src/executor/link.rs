@@ -40,7 +40,7 @@ pub(super) struct Link {
 pub(super) struct InFlight {
     pub(super) epoch: Epoch,
     pub(super) seq: Seq,
-    pub(super) strand: u32,
+    pub(super) sub_schedule: u32,
     pub(super) round: u32,
 }
 
@@ -129,7 +129,7 @@ impl Link {
     /// Records a chunk that was passed to the port.
     pub(super) fn note_sent(&mut self, chunk: &Chunk) {
         let (epoch, seq, header) = (chunk.epoch, chunk.seq, chunk.header);
-        self.in_flight.push_back(InFlight { epoch, seq, strand: header.strand, round: header.round });
+        self.in_flight.push_back(InFlight { epoch, seq, sub_schedule: header.sub_schedule, round: header.round });
         if chunk.early {
             let cost = cost_bytes(chunk.data.len());
             *self.sent_early.entry(seq).or_default() += cost;

@@ -50,7 +50,7 @@ impl Value {
     }
 }
 
-/// A pool of buffers, which strands leave to later ones.
+/// A pool of buffers, which sub-schedules leave to later ones.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     free: Vec<BytesMut>,

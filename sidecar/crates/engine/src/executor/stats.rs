@@ -42,7 +42,7 @@ pub struct ExecutorStats {
 /// Private memory of an executor, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrivateBytes {
-    /// Registers of the strands in flight.
+    /// Registers of the sub-schedules in flight.
     pub registers: u64,
     /// Chunks of admitted operations that wait for their round.
     pub parked: u64,

@@ -1,4 +1,4 @@
-//! The registers of a strand, and the effect of each step on them.
+//! The registers of a sub-schedule, and the effect of each step on them.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::register::{Buffers, Value};
 use super::sizes::Sizes;
 use crate::plugins::Stage;
 
-/// The registers of a strand.
+/// The registers of a sub-schedule.
 #[derive(Debug)]
 pub(super) struct Registers {
     values: Vec<Value>,
@@ -34,19 +34,19 @@ pub(super) const fn phase(step: &Step) -> Phase {
     }
 }
 
-/// The position of a step in its strand.
+/// The position of a step in its sub-schedule.
 #[derive(Clone, Copy)]
 pub(super) struct StepPosition<'a> {
-    pub(super) strand: &'a SubSchedule,
+    pub(super) sub_schedule: &'a SubSchedule,
     pub(super) round: usize,
     pub(super) step: usize,
 }
 
 impl Registers {
-    pub(super) fn new(strand: &SubSchedule, members: usize) -> Self {
-        let steps = strand.rounds.iter().flat_map(|round| &round.steps);
+    pub(super) fn new(sub_schedule: &SubSchedule, members: usize) -> Self {
+        let steps = sub_schedule.rounds.iter().flat_map(|round| &round.steps);
         let in_steps = steps.flat_map(|step| mentioned(step, members)).map(|range| range.end).max();
-        let transfers = strand.rounds.iter().flat_map(|round| &round.transfers);
+        let transfers = sub_schedule.rounds.iter().flat_map(|round| &round.transfers);
         let in_transfers = transfers.map(|transfer| index(register_of(transfer)) + 1).max();
         let count = in_steps.max(in_transfers).unwrap_or(0);
         Self { values: (0..count).map(|_| Value::default()).collect(), members }
@@ -167,11 +167,11 @@ impl Registers {
     }
 }
 
-/// Whether a strand reads the current value of a register after a step. It searches the next use of the register, which
-/// is at most a round away in every algorithm.
+/// Whether a sub-schedule reads the current value of a register after a step. It searches the next use of the register,
+/// which is at most a round away in every algorithm.
 fn is_read_after(position: StepPosition<'_>, register: Register, members: usize) -> bool {
     let mut next_step = position.step + 1;
-    for round in &position.strand.rounds[position.round..] {
+    for round in &position.sub_schedule.rounds[position.round..] {
         for step in &round.steps[next_step..] {
             if mentioned(step, members).iter().any(|range| range.contains(&index(register))) {
                 return !matches!(step, Step::Contribute { .. } | Step::ContributeEach { .. })

@@ -16,25 +16,25 @@ pub enum Violation {
         found: Lane,
     },
     /// The plan receives nothing from this peer there.
-    #[error("the plan of {seq} receives nothing from this peer in round {round} of strand {strand}")]
+    #[error("the plan of {seq} receives nothing from this peer in round {round} of sub-schedule {sub_schedule}")]
     Unexpected {
         /// The operation.
         seq: Seq,
-        /// The strand it names.
-        strand: u32,
+        /// The sub-schedule it names.
+        sub_schedule: u32,
         /// The round it names.
         round: u32,
     },
     /// The span differs from the plan, or the data differ in length from the span.
     #[error(
-        "a chunk of {seq}, strand {strand}, round {round}, holds {bytes} bytes for elements {start} and {len} on, \
+        "a chunk of {seq}, sub-schedule {sub_schedule}, round {round}, holds {bytes} bytes for elements {start} and {len} on, \
          which differs from the plan"
     )]
     Span {
         /// The operation.
         seq: Seq,
-        /// The strand it names.
-        strand: u32,
+        /// The sub-schedule it names.
+        sub_schedule: u32,
         /// The round it names.
         round: u32,
         /// The first element it names.
@@ -45,12 +45,12 @@ pub enum Violation {
         bytes: usize,
     },
     /// The same transfer arrived before.
-    #[error("the chunk of {seq}, strand {strand}, round {round}, came twice")]
+    #[error("the chunk of {seq}, sub-schedule {sub_schedule}, round {round}, came twice")]
     Duplicate {
         /// The operation.
         seq: Seq,
-        /// The strand it names.
-        strand: u32,
+        /// The sub-schedule it names.
+        sub_schedule: u32,
         /// The round it names.
         round: u32,
     },
@@ -77,11 +77,11 @@ pub enum Violation {
         granted_bytes: u64,
     },
     /// The peer is further ahead than the windows of a plan allow.
-    #[error("chunks of more than {strands_max} strands of {seq} came before their turn")]
+    #[error("chunks of more than {sub_schedules_max} sub-schedules of {seq} came before their turn")]
     Ahead {
         /// The operation.
         seq: Seq,
         /// The bound.
-        strands_max: usize,
+        sub_schedules_max: usize,
     },
 }

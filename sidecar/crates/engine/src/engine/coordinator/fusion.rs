@@ -203,7 +203,7 @@ pub(super) mod tests {
         assert_eq!(buckets(tensors, 100), [vec!["a"], vec!["b", "c"]]);
     }
 
-    /// A plan has a strand for each block, and a bound for strands.
+    /// A plan has a sub-schedule for each block, and a bound for sub-schedules.
     #[test]
     fn blocks_of_plugins_share_up_to_what_a_plan_holds() {
         let work = PluginWork::Codec { block_elements: 64, encoded_bytes: 64 };

@@ -81,13 +81,11 @@ impl AnySources {
         taken
     }
 
-    /// The tag of a receive from any source that waits, of a rank in a set.
-    fn waiting_tag(&self, set: SetId, rank: Rank) -> Option<u32> {
-        let waiting = self
-            .mailboxes
-            .iter()
-            .find(|(mailbox, receives)| mailbox.set == set && mailbox.any.to == rank && receives.waits);
-        waiting.map(|(mailbox, _)| mailbox.any.tag)
+    /// The tag of a receive of a rank in a set that is held after one from any source.
+    fn held_tag(&self, set: SetId, rank: Rank) -> Option<u32> {
+        let of_rank = self.mailboxes.iter().filter(|(mailbox, _)| mailbox.set == set && mailbox.any.to == rank);
+        let mut holding = of_rank.filter(|(_, receives)| receives.held.iter().any(|held| held.request.is_ok()));
+        holding.next().map(|(mailbox, _)| mailbox.any.tag)
     }
 
     /// Withdraws a held request. It keeps its position, at which its message will fail.
@@ -186,10 +184,17 @@ impl Participant {
     /// Refuses a join while a receive from any source waits: a joined rank takes no part in operations that it has not
     /// announced, such as the message of that receive and the receives held after it.
     pub(super) fn check_join(&self, rank: Rank, what: &Request) -> Result<(), String> {
-        let waiting = match what.collective {
-            Collective::Join => self.any_sources.waiting_tag(what.set, rank),
+        if what.collective != Collective::Join {
+            return Ok(());
+        }
+        let waiting = self.requests.iter().find_map(|(of, pending)| match pending.what.collective {
+            // One that was withdrawn is over for its rank.
+            Collective::RecvAny { tag } if of == rank && pending.what.set == what.set => {
+                pending.withdrawn.is_none().then_some(tag)
+            }
             _ => None,
-        };
+        });
+        let waiting = waiting.or_else(|| self.any_sources.held_tag(what.set, rank));
         waiting.map_or(Ok(()), |tag| {
             Err(format!(
                 "{rank} has joined while its receive from any source with tag {tag} waits; wait for it before the join"

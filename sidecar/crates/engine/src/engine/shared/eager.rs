@@ -13,7 +13,7 @@ use super::sets::SetView;
 use super::shapes::{counts, work_kind};
 use super::{RankContributions, RankRequests};
 
-/// The tuning of eager plans: one strand, as the contributions of an order are smaller than this chunk.
+/// The tuning of eager plans: one sub-schedule, as the contributions of an order are smaller than this chunk.
 pub(crate) const TUNING: Tuning = Tuning { algorithm: Algorithm::Eager, chunk_bytes: CHUNK_BYTES, lanes: 1, window: 1 };
 
 #[allow(clippy::cast_possible_truncation, reason = "64 KiB, checked by the assertion below")]

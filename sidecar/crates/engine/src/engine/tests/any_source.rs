@@ -269,6 +269,22 @@ fn a_join_is_refused_while_a_receive_waits_and_the_message_still_arrives() {
 }
 
 #[test]
+fn a_join_right_after_a_withdrawn_receive_succeeds() {
+    let mut cluster = Cluster::new(&SIX_ON_THREE).started();
+    let join = || Request { dtype: DType::U8, ..request("join", Collective::Join, &[0]) };
+    let any = cluster.submit(2, receive_any(2, 0));
+    cluster.run();
+    // The coordinator has yet to answer the withdrawal.
+    cluster.withdraw(2, any);
+    let joins = [2, 0, 1, 3, 4, 5].map(|rank| (rank, cluster.submit(rank, join())));
+    cluster.run();
+    assert!(cluster.failure(2, any).reason.contains("the deadline of 3 s passed"));
+    for (rank, request) in joins {
+        assert!(cluster.outcome(rank, request).is_ok(), "rank {rank}");
+    }
+}
+
+#[test]
 fn waiting_receives_fail_when_their_set_or_epoch_ends() {
     let mut cluster = Cluster::with_sets(&SIX_ON_THREE, &[&[0, 2, 4]]).started();
     let in_set = |what: Request| Request { set: SetId(1), ..what };

@@ -28,7 +28,7 @@ fn the_order_carries_what_all_ranks_contribute() {
                 .plan
                 .sub_schedules
                 .iter()
-                .flat_map(|strand| &strand.rounds)
+                .flat_map(|sub_schedule| &sub_schedule.rounds)
                 .all(|round| round.transfers.is_empty())
         );
         let answered: Vec<Rank> = admission.tensors[0].requests.iter().map(|of| of.rank).collect();

@@ -202,6 +202,6 @@ fn messages_between_ranks_of_one_sidecar_need_no_network() {
                 .plan
                 .sub_schedules
                 .iter()
-                .all(|strand| { strand.rounds.iter().all(|round| round.transfers.is_empty()) })
+                .all(|sub_schedule| { sub_schedule.rounds.iter().all(|round| round.transfers.is_empty()) })
     );
 }

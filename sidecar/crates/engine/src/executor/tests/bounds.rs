@@ -14,7 +14,7 @@ const CHUNK_BYTES: u64 = 4_096;
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// This includes a member that is slower than all others, and plans with replies in some strands only.
+    /// This includes a member that is slower than all others, and plans with replies in some sub-schedules only.
     #[test]
     fn private_memory_is_bounded(
         members in 2_u32..=5,
@@ -59,8 +59,8 @@ proptest! {
     }
 }
 
-/// 17 members, one of them with three ranks, in two windows. A strand in flight has two registers for each member. Of
-/// each peer there are parked at most its contribution to a strand that has begun here or there, and a result.
+/// 17 members, one of them with three ranks, in two windows. A sub-schedule in flight has two registers for each member. Of
+/// each peer there are parked at most its contribution to a sub-schedule that has begun here or there, and a result.
 #[test]
 fn direct_plans_of_many_members_stay_within_their_registers() {
     let placement: Vec<u32> = (0..17).chain([3, 3]).collect();
@@ -122,11 +122,11 @@ fn nothing_is_copied_in_steady_state() {
     }
 }
 
-/// Member 1 has heard of member 0 in strands 0 and 1 and has ended them, waits for its word of strand 2, and needs none
-/// of strands 3 and 4; member 0 waits for member 2 in strand 0. So something of five strands is parked there in two
-/// windows.
+/// Member 1 has heard of member 0 in sub-schedules 0 and 1 and has ended them, waits for its word of sub-schedule 2,
+/// and needs none of sub-schedules 3 and 4; member 0 waits for member 2 in sub-schedule 0. So something of five
+/// sub-schedules is parked there in two windows.
 #[test]
-fn strands_with_and_without_replies_may_be_mixed() {
+fn sub_schedules_with_and_without_replies_may_be_mixed() {
     let topology = topology(&[0, 1, 2]);
     let (kind, algorithm) = kind_of(12, Rank(0));
     let chunk = 1_024;

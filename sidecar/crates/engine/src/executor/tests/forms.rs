@@ -68,8 +68,8 @@ impl Fixture {
         Self { executor, memory, admission }
     }
 
-    fn chunk(&self, strand: u32, round: u32) -> Chunk {
-        let transfers = &self.admission.plan.sub_schedules[strand as usize].rounds[round as usize].transfers;
+    fn chunk(&self, sub_schedule: u32, round: u32) -> Chunk {
+        let transfers = &self.admission.plan.sub_schedules[sub_schedule as usize].rounds[round as usize].transfers;
         let received = transfers.iter().find_map(|transfer| match *transfer {
             Transfer::Receive { span, form, .. } => Some((span, form)),
             Transfer::Send { .. } => None,
@@ -81,38 +81,38 @@ impl Fixture {
             Form::EachRank => 2 * 4,
             Form::Measures => 8,
         };
-        let header = ChunkHeader { lane: Lane(0), strand, round, start: span.start, len: span.len };
+        let header = ChunkHeader { lane: Lane(0), sub_schedule, round, start: span.start, len: span.len };
         let data = Bytes::from(vec![0; usize::try_from(span.len * element_bytes).expect("small")]);
         Chunk { epoch: Epoch(1), seq: SEQ, early: true, header, data }
     }
 
-    /// The rounds of a strand in which this member receives.
-    fn rounds(&self, strand: u32) -> Vec<u32> {
+    /// The rounds of a sub-schedule in which this member receives.
+    fn rounds(&self, sub_schedule: u32) -> Vec<u32> {
         let receives = |transfer: &Transfer| matches!(transfer, Transfer::Receive { .. });
-        let rounds = (0..).zip(&self.admission.plan.sub_schedules[strand as usize].rounds);
+        let rounds = (0..).zip(&self.admission.plan.sub_schedules[sub_schedule as usize].rounds);
         rounds.filter(|(_, round)| round.transfers.iter().any(receives)).map(|(number, _)| number).collect()
     }
 
-    fn strands(&self) -> u32 {
-        u32::try_from(self.admission.plan.sub_schedules.len()).expect("few strands")
+    fn sub_schedules(&self) -> u32 {
+        u32::try_from(self.admission.plan.sub_schedules.len()).expect("few sub-schedules")
     }
 
-    fn last_round(&self, strand: u32) -> u32 {
-        *self.rounds(strand).last().expect("something comes")
+    fn last_round(&self, sub_schedule: u32) -> u32 {
+        *self.rounds(sub_schedule).last().expect("something comes")
     }
 
     fn receive(&mut self, chunk: Chunk) -> Result<(), Violation> {
         self.executor.handle_chunk(PEER, chunk)
     }
 
-    /// Performs everything that can be done now, with a port that sends every chunk at once. Returns the strands of the
-    /// sent chunks, and whether the operation is done.
+    /// Performs everything that can be done now, with a port that sends every chunk at once. Returns the sub-schedules
+    /// of the sent chunks, and whether the operation is done.
     fn run_to_end(&mut self) -> (Vec<u32>, bool) {
-        let (mut strands, mut done) = (Vec::new(), false);
+        let (mut sub_schedules, mut done) = (Vec::new(), false);
         while let Some(action) = self.executor.poll_action(&mut self.memory) {
             match action {
                 ExecutorAction::Send { chunk, .. } => {
-                    strands.push(chunk.header.strand);
+                    sub_schedules.push(chunk.header.sub_schedule);
                     self.executor.handle_sent(PEER, 1);
                 }
                 ExecutorAction::Done { .. } => done = true,
@@ -120,7 +120,7 @@ impl Fixture {
                 other => panic!("{other:?}"),
             }
         }
-        (strands, done)
+        (sub_schedules, done)
     }
 }
 
@@ -166,14 +166,14 @@ fn chunks_must_have_the_length_of_their_form() {
     }
 }
 
-/// Only the prelude is sent before it ends; chunks of later strands wait.
+/// Only the prelude is sent before it ends; chunks of later sub-schedules wait.
 #[test]
-fn no_strand_begins_before_the_prelude_ends() {
+fn no_sub_schedule_begins_before_the_prelude_ends() {
     for mut fixture in [clipped_mean(), adaptive_sum()] {
         assert_eq!(fixture.receive(fixture.chunk(1, 0)), Ok(()), "the peer may have concluded");
         let mut begun = fixture.run_to_end().0;
         for round in fixture.rounds(0) {
-            assert!(!begun.is_empty() && begun.iter().all(|strand| *strand == 0), "{begun:?}");
+            assert!(!begun.is_empty() && begun.iter().all(|sub_schedule| *sub_schedule == 0), "{begun:?}");
             assert_eq!(fixture.receive(fixture.chunk(0, round)), Ok(()));
             begun = fixture.run_to_end().0;
         }
@@ -186,9 +186,9 @@ fn no_strand_begins_before_the_prelude_ends() {
 fn a_peer_cannot_run_far_ahead_of_a_prelude() {
     for mut fixture in [clipped_mean(), adaptive_sum()] {
         fixture.run_to_end();
-        let ahead = [1, 2, 3, 4].map(|strand| fixture.receive(fixture.chunk(strand, 0)));
+        let ahead = [1, 2, 3, 4].map(|sub_schedule| fixture.receive(fixture.chunk(sub_schedule, 0)));
         assert_eq!(ahead[..3], [Ok(()), Ok(()), Ok(())]);
-        assert_eq!(ahead[3], Err(Violation::Ahead { seq: SEQ, strands_max: 3 }));
+        assert_eq!(ahead[3], Err(Violation::Ahead { seq: SEQ, sub_schedules_max: 3 }));
         assert!(fixture.run_to_end().0.is_empty());
     }
 }
@@ -199,11 +199,11 @@ fn measures_may_have_any_value() {
     for measure in [f64::NAN, f64::INFINITY, -1.0, f64::MAX, -0.0, f64::from_bits(1), f64::NEG_INFINITY] {
         for mut fixture in [clipped_mean(), adaptive_sum()] {
             let mut done = fixture.run_to_end().1;
-            for strand in 0..fixture.strands() {
-                for round in fixture.rounds(strand) {
+            for sub_schedule in 0..fixture.sub_schedules() {
+                for round in fixture.rounds(sub_schedule) {
                     assert!(!done);
-                    let mut chunk = fixture.chunk(strand, round);
-                    if strand == 0 && round == fixture.last_round(0) {
+                    let mut chunk = fixture.chunk(sub_schedule, round);
+                    if sub_schedule == 0 && round == fixture.last_round(0) {
                         chunk.data = measure.to_le_bytes().repeat(chunk.data.len() / 8).into();
                     }
                     assert_eq!(fixture.receive(chunk), Ok(()));
@@ -226,18 +226,18 @@ proptest! {
         chunks in prop::collection::vec((0_u32..6, 0_u32..6, 0_usize..12, any::<bool>()), 1..60),
     ) {
         let mut fixture = [coded, median, clipped_mean, adaptive_sum][plan]();
-        // A prelude's part of two ranks and its measures; two chunks of three strands.
+        // A prelude's part of two ranks and its measures; two chunks of three sub-schedules.
         let most = 2 * 4 * ELEMENTS / 2 + 8 * 6 + 3 * 2 * 4_096;
-        for (strand, round, change, run_to_end) in chunks {
-            let right = fixture.rounds(strand.min(fixture.strands() - 1));
-            let right = right.contains(&round).then(|| fixture.chunk(strand.min(fixture.strands() - 1), round));
-            let header = ChunkHeader { lane: Lane(0), strand, round, start: 0, len: 1 };
+        for (sub_schedule, round, change, run_to_end) in chunks {
+            let right = fixture.rounds(sub_schedule.min(fixture.sub_schedules() - 1));
+            let right = right.contains(&round).then(|| fixture.chunk(sub_schedule.min(fixture.sub_schedules() - 1), round));
+            let header = ChunkHeader { lane: Lane(0), sub_schedule, round, start: 0, len: 1 };
             let (epoch, data) = (Epoch(1), Bytes::from_static(&[0; 4]));
             let mut chunk = right.unwrap_or(Chunk { epoch, seq: SEQ, early: false, header, data });
             match change {
                 0 => chunk.header.round = ROUND_TAKEN,
                 1 => (chunk.header.round, chunk.header.len, chunk.data) = (ROUND_TAKEN, 0, Bytes::new()),
-                2 => chunk.header.strand = u32::MAX,
+                2 => chunk.header.sub_schedule = u32::MAX,
                 3 => chunk.header.start = u64::MAX,
                 4 => chunk.header.len = u64::MAX,
                 5 => chunk.data = Bytes::new(),

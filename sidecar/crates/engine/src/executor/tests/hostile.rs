@@ -82,14 +82,14 @@ fn admission(epoch: Epoch, seq: Seq) -> Arc<Admission> {
 }
 
 /// The chunk that the plan of an admission expects from the peer.
-fn chunk(admission: &Admission, strand: u32, round: u32) -> Chunk {
-    let transfers = &admission.plan.sub_schedules[strand as usize].rounds[round as usize].transfers;
+fn chunk(admission: &Admission, sub_schedule: u32, round: u32) -> Chunk {
+    let transfers = &admission.plan.sub_schedules[sub_schedule as usize].rounds[round as usize].transfers;
     let span = transfers.iter().find_map(|transfer| match transfer {
         Transfer::Receive { span, .. } => Some(*span),
         Transfer::Send { .. } => None,
     });
     let span = span.expect("a round in which something comes");
-    let header = ChunkHeader { lane: Lane(0), strand, round, start: span.start, len: span.len };
+    let header = ChunkHeader { lane: Lane(0), sub_schedule, round, start: span.start, len: span.len };
     let data = Bytes::from(vec![0; usize::try_from(span.len * 4).expect("small")]);
     Chunk { epoch: admission.epoch, seq: admission.seq, early: true, header, data }
 }
@@ -107,7 +107,7 @@ fn invalid_chunks_are_violations() {
     let unexpected = |violation| matches!(violation, Violation::Unexpected { .. });
     let span = |violation| matches!(violation, Violation::Span { .. });
     assert!(matches!(refused(&|c| c.header.lane = Lane(1)), Violation::Lane { .. }));
-    assert!(unexpected(refused(&|c| c.header.strand = 900)));
+    assert!(unexpected(refused(&|c| c.header.sub_schedule = 900)));
     assert!(unexpected(refused(&|c| c.header.round = 900)));
     assert!(unexpected(refused(&|c| {
         (c.header.round, c.header.start, c.header.len, c.data) = (ROUND_TAKEN, 0, 0, Bytes::new());
@@ -129,15 +129,16 @@ fn invalid_chunks_are_violations() {
 fn a_peer_cannot_run_far_ahead() {
     let mut fixture = Fixture::new();
     let admission = fixture.admit(Epoch(1), Seq(1));
-    let ahead = [0, 1, 2, 3].map(|strand| fixture.executor.handle_chunk(PEER, chunk(&admission, strand, 0)));
+    let ahead =
+        [0, 1, 2, 3].map(|sub_schedule| fixture.executor.handle_chunk(PEER, chunk(&admission, sub_schedule, 0)));
     assert_eq!(ahead[..3], [Ok(()), Ok(()), Ok(())]);
-    assert_eq!(ahead[3], Err(Violation::Ahead { seq: Seq(1), strands_max: 3 }));
+    assert_eq!(ahead[3], Err(Violation::Ahead { seq: Seq(1), sub_schedules_max: 3 }));
 }
 
 #[test]
 fn early_chunks_are_bounded_by_the_grant() {
     let mut fixture = Fixture::new();
-    let early = |strand| chunk(&admission(Epoch(1), Seq(4)), strand, 0);
+    let early = |sub_schedule| chunk(&admission(Epoch(1), Seq(4)), sub_schedule, 0);
     assert_eq!(fixture.executor.handle_chunk(PEER, early(0)), Ok(()));
     assert_eq!(fixture.executor.handle_chunk(PEER, early(1)), Ok(()));
     let beyond = fixture.executor.handle_chunk(PEER, early(2));

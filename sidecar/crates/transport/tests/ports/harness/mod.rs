@@ -198,7 +198,7 @@ pub(crate) fn control(sent_us: u64) -> Outgoing {
 }
 
 pub(crate) fn chunk(seq: u64, data: Bytes) -> Chunk {
-    let header = ChunkHeader { lane: Lane(3), strand: 1, round: 2, start: 8, len: data.len() as u64 };
+    let header = ChunkHeader { lane: Lane(3), sub_schedule: 1, round: 2, start: 8, len: data.len() as u64 };
     Chunk { epoch: Epoch(1), seq: Seq(seq), early: false, header, data }
 }
 
