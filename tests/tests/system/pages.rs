@@ -154,8 +154,9 @@ fn a_sidecar_whose_workers_have_left_leaves_at_once() -> Result<()> {
 #[test]
 fn ctrl_c_during_an_all_reduce_leaves_no_processes_or_files() -> Result<()> {
     let mark = format!("ronde-test-{}-ctrl-c", std::process::id());
-    let mut command = Command::new(ronde_binary()?);
-    command.args(["run", "-np", "4", "--sidecars", "2", WORKER]);
+    // A shell that starts the tests in the background ignores SIGINT, and the launcher would inherit that.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=INT").arg(ronde_binary()?).args(["run", "-np", "4", "--sidecars", "2", WORKER]);
     command.env("RONDE_TEST_ENDLESS", "1").env(MARK, &mark);
     let mut launcher = Process::start("ronde run", &mut command)?;
     for rank in 0..4 {
