@@ -251,7 +251,7 @@ def test_a_configuration_file_is_equivalent_to_its_flags(config: pathlib.Path) -
         "log_with_timestamp": False,
     }
     unknown = ["logging.hide_timestamp", "verbose", "extras", "extras.answer"]
-    assert notes == [f"{config}: {key} is no setting of Horovod's, and means nothing" for key in unknown]
+    assert notes == [f"{config}: {key} is not a setting of Horovod and has no effect" for key in unknown]
 
 
 @pytest.mark.parametrize("is_file_first", [False, True])
