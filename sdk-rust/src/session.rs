@@ -72,7 +72,7 @@ pub(crate) struct Resources {
     output: Option<LeasedSlot>,
 }
 
-/// An operation that has a name and is not submitted yet. Dropping it tells the other ranks that this rank takes no part.
+/// An operation that has a name and is not submitted yet. Dropping it notifies the other ranks that this rank takes no part.
 #[derive(Debug)]
 pub(crate) struct Draft {
     session: Arc<Session>,

@@ -130,7 +130,7 @@ impl Running {
 struct Recording {
     path: PathBuf,
     trace_file: TraceFile,
-    /// Dropping it tells the sidecar to stop.
+    /// Dropping it notifies the sidecar to stop.
     requests: Option<mpsc::Sender<v1::TimelineRequest>>,
     incoming: Streaming<v1::TimelineBatch>,
 }

@@ -1,7 +1,7 @@
 //! Barrier by dissemination. D. Hensgen, R. Finkel and U. Manber, "Two algorithms for barrier synchronization", IJPP 17
 //! (1988).
 //!
-//! A *token* is a transfer of an empty span. It tells the receiver that the sender has arrived, and all members that the
+//! A *token* is a transfer of an empty span. It notifies the receiver that the sender has arrived, and all members that the
 //! sender knows of. In round `k` member `m` sends a token to `m + 2^k` and waits for one from `m - 2^k`. So after round `k` it
 //! knows that the `2^(k+1)` members up to itself have arrived.
 //!
