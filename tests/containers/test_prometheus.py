@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.parse
@@ -25,20 +26,28 @@ PATIENCE_S = 120
 
 
 @pytest.fixture
-def sidecars(tmp_path: pathlib.Path) -> Iterator[list[str]]:
+def sidecars() -> Iterator[list[str]]:
     """A running job; returns the addresses of its sidecars' admin pages."""
     binary = os.environ.get("RONDE_BIN")
     assert binary, "RONDE_BIN names no program; run the tests by `make compose-test`"
     endless = [sys.executable, str(pathlib.Path(__file__).with_name("endless.py")), "--steps", "1000000"]
     command = [binary, "run", "-np", "2", "--sidecars", "2", *endless]
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
-    job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    try:
-        until(lambda: len(list(tmp_path.glob("ronde-*/admin"))) == 2, "the sidecars' admin pages")
-        yield sorted(path.read_text().strip() for path in tmp_path.glob("ronde-*/admin"))
-    finally:
-        job.terminate()
-        job.wait(60)
+    # Not `tmp_path`: it is too long for the path of a Unix socket.
+    with tempfile.TemporaryDirectory(prefix="r-") as folder:
+        runtime = pathlib.Path(folder)
+        environment = {**os.environ, "XDG_RUNTIME_DIR": folder}
+        job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+        def written() -> bool:
+            assert job.poll() is None, f"the job ended with {job.returncode}"
+            return len(list(runtime.glob("ronde-*/admin"))) == 2
+
+        try:
+            until(written, "the sidecars' admin pages")
+            yield sorted(path.read_text().strip() for path in runtime.glob("ronde-*/admin"))
+        finally:
+            job.terminate()
+            job.wait(60)
 
 
 @pytest.fixture
