@@ -97,12 +97,14 @@ impl Buffer {
     /// The bytes, for writing.
     ///
     /// # Errors
-    /// [`Error::Argument`] while an operation on them is in flight.
+    /// [`Error::Argument`] while an operation on them is in flight, and after a session that ended with one in flight.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8], Error> {
         match &mut self.bytes {
             Bytes::Private(bytes) => Ok(bytes),
             Bytes::Slot(slot) => slot.bytes_mut().ok_or_else(|| {
-                Error::argument("an operation on the buffer is in flight; wait for it before you write to the buffer")
+                Error::argument(
+                    "an operation on the buffer is in flight; wait for it before you write to the buffer. If the session has ended, the sidecar may still read it: use a new buffer",
+                )
             }),
         }
     }

@@ -73,7 +73,7 @@ pub(crate) enum Event<R, T> {
     /// Deliver the failure of one request.
     Failed(Failure, Entry<R, T>),
     /// End the session.
-    EpochEnded(Failure),
+    EpochEnded(Failure, Lanes),
 }
 
 impl<R, T> Pending<R, T> {
@@ -160,7 +160,10 @@ impl<R, T> Pending<R, T> {
                 let entry = lock(&self.table).entries.remove(&RequestId(message.request));
                 return Ok(entry.map_or(Event::Handled, |entry| Event::Failed(failure, entry)));
             }
-            Some(Message::EpochEnded(message)) => return Ok(Event::EpochEnded(self.with_record(message.failure))),
+            Some(Message::EpochEnded(message)) => {
+                let lanes = if message.epoch == 0 { Lanes::MayWork } else { Lanes::Done };
+                return Ok(Event::EpochEnded(self.with_record(message.failure), lanes));
+            }
             Some(Message::EpochBegan(message)) => {
                 let view = EpochView::parse(&message).map_err(|error| Error::protocol(&error))?;
                 lock(&self.table).names.begin(view.size);
@@ -283,6 +286,15 @@ impl<R, T> Table<R, T> {
         }
         Ok(())
     }
+}
+
+/// Whether the sidecar's lanes may still use memory of a session's requests when the session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lanes {
+    /// The sidecar ended the epoch, which its lanes have dropped before.
+    Done,
+    /// The session ended in another way.
+    MayWork,
 }
 
 /// The message that this rank takes no part in an operation that other ranks may wait for.

@@ -22,7 +22,7 @@ use crate::in_flight::InFlight;
 use crate::inline;
 use crate::memory::{InputPart, Memory};
 use crate::operation::{Label, Operation};
-use crate::pending::{Entry, Event, PartsLimit, Pending, Table, abstention};
+use crate::pending::{Entry, Event, Lanes, PartsLimit, Pending, Table, abstention};
 use crate::promise::Promise;
 use crate::result_data::ResultData;
 use crate::ring::{Flush, Ring, spin_time};
@@ -41,9 +41,9 @@ pub(crate) struct Session {
     outgoing: mpsc::Sender<v1::ClientMessage>,
     /// `None` when all messages travel on the stream.
     ring: Option<Ring>,
-    /// Result slots of requests that were pending when the session ended. The sidecar may still write there, so they are not
-    /// leased again.
-    retired: Mutex<Vec<LeasedSlot>>,
+    /// Slots of requests that were pending when the session ended. The sidecar may still read the inputs and write the
+    /// results, so they are neither written nor leased again.
+    retired: Mutex<Vec<SlotHold>>,
     /// Why results in the sidecar's shared memory are no longer valid: the session's stream has ended.
     results_released: OnceLock<Error>,
     /// Counts completions that no thread waits for.
@@ -395,7 +395,7 @@ impl Session {
                 }
                 self.count(&notify_flag);
             }
-            Event::EpochEnded(failure) => self.end(&Error::Failure(failure)),
+            Event::EpochEnded(failure, lanes) => self.end_when(&Error::Failure(failure), lanes),
         }
         Ok(())
     }
@@ -498,8 +498,16 @@ impl Session {
 
     /// Ends the session: nothing can be submitted, and every waiter gets `why`. The first reason stays.
     pub(crate) fn end(&self, why: &Error) {
-        self.pending.end(why, |resources| {
-            self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(resources.output);
+        self.end_when(why, Lanes::MayWork);
+    }
+
+    fn end_when(&self, why: &Error, lanes: Lanes) {
+        self.pending.end(why, |Resources { input, output, .. }| {
+            if lanes == Lanes::Done {
+                return;
+            }
+            let slots = input.into_iter().chain(output.map(SlotHold::from));
+            self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(slots);
         });
         self.completions.add();
         if let Some(ring) = &self.ring {

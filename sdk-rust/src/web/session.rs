@@ -175,7 +175,7 @@ impl Session {
                     waiter.with(Err(failure.into()));
                 }
             }
-            Event::EpochEnded(failure) => self.pending.end(&Error::Failure(failure), drop),
+            Event::EpochEnded(failure, _) => self.pending.end(&Error::Failure(failure), drop),
         }
         Ok(())
     }

@@ -65,9 +65,10 @@ fn a_buffer_is_submitted_without_a_copy_and_cannot_be_written_meanwhile() {
         assert_eq!(slots(), 2 * usize::from(is_shared), "results are read where they lie, too");
         assert_eq!(again.wait().expect("a result").to_vec::<f32>().expect("floats"), values[1..100]);
 
-        drop((client, never));
+        drop(client);
         fake.wait_for("closed");
-        buffer.bytes_mut().expect("nothing is in flight").fill(0);
+        assert_eq!(buffer.bytes_mut().is_err(), is_shared, "the sidecar may still read it");
+        drop(never);
         assert_eq!((buffer.len(), sum.to_tensor().to_vec::<f32>().expect("floats")), (400_000, values.clone()));
     }
     let fake = Fake::start(Settings::default());
@@ -76,6 +77,10 @@ fn a_buffer_is_submitted_without_a_copy_and_cannot_be_written_meanwhile() {
     assert_eq!((empty.is_mapped(), empty.shape(), empty.len()), (false, &[3, 0][..], 0));
     let error = client.buffer(DType::U8, &[1 << 40]).expect_err("no room");
     assert!(matches!(&error, Error::Limit { reason } if reason.contains("arena_bytes_max")), "{error}");
+    let mut buffer = client.buffer(DType::F32, &[100_000]).expect("room");
+    let never = client.submit_from(&Operation::allgather(Some("never"), &buffer)).expect("submitted");
     client.allgather("end", &Tensor::of(&[1], &[1_i32]).expect("a tensor")).expect_err("the epoch ends");
+    never.wait().expect_err("the epoch has ended");
     client.buffer(DType::U8, &[1]).expect_err("the session is over");
+    assert!(buffer.is_mapped() && buffer.bytes_mut().is_ok(), "the sidecar's lanes have dropped the epoch");
 }

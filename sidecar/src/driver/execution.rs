@@ -10,6 +10,7 @@ use crate::operation::delivery::{deliver, fail, result_id};
 use crate::operation::lanes::inline::InlineExecutor;
 use crate::operation::lanes::{ExecuteCommand, LaneCommand, LaneReport};
 use crate::operation::memory::OperationMemory;
+use crate::operation::table::FailedRequest;
 
 impl Driver {
     pub(super) fn handle_report(&mut self, report: LaneReport) {
@@ -20,6 +21,7 @@ impl Driver {
                 tracing::debug!(epoch = epoch.0, seq = seq.0, operation, "a lane completed its part of an operation");
                 if self.execution.operations.part_done(epoch, seq) {
                     self.handle(Event::Executed { epoch, seq });
+                    self.send_released_failures();
                 }
             }
             LaneReport::Dropped(epoch, last) => {
@@ -27,9 +29,7 @@ impl Driver {
                     // An operation with a plugin is dropped separately.
                     self.execution.plugins.discard(epoch, last);
                     self.handle(Event::Cancelled { epoch, last });
-                    if !self.execution.operations.is_cancelling() {
-                        self.send_deferred_failures();
-                    }
+                    self.send_released_failures();
                 }
             }
             LaneReport::Failed { epoch, seq, reason, plugin } => {
@@ -44,7 +44,11 @@ impl Driver {
                 );
                 self.handle(Event::ExecutionFailed { epoch, seq, reason, plugin });
             }
-            LaneReport::Released(epoch) => self.execution.operations.lane_released(epoch),
+            LaneReport::Released(epoch) => {
+                self.execution.operations.lane_released(epoch);
+                self.send_released_failures();
+                self.send_announcements();
+            }
             LaneReport::LinkDown { peer, closed, reason } => self.handle(Event::LaneDown { peer, closed, reason }),
             LaneReport::Ended(lane) => {
                 self.fatal.get_or_insert_with(|| format!("the thread of {lane} has ended; see the log above"));
@@ -122,10 +126,9 @@ impl Driver {
                 let operation = failure.tensor.as_ref().map(tracing::field::display);
                 let reason = &failure.reason;
                 tracing::debug!(rank = rank.0, request = request.0, operation, reason, "a request has failed");
-                let is_written = session.pending.get(&request).is_some_and(|pending| pending.in_output);
-                if is_written && operations.is_cancelling() {
-                    operations.defer_failure((session.id, request, failure));
-                } else {
+                let operation = session.pending.get(&request).and_then(|pending| pending.operation);
+                let failed = FailedRequest { session: session.id, request, failure };
+                if let Some(FailedRequest { failure, .. }) = operations.hold_failure(operation, failed) {
                     fail(session, request, &failure);
                 }
             }
@@ -133,10 +136,10 @@ impl Driver {
         }
     }
 
-    /// Sends the deferred failures.
-    pub(super) fn send_deferred_failures(&mut self) {
-        for (id, request, failure) in self.execution.operations.take_deferred() {
-            if let Some(session) = self.clients.sessions.get_mut(id) {
+    /// Sends the failures whose operations no lane performs any more.
+    fn send_released_failures(&mut self) {
+        for FailedRequest { session, request, failure } in self.execution.operations.take_released() {
+            if let Some(session) = self.clients.sessions.get_mut(session) {
                 fail(session, request, &failure);
             }
         }

@@ -3,6 +3,7 @@
 
 pub(crate) mod backpressure;
 pub(crate) mod command;
+mod epochs;
 mod execution;
 mod links;
 pub(crate) mod liveness;
@@ -10,6 +11,8 @@ mod parked;
 mod recording;
 pub(crate) mod snapshot;
 mod submissions;
+#[cfg(test)]
+mod tests;
 mod worker_exits;
 
 pub(crate) use parked::Parked;
@@ -24,16 +27,16 @@ use ronde_rpc::v1;
 use ronde_rpc::v1::server_message::Message;
 use ronde_transport::{MutualTls, NetworkPort, PortEvent, next_event};
 use ronde_wire::control::Transport;
-use ronde_wire::{Cause, Epoch, Failure, Rank, SidecarIndex, World};
+use ronde_wire::{Cause, Failure, Rank, SidecarIndex, World};
 use tokio::sync::mpsc;
 use tokio::time::{Instant as Deadline, sleep_until};
 
 use crate::driver::backpressure::Backpressure;
 use crate::driver::command::ControlCommand;
+use crate::driver::epochs::EpochState;
 use crate::driver::liveness::Liveness;
-use crate::operation::delivery::epoch_view;
 use crate::operation::lanes::inline::InlineExecutor;
-use crate::operation::lanes::{ExecuteCommand, LaneHandle, LaneReport};
+use crate::operation::lanes::{LaneHandle, LaneReport};
 use crate::operation::table::Operations;
 use crate::plugins::Plugins;
 use crate::session::command::SessionCommand;
@@ -100,15 +103,6 @@ pub(crate) struct Clients {
     pub(crate) arena_bytes_max: u64,
     /// The silence in milliseconds after which a worker or sidecar is dead; workers receive this number.
     pub(crate) peer_timeout_ms: u64,
-}
-
-/// The epoch.
-#[derive(Default)]
-struct EpochState {
-    /// The current epoch.
-    running: Option<Epoch>,
-    /// Whether an epoch has begun. Before the first one, a link that does not connect is fatal.
-    has_begun: bool,
 }
 
 /// The exits of worker processes.
@@ -234,16 +228,17 @@ impl Driver {
         }
     }
 
-    /// Closes the lanes and the control links, and ends their threads.
-    pub(crate) async fn shut_down(mut self, reason: &str) {
+    /// Ends the lanes, then the remaining sessions, whose memory is unused then, and last the control links.
+    pub(crate) async fn shut_down(mut self, cause: Cause, reason: &str) {
         for lane in std::mem::take(&mut self.execution.lanes) {
             lane.stop(reason.to_owned()).await;
         }
+        self.end_sessions(cause, reason);
         self.links.control.shutdown(reason).await;
     }
 
     /// Ends all remaining sessions: for a shutdown, or because of a failure of this sidecar.
-    pub(crate) fn end_sessions(&mut self, cause: Cause, reason: &str) {
+    fn end_sessions(&mut self, cause: Cause, reason: &str) {
         let failure = Failure::new(cause, reason).with_sidecar(self.me);
         for session in self.clients.sessions.iter_mut() {
             session.send(Message::EpochEnded(v1::EpochEnded { epoch: 0, failure: Some((&failure).into()) }));
@@ -350,34 +345,6 @@ impl Driver {
                 Action::Disconnect { peer, reason } => self.disconnect(peer, &reason),
                 Action::EndSession { rank, failure } => self.end_session(rank, &failure),
             }
-        }
-    }
-
-    fn begin_epoch(&mut self, epoch: Epoch) {
-        self.execution.plugins.clear();
-        self.epoch.has_begun = true;
-        self.epoch.running = Some(epoch);
-        tracing::info!(epoch = epoch.0, ranks = self.world.size(), "an epoch has begun");
-        self.execution.inline.handle(ExecuteCommand::Epoch(epoch));
-        self.send_to_lanes(|| ExecuteCommand::Epoch(epoch).into());
-        let Self { clients, world, me, .. } = self;
-        for session in clients.sessions.iter_mut() {
-            let view = epoch_view(world, *me, session.rank, epoch);
-            session.send(Message::EpochBegan(view.into_message()));
-        }
-    }
-
-    fn end_epoch(&mut self, epoch: Epoch, failure: &Failure) {
-        tracing::info!(epoch = epoch.0, cause = ?failure.cause, reason = failure.reason, "the epoch is over");
-        self.epoch.running = None;
-        self.liveness.note_end(failure);
-        // These sessions submit nothing more, so their memory is not used again.
-        self.send_deferred_failures();
-        self.execution.operations.end_epoch(epoch);
-        self.execution.inline.handle(ExecuteCommand::EpochEnd(epoch));
-        self.send_to_lanes(|| ExecuteCommand::EpochEnd(epoch).into());
-        for session in self.clients.sessions.iter_mut().filter(|session| session.claimed_during != Some(epoch)) {
-            session.send(Message::EpochEnded(v1::EpochEnded { epoch: epoch.0, failure: Some(failure.into()) }));
         }
     }
 

@@ -62,7 +62,7 @@ pub(crate) fn accept(
     let output = output.transpose().map_err(|reason| refuse(format!("the output: {reason}")))?;
     let result_bytes = check_result(session, &submission, bounds).map_err(refuse)?;
     session.result_bytes += result_bytes;
-    let pending = Pending { input, output, in_output: false, result_bytes };
+    let pending = Pending { input, output, in_output: false, operation: None, result_bytes };
     session.pending.insert(submission.request, pending);
     Ok(submission)
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_engine::{Admission, AdmittedRequest, AdmittedTensor};
-use ronde_wire::{Epoch, Failure, Rank, RequestId, Seq, TensorName};
+use ronde_wire::{Epoch, Failure, OpId, Rank, RequestId, Seq, TensorName};
 
 use crate::operation::memory::{Destination, OperationMemory, TensorMemory};
 use crate::operation::results::{ResultSlot, Results};
@@ -23,8 +23,15 @@ pub(crate) struct Operations {
     draining: HashMap<Epoch, usize>,
     /// Operations that are being dropped, keyed by the last one, with the number of lanes that have not dropped them.
     cancelling: HashMap<(Epoch, Seq), Cancelling>,
-    /// Failures to send when no operation is being cancelled; at most one for each pending request.
-    deferred: Vec<(SessionId, RequestId, Failure)>,
+    /// Failures whose operations no lane performs any more.
+    released: Vec<FailedRequest>,
+}
+
+/// A request whose worker has yet to receive its failure.
+pub(crate) struct FailedRequest {
+    pub(crate) session: SessionId,
+    pub(crate) request: RequestId,
+    pub(crate) failure: Failure,
 }
 
 struct Running {
@@ -34,6 +41,8 @@ struct Running {
     threads_left: usize,
     /// Whether it is cancelled.
     cancelled: bool,
+    /// Its failed requests; at most one for each contribution.
+    failed: Vec<FailedRequest>,
 }
 
 /// The number of lanes that have not dropped some operations yet, and these operations.
@@ -48,7 +57,7 @@ impl Operations {
     /// Creates an empty table for a sidecar with this many lanes.
     pub(crate) fn new(results: Results, lanes: usize) -> Self {
         let (running, readable, draining, cancelling) = Default::default();
-        Self { results, lanes, running, readable, draining, cancelling, deferred: Vec::new() }
+        Self { results, lanes, running, readable, draining, cancelling, released: Vec::new() }
     }
 
     /// Reserves an operation's results and builds its memory. `threads` is the number of threads that perform a part of
@@ -62,9 +71,13 @@ impl Operations {
         threads: usize,
         sessions: &mut Sessions,
     ) -> anyhow::Result<Arc<OperationMemory>> {
+        let operation = OpId { epoch: admission.epoch, seq: admission.seq };
         let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
         let mut tensors = Vec::with_capacity(admission.tensors.len());
         for (index, tensor) in admission.tensors.iter().enumerate() {
+            for admitted in &tensor.requests {
+                sessions.note_operation(admitted.rank, admitted.request, operation);
+            }
             match self.lease_outputs(tensor, element_bytes, sessions) {
                 Ok(outputs) => {
                     let mut input = |of: &AdmittedRequest| (of.rank, sessions.input(of.rank, of.request));
@@ -82,7 +95,8 @@ impl Operations {
         }
         let memory = Arc::new(OperationMemory { tensors });
         let name = admission.tensors.first().map(|tensor| tensor.name.clone());
-        let running = Running { name, memory: Arc::clone(&memory), threads_left: threads, cancelled: false };
+        let running =
+            Running { name, memory: Arc::clone(&memory), threads_left: threads, cancelled: false, failed: Vec::new() };
         self.running.insert((admission.epoch, admission.seq), running);
         Ok(memory)
     }
@@ -160,6 +174,7 @@ impl Operations {
                     self.readable.insert(id, Readable { slot: slot.clone(), readers_left: readers.clone() });
                 }
             }
+            self.released.extend(running.failed);
         }
         true
     }
@@ -182,20 +197,27 @@ impl Operations {
         self.cancelling.insert((epoch, last), (self.lanes, Arc::clone(dropped)));
     }
 
-    /// Defers the failure of a request whose operation is being dropped until no lane writes to the worker's memory any
-    /// more, because the worker reuses that memory when it receives the failure.
-    pub(crate) fn defer_failure(&mut self, failed: (SessionId, RequestId, Failure)) {
-        self.deferred.push(failed);
+    /// Keeps the failure of a request until no lane performs its operation any more. Until then a lane may read the
+    /// worker's input and write to the location of its result, and the worker reuses both when it receives the failure.
+    /// Returns the failure if no lane performs the operation.
+    pub(crate) fn hold_failure(&mut self, operation: Option<OpId>, failed: FailedRequest) -> Option<FailedRequest> {
+        match operation.and_then(|OpId { epoch, seq }| self.running.get_mut(&(epoch, seq))) {
+            Some(running) => {
+                running.failed.push(failed);
+                None
+            }
+            None => Some(failed),
+        }
     }
 
-    /// Takes the deferred failures.
-    pub(crate) fn take_deferred(&mut self) -> Vec<(SessionId, RequestId, Failure)> {
-        std::mem::take(&mut self.deferred)
+    /// Takes the failures whose operations no lane performs any more.
+    pub(crate) fn take_released(&mut self) -> Vec<FailedRequest> {
+        std::mem::take(&mut self.released)
     }
 
-    /// Returns whether lanes may still use the memory of cancelled operations.
-    pub(crate) fn is_cancelling(&self) -> bool {
-        !self.cancelling.is_empty()
+    /// Returns whether lanes may still use memory of an ended epoch.
+    pub(crate) fn is_draining(&self, epoch: Epoch) -> bool {
+        self.draining.contains_key(&epoch)
     }
 
     /// Notes that a lane has dropped the cancelled operations up to `last`. Returns whether it was the last lane: their
@@ -215,6 +237,7 @@ impl Operations {
     fn forget(&mut self, epoch: Epoch, seq: Seq) {
         if let Some(running) = self.running.remove(&(epoch, seq)) {
             self.release_outputs(&running.memory.tensors);
+            self.released.extend(running.failed);
         }
     }
 

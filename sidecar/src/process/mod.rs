@@ -178,10 +178,9 @@ async fn finish(mut driver: Driver, settings: &Settings, report: Option<&Path>) 
     let reason = driver.fatal.take();
     let close_reason = reason.clone().unwrap_or_else(|| format!("{} is shutting down", settings.me));
     let cause = if reason.is_some() { Cause::SidecarLost } else { Cause::ShutDown };
-    driver.end_sessions(cause, &close_reason);
     let summary = driver.summary().await;
     let failure = reason.or_else(|| driver.liveness.failure());
-    Box::pin(driver.shut_down(&close_reason)).await;
+    Box::pin(driver.shut_down(cause, &close_reason)).await;
     if let Some(path) = report {
         write_report(path, settings.me, &summary, failure.as_deref()).context(Code::ReportUnwritable)?;
     }

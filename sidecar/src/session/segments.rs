@@ -221,6 +221,16 @@ impl MemHost for ConnectionHost {
     }
 }
 
+#[cfg(test)]
+impl Segments {
+    /// Attaches a segment as mem.sock would, which tests of the control thread do without.
+    pub(crate) fn attach_for_test(&self, token: &SessionToken, id: SegmentId, segment: WorkerSegment) {
+        let mut tables = self.lock();
+        let session = tables.sessions.iter_mut().find(|session| session.token == *token).expect("a live session");
+        session.inputs.insert(id, Arc::new(segment));
+    }
+}
+
 impl SessionSegments {
     fn check_ring(&self, capacity: u64) -> Result<(), String> {
         if capacity != limits::RING_BYTES as u64 {

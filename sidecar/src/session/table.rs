@@ -8,7 +8,7 @@ use std::time::Instant;
 use ronde_rpc::v1::server_message::Message::{Alive, RingTaken};
 use ronde_rpc::{RankToken, v1};
 use ronde_shm::SessionToken;
-use ronde_wire::{Epoch, Rank, Record, RequestId};
+use ronde_wire::{Epoch, OpId, Rank, Record, RequestId};
 use tokio::sync::mpsc;
 use tonic::Status;
 
@@ -72,6 +72,8 @@ pub(crate) struct Pending {
     pub(crate) output: Option<Output>,
     /// Whether the result is written there.
     pub(crate) in_output: bool,
+    /// The operation whose lanes use these locations.
+    pub(crate) operation: Option<OpId>,
     /// The bytes that it counts against the session's limit.
     pub(crate) result_bytes: u64,
 }
@@ -255,6 +257,13 @@ impl Sessions {
 }
 
 impl Sessions {
+    /// Notes the operation that performs a request.
+    pub(crate) fn note_operation(&mut self, rank: Rank, request: RequestId, operation: OpId) {
+        if let Some(pending) = self.pending_mut(rank, request) {
+            pending.operation = Some(operation);
+        }
+    }
+
     /// Returns the contribution of a request.
     pub(crate) fn input(&mut self, rank: Rank, request: RequestId) -> Input {
         self.pending_mut(rank, request).map_or(Input::None, |pending| pending.input.clone())

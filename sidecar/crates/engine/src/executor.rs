@@ -16,8 +16,8 @@
 //! | all-reduce, halving-doubling | N B | (n-1) B | 2 (n-1) B | n B |
 //! | coded; (n+1) B are encoded, 2 n B decoded | N B | (n-1) B | 2 (n-1) B, encoded | n B |
 //! | n-ary | N B | N B | (N/n + 1) (n-1) B | n B |
-//! | two-pass; N B are measured | 2 N B | N B | (N/n + 1) (n-1) B | n B |
-//! | adaptive; N B are measured | 2 N B | N B | (2 N/n + 1) (n-1) B | n B |
+//! | two-pass; N B are measured and kept | N B | N B | (N/n + 1) (n-1) B | n B |
+//! | adaptive; N B are measured and kept | N B | N B | (2 N/n + 1) (n-1) B | n B |
 //! | reduce-scatter, reduce | N B | (n-1) B | (n-1) B | B |
 //! | broadcast | B | 0 | (n-1) B | n B |
 //! | all-gather | N B | 0 | (n-1) N B | n N B |
@@ -31,6 +31,7 @@
 mod arithmetic;
 mod inputs;
 mod link;
+mod measured;
 mod nary;
 mod operation;
 mod plugin_steps;
@@ -359,6 +360,7 @@ impl Executor {
     pub fn private_bytes(&self) -> PrivateBytes {
         PrivateBytes {
             registers: self.operations.iter().map(Operation::register_bytes).sum(),
+            measured: self.operations.iter().map(Operation::measured_bytes).sum(),
             parked: self.operations.iter().map(Operation::parked_bytes).sum(),
             early: self.links.values().map(Link::held_bytes).sum(),
             free: self.buffers.bytes(),

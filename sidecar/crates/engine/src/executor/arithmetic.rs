@@ -6,6 +6,7 @@ use ronde_collectives::plan::{Form, Slice, Source, Span, Target};
 use ronde_wire::{Codec, DType, Rank, ReduceOp, copying};
 
 use super::inputs::Inputs;
+use super::measured::Measured;
 use super::nary::Ranks;
 use super::plugin_steps;
 use super::register::{Buffers, Value};
@@ -36,6 +37,8 @@ pub(super) enum StepError {
     NotConcluded,
     #[error("the measures are concluded twice; the plan is wrong")]
     ConcludedTwice,
+    #[error("elements contribute that the prelude did not measure; the plan is wrong")]
+    NotMeasured,
     #[error("{0}")]
     Plugin(#[from] PluginFault),
 }
@@ -48,8 +51,8 @@ pub(super) struct ElementOps {
     pub(super) reducer: Option<BlockReducer>,
     average: Average,
     pub(super) ranks: Ranks,
-    /// A block of one rank, to be measured.
-    pub(super) block: Vec<u8>,
+    /// The copy of the local tensors that a prelude measures.
+    pub(super) measured: Option<Measured>,
 }
 
 impl ElementOps {
@@ -69,7 +72,10 @@ impl ElementOps {
             Average::Partial(sums) => reducer.as_partial_sums(sums),
             Average::Plain => reducer,
         });
-        Ok(Self { sizes, reducer, average, ranks: Ranks::new(&admission.topology), block: Vec::new() })
+        let plan = &admission.plan;
+        let copy = || Measured::new(admission.local_ranks.len(), plan.layout.elements, sizes);
+        let measured = plan.prelude.then(copy);
+        Ok(Self { sizes, reducer, average, ranks: Ranks::new(&admission.topology), measured })
     }
 
     /// How elements of every rank are reduced.
@@ -97,24 +103,38 @@ impl ElementOps {
         Ok(())
     }
 
-    /// Fills a buffer with each local rank's values of a span, one rank after another. Where they are reduced in pairs,
-    /// the reduction prescales them.
+    /// Each local rank's values of a span, one rank after another; `old` gives its buffer. Where the values are reduced
+    /// in pairs, the reduction prescales them. After a prelude these are the values that it measured.
     pub(super) fn contribute_each(
-        &self,
+        &mut self,
         span: Span,
-        into: &mut BytesMut,
+        old: Value,
         at: &mut StepContext<'_>,
-    ) -> Result<(), StepError> {
+    ) -> Result<Value, StepError> {
+        if let Some(measured) = self.measured.as_ref().filter(|measured| measured.is_complete()) {
+            return measured.contribution(span, old, at.buffers);
+        }
+        let ranks = at.admission.local_ranks.len();
+        let mut buffer = at.buffers.renew(old, self.sizes.of(Form::EachRank, span, ranks));
+        self.read_each(span, &mut buffer, at)?;
+        Ok(Value::Private(buffer))
+    }
+
+    /// Fills a buffer from the inputs. During a prelude the values are kept, too.
+    fn read_each(&mut self, span: Span, into: &mut [u8], at: &mut StepContext<'_>) -> Result<(), StepError> {
         let mut inputs = self.inputs(at);
-        let mut rest = &mut into[..];
+        let mut rest = into;
         let admission = inputs.admission;
-        for &rank in &admission.local_ranks {
+        for (index, &rank) in admission.local_ranks.iter().enumerate() {
             for slice in admission.plan.layout.within(span) {
                 let (part, remaining) = rest.split_at_mut(self.sizes.values(slice.span));
                 rest = remaining;
                 match self.reducer {
                     Some(_) => inputs.read(&slice, rank, 0, part)?,
                     None => inputs.read_prescaled(&slice, rank, 0, part)?,
+                }
+                if let Some(measured) = &mut self.measured {
+                    copying::copy(measured.place(index, slice.span)?, part);
                 }
             }
         }

@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 use ronde_collectives::kernels::{self, BLOCK_BYTES_MAX, BlockReducer};
 use ronde_collectives::plan::{Slice, Span};
-use ronde_wire::{PluginWork, Rank, ReduceOp, SetTopology, copying};
+use ronde_wire::{PluginWork, ReduceOp, SetTopology, copying};
 
 use super::arithmetic::{ElementOps, StepContext, StepError, check};
 use super::inputs::Inputs;
@@ -91,7 +91,7 @@ impl ElementOps {
         let each = measures_of(admission);
         let mut sums = numbers(value, admission.local_ranks.len() * each)?;
         for slice in admission.plan.layout.within(span) {
-            for (&rank, sums) in admission.local_ranks.iter().zip(sums.chunks_exact_mut(each)) {
+            for (rank, sums) in sums.chunks_exact_mut(each).enumerate() {
                 self.measure_rank(&slice, rank, sums, &mut self.inputs(at))?;
             }
             at.stats.measured_bytes += (self.sizes.values(slice.span) * admission.local_ranks.len()) as u64;
@@ -100,22 +100,26 @@ impl ElementOps {
         Ok(())
     }
 
-    /// Measures one rank in blocks that stay in a first-level cache.
+    /// Copies the values of a local rank, which is counted from 0, and measures the copy in blocks that stay in a
+    /// first-level cache.
     fn measure_rank(
         &mut self,
         slice: &Slice,
-        rank: Rank,
+        rank: usize,
         sums: &mut [f64],
         inputs: &mut Inputs<'_>,
     ) -> Result<(), StepError> {
-        if inputs.admission.plugin.is_some() {
-            return self.measure_rank_by_plugin(slice, rank, sums, inputs);
-        }
-        let bytes = self.sizes.values(slice.span);
-        for start in (0..bytes).step_by(BLOCK_BYTES_MAX) {
-            self.block.resize(BLOCK_BYTES_MAX.min(bytes - start), 0);
-            inputs.read_prescaled(slice, rank, start, &mut self.block)?;
-            kernels::add_sum_of_squares(inputs.admission.arithmetic.dtype, &self.block, &mut sums[0])?;
+        let measured = self.measured.as_mut().ok_or(StepError::NotMeasured)?;
+        let values = measured.place(rank, slice.span)?;
+        let rank = inputs.admission.local_ranks[rank];
+        for (number, block) in values.chunks_mut(BLOCK_BYTES_MAX).enumerate() {
+            let start = number * BLOCK_BYTES_MAX;
+            inputs.read_prescaled(slice, rank, start, block)?;
+            if inputs.admission.plugin.is_some() {
+                plugin_steps::measure(slice, start, block, sums, inputs)?;
+            } else {
+                kernels::add_sum_of_squares(inputs.admission.arithmetic.dtype, block, &mut sums[0])?;
+            }
         }
         Ok(())
     }
@@ -145,6 +149,9 @@ impl ElementOps {
             (_, Some(PluginWork::TwoPass { .. })) => self.in_rank_order(registers, measures_of(at.admission))?,
             _ => self.summed(registers)?,
         };
+        if let Some(measured) = &mut self.measured {
+            measured.complete()?;
+        }
         let ranks = self.ranks.order.len();
         let weights = match op {
             ReduceOp::Plugin => plugin_steps::conclude(ranks, measures, at)?,

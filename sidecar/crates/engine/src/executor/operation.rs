@@ -30,6 +30,7 @@ use ronde_wire::{Lane, Member, SidecarIndex};
 use super::Phase;
 use super::arithmetic::{ElementOps, StepContext, StepError};
 use super::link::{InFlight, cost_bytes};
+use super::measured::Measured;
 use super::register::Buffers;
 use super::stats::ExecutorStats;
 use super::sub_schedule::{Outgoing, Parked, RunningSubSchedule, SubScheduleContext, SubScheduleProgress};
@@ -178,6 +179,10 @@ impl Operation {
 
     pub(super) fn register_bytes(&self) -> u64 {
         self.running.iter().map(RunningSubSchedule::register_bytes).sum()
+    }
+
+    pub(super) fn measured_bytes(&self) -> u64 {
+        self.ops.measured.as_ref().map_or(0, Measured::bytes)
     }
 
     pub(super) fn parked_bytes(&self) -> u64 {

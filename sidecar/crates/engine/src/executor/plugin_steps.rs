@@ -1,6 +1,5 @@
 //! The steps that call plugins. A call covers a span of one tensor, so spans are split at tensor boundaries.
 
-use ronde_collectives::kernels::BLOCK_BYTES_MAX;
 use ronde_collectives::plan::{Slice, Span};
 use ronde_wire::{Rank, copying};
 
@@ -86,29 +85,24 @@ impl ElementOps {
         }
         Ok(())
     }
+}
 
-    /// Measures a rank's values of a slice, in blocks that stay in a first-level cache.
-    pub(super) fn measure_rank_by_plugin(
-        &mut self,
-        slice: &Slice,
-        rank: Rank,
-        sums: &mut [f64],
-        inputs: &mut Inputs<'_>,
-    ) -> Result<(), StepError> {
-        let (bytes, element_bytes) = (self.sizes.values(slice.span), self.sizes.element_bytes);
-        let whole = part(inputs.admission, slice, Stage::Contribution)?;
-        for start in (0..bytes).step_by(BLOCK_BYTES_MAX) {
-            self.block.resize(BLOCK_BYTES_MAX.min(bytes - start), 0);
-            inputs.read_prescaled(slice, rank, start, &mut self.block)?;
-            let block = PluginSpan {
-                offset: whole.offset + (start / element_bytes) as u64,
-                elements: (self.block.len() / element_bytes) as u64,
-                ..whole
-            };
-            inputs.plugins.as_mut().ok_or_else(no_plugins)?.measure(&block, &self.block, sums)?;
-        }
-        Ok(())
-    }
+/// Adds the measures of a block of one rank's values, `skipped_bytes` after the begin of a slice.
+pub(super) fn measure(
+    slice: &Slice,
+    skipped_bytes: usize,
+    block: &[u8],
+    sums: &mut [f64],
+    inputs: &mut Inputs<'_>,
+) -> Result<(), StepError> {
+    let element_bytes = inputs.sizes.element_bytes;
+    let whole = part(inputs.admission, slice, Stage::Contribution)?;
+    let span = PluginSpan {
+        offset: whole.offset + (skipped_bytes / element_bytes) as u64,
+        elements: (block.len() / element_bytes) as u64,
+        ..whole
+    };
+    Ok(inputs.plugins.as_mut().ok_or_else(no_plugins)?.measure(&span, block, sums)?)
 }
 
 /// The reduction of the local ranks' values in pairs, in rank order.

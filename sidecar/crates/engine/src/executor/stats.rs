@@ -21,7 +21,7 @@ pub struct ExecutorStats {
     pub chunks_held: u64,
     /// Chunks of another epoch, or of an operation that failed or was withdrawn: dropped.
     pub chunks_dropped: u64,
-    /// Bytes of local contributions that were read, again for each pass over them.
+    /// Bytes of local contributions that were read.
     pub contributed_bytes: u64,
     /// Bytes that were reduced into others; all operands of an n-ary reduction count.
     pub reduced_bytes: u64,
@@ -44,6 +44,8 @@ pub struct ExecutorStats {
 pub struct PrivateBytes {
     /// Registers of the sub-schedules in flight.
     pub registers: u64,
+    /// Copies of local tensors that preludes measure.
+    pub measured: u64,
     /// Chunks of admitted operations that wait for their round.
     pub parked: u64,
     /// Chunks of operations that are not yet admitted, with their headers.
@@ -56,6 +58,6 @@ impl PrivateBytes {
     /// All of them.
     #[must_use]
     pub const fn total(&self) -> u64 {
-        self.registers + self.parked + self.early + self.free
+        self.registers + self.measured + self.parked + self.early + self.free
     }
 }

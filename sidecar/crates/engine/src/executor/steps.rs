@@ -94,10 +94,8 @@ impl Registers {
                 self.put(into, buffer);
             }
             Step::ContributeEach { into, span } => {
-                let ranks = at.admission.local_ranks.len();
-                let mut buffer = self.renew(into, ops.sizes.of(Form::EachRank, span, ranks), at.buffers);
-                ops.contribute_each(span, &mut buffer, at)?;
-                self.put(into, buffer);
+                let old = std::mem::take(self.at(into));
+                *self.at(into) = ops.contribute_each(span, old, at)?;
             }
             Step::Reduce { left, right, into, span } => {
                 self.reduce([left, right, into], span, position, ops, at)?;

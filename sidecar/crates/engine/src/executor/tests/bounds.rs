@@ -89,11 +89,11 @@ fn direct_plans_of_many_members_stay_within_their_registers() {
 }
 
 /// In steady state nothing is copied, although what was sent is still held by the transport; every byte of the input is
-/// read once for each pass over it, and every byte of the result written once.
+/// read once, and every byte of the result written once.
 #[test]
 fn nothing_is_copied_in_steady_state() {
     let topology = topology(&[0, 1, 2]);
-    for (kind, passes) in [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2)] {
+    for kind in 0..=6 {
         let (kind, algorithm) = kind_of(kind, Rank(0));
         let tuning = Tuning { algorithm, chunk_bytes: 4_096, lanes: 1, window: 2 };
         let mut job = Job::new(kind, DType::F32, None, vec![vec![50_000]], tuning);
@@ -106,7 +106,7 @@ fn nothing_is_copied_in_steady_state() {
             let stats = node.lanes[0].stats();
             assert_eq!(stats.copies, 0, "{stats:?} of {job:?}");
             assert_eq!(stats.published_bytes, 200_000);
-            assert_eq!(stats.contributed_bytes, passes * 200_000, "{stats:?} of {job:?}");
+            assert_eq!(stats.contributed_bytes, 200_000, "{stats:?} of {job:?}");
         }
         let stats: Vec<_> = net.nodes.iter().map(|node| node.lanes[0].stats()).collect();
         match job.op {
@@ -152,8 +152,8 @@ fn byte_counters_match_the_table_of_costs() {
         (2, [18, 6, 12, 9]),
         (3, [18, 6, 6, 9]),
         (4, [18, 18, 18, 9]),
-        (5, [36, 18, 18, 9]),
-        (6, [36, 18, 30, 9]),
+        (5, [18, 18, 18, 9]),
+        (6, [18, 18, 30, 9]),
         (7, [18, 6, 6, 3]),
         (8, [18, 6, 6, 3]),
         (9, [3, 0, 6, 9]),

@@ -5,6 +5,7 @@ mod bounds;
 mod forms;
 mod hostile;
 mod jobs;
+mod measured;
 mod plugins;
 mod steps;
 mod world;

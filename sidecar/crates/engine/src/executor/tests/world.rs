@@ -1,6 +1,6 @@
 //! The executors of all members in one loop, with FIFO links and an order of events from a list of choices.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use ronde_collectives::plan as make_plan;
@@ -29,11 +29,17 @@ pub(super) struct PlainMemory {
 
 #[derive(Default)]
 pub(super) struct PlainContributions {
-    pub(super) inputs: BTreeMap<(Seq, u32, Rank), Vec<u8>>,
+    pub(super) inputs: BTreeMap<InputKey, Vec<u8>>,
     /// Ranks whose worker writes into its tensors during an operation.
     pub(super) scribblers: Vec<Rank>,
+    /// Ranks whose worker overwrites each byte after its first read.
+    pub(super) swappers: Vec<Rank>,
     reads: u64,
+    /// The bytes of swappers that were read.
+    read_once: BTreeSet<(InputKey, usize)>,
 }
+
+type InputKey = (Seq, u32, Rank);
 
 impl Contributions for PlainContributions {
     fn read(&mut self, place: InputPlace, into: &mut [u8]) -> Result<(), MemoryError> {
@@ -46,6 +52,12 @@ impl Contributions for PlainContributions {
         if self.scribblers.contains(&place.rank) {
             let noise = self.reads.to_le_bytes();
             into.iter_mut().zip(noise.iter().cycle()).for_each(|(byte, noise)| *byte ^= noise & 1);
+        }
+        if self.swappers.contains(&place.rank) {
+            for (at, byte) in (start..).zip(into.iter_mut()) {
+                let is_first = self.read_once.insert((key, at));
+                *byte ^= if is_first { 0 } else { 0x40 };
+            }
         }
         Ok(())
     }
@@ -95,6 +107,8 @@ pub(super) struct Net {
     pub(super) slow: Option<usize>,
     /// The most private bytes seen: registers, parked, early.
     pub(super) peak: [u64; 3],
+    /// The most bytes of measured copies seen at one member.
+    pub(super) peak_measured: u64,
 }
 
 impl Node {
@@ -148,6 +162,7 @@ impl Net {
             jobs: 0,
             slow: None,
             peak: [0; 3],
+            peak_measured: 0,
         };
         net.choices.push(1);
         net
@@ -273,7 +288,7 @@ impl Net {
             assert_eq!(done, node.expected, "{} completed", node.sidecar);
             for executor in &node.lanes {
                 let left = executor.private_bytes();
-                assert_eq!((left.registers, left.parked, left.early), (0, 0, 0), "{left:?}");
+                assert_eq!((left.registers, left.measured, left.parked, left.early), (0, 0, 0, 0), "{left:?}");
             }
         }
     }
@@ -299,6 +314,7 @@ impl Net {
         let action = node.lanes[lane].poll_action(&mut node.memory);
         let private = node.lanes[lane].private_bytes();
         let now = [private.registers, private.parked, private.early];
+        self.peak_measured = self.peak_measured.max(private.measured);
         self.peak = std::array::from_fn(|i| self.peak[i].max(now[i]));
         let Some(action) = action else { return !self.nodes[index].waiting[lane].is_empty() };
         self.act(index, lane, action);
