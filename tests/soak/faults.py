@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import Callable
+from typing import Callable, Union
 
 from soak.processes import Job
 
@@ -29,14 +29,23 @@ class Culprit:
     sidecar: int | None = None
 
 
-Inject = Callable[[Job, random.Random], "contextlib.AbstractContextManager[Culprit | None]"]
+@dataclasses.dataclass(frozen=True)
+class Excuse:
+    """A reason that a rank of one host may have to fail, and that its failure must name."""
+
+    sidecar: int
+    text: str
+
+
+Expected = Union[Culprit, Excuse, None]
+Inject = Callable[[Job, random.Random], "contextlib.AbstractContextManager[Expected]"]
 FAULTS: dict[str, Inject] = {}
 
 
-def fault(name: str) -> Callable[[Callable[[Job, random.Random], Iterator[Culprit | None]]], Inject]:
+def fault(name: str) -> Callable[[Callable[[Job, random.Random], Iterator[Expected]]], Inject]:
     """Registers a fault: a generator that yields while the fault lasts, and repairs it then."""
 
-    def register(function: Callable[[Job, random.Random], Iterator[Culprit | None]]) -> Inject:
+    def register(function: Callable[[Job, random.Random], Iterator[Expected]]) -> Inject:
         FAULTS[name] = contextlib.contextmanager(function)
         return FAULTS[name]
 
@@ -44,7 +53,7 @@ def fault(name: str) -> Callable[[Callable[[Job, random.Random], Iterator[Culpri
 
 
 @fault("worker killed")
-def kill_worker(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
+def kill_worker(job: Job, rng: random.Random) -> Iterator[Expected]:
     """Kills a worker: its epoch ends, and it is restarted."""
     rank = rng.randrange(len(job.workers))
     job.workers[rank].signal(signal.SIGKILL)
@@ -53,7 +62,7 @@ def kill_worker(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 
 @fault("sidecar killed")
-def kill_sidecar(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
+def kill_sidecar(job: Job, rng: random.Random) -> Iterator[Expected]:
     """Kills a sidecar: its job ends, and another one is started."""
     host = rng.randrange(len(job.sidecars))
     job.sidecars[host].signal(signal.SIGKILL)
@@ -62,7 +71,7 @@ def kill_sidecar(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 
 @fault("sidecar stopped for 3 s")
-def stop_sidecar(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
+def stop_sidecar(job: Job, rng: random.Random) -> Iterator[Expected]:
     """Stops a sidecar for less than the peer timeout."""
     process = rng.choice(job.sidecars)
     process.signal(signal.SIGSTOP)
@@ -72,7 +81,7 @@ def stop_sidecar(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 
 @fault("link cut for 3 s")
-def cut_link(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
+def cut_link(job: Job, rng: random.Random) -> Iterator[Expected]:
     """Cuts the link of a host for less than the peer timeout."""
     host = rng.randrange(job.network.hosts)
     job.network.set_link(host, False)
@@ -82,7 +91,7 @@ def cut_link(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 
 @fault("1 % loss")
-def lose(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
+def lose(job: Job, rng: random.Random) -> Iterator[Expected]:
     """Loses a part of the packets of a host, in both directions."""
     with job.network.worsened(rng.randrange(job.network.hosts), lost=0.01):
         time.sleep(BAD_S)
@@ -90,7 +99,7 @@ def lose(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 
 @fault("20 ms delay and reordering")
-def delay(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
+def delay(job: Job, rng: random.Random) -> Iterator[Expected]:
     """Delays the packets of a host, in both directions; a quarter of them overtakes the others."""
     with job.network.worsened(rng.randrange(job.network.hosts), delay_s=0.02, reordered=0.25):
         time.sleep(BAD_S)
@@ -98,7 +107,7 @@ def delay(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 
 @fault("disk full")
-def fill_disk(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
+def fill_disk(job: Job, rng: random.Random) -> Iterator[Expected]:
     """Fills the disk with the log and the cache of a sidecar."""
     path = job.logs(rng.randrange(job.network.hosts)) / "filler"
     with path.open("wb", buffering=0) as file:
@@ -114,18 +123,19 @@ def fill_disk(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 
 @fault("descriptors exhausted")
-def exhaust_descriptors(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
-    """Limits the file descriptors of a sidecar to those in use."""
-    pid = rng.choice(job.sidecars).pid
+def exhaust_descriptors(job: Job, rng: random.Random) -> Iterator[Expected]:
+    """Limits the file descriptors of a sidecar to those in use. A worker that needs another segment then is refused."""
+    host = rng.randrange(len(job.sidecars))
+    pid = job.sidecars[host].pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, before[1]))
     time.sleep(BAD_S)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-    yield None
+    yield Excuse(host, "too many files open")
 
 
 @fault("clock moved by an hour")
-def move_clock(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
+def move_clock(job: Job, rng: random.Random) -> Iterator[Expected]:
     """Moves the clock of one sidecar forward or back, and then to the right time."""
     clock = job.clock(rng.randrange(job.network.hosts))
     clock.write_text(f"{rng.choice((HOUR_S, -HOUR_S)):+d}\n")
@@ -135,7 +145,7 @@ def move_clock(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
 
 
 @fault("certificates rotated")
-def rotate_certificates(job: Job, rng: random.Random) -> Iterator[Culprit | None]:
+def rotate_certificates(job: Job, rng: random.Random) -> Iterator[Expected]:
     """Rotates the certificates of all sidecars; connections are replaced while operations run."""
     directories = [str(job.folder / f"certs/sidecar-{host}") for host in range(job.network.hosts)]
     command = [job.binary, "certs", "rotate", "--authority", str(job.folder / "authority"), *directories]

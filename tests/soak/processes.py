@@ -54,6 +54,11 @@ class Process:
         """Whether it runs or is stopped."""
         return self._popen.poll() is None
 
+    @property
+    def status(self) -> int | None:
+        """The exit status; None while it runs, and minus its number after a signal."""
+        return self._popen.poll()
+
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal, if it is alive."""
         if self.is_alive:
@@ -175,6 +180,12 @@ class Job:
     def logs(self, host: int) -> pathlib.Path:
         """The small file system of a host's sidecar, for its log and its cache."""
         return self.folder / "logs" / str(host)
+
+    def end_of_sidecar(self, host: int) -> str:
+        """The state of a host's sidecar, and the end of its log."""
+        status = self.sidecars[host].status
+        log = (self.logs(host) / "sidecar.log").read_text(errors="replace").splitlines()[-3:]
+        return f"sidecar {host} {'runs' if status is None else f'ended with {status}'}: {log}"
 
     def served(self, host: int) -> list[int]:
         """The ranks of a host."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
+import re
 import time
 from typing import Any
 
-from soak.faults import FAULTS, Culprit
+from soak.faults import FAULTS, Culprit, Excuse, Expected
 from soak.processes import Job, Process, Usage, last, usage
 
 # From the end of a fault until all ranks have done something again: starting a worker and a sidecar, and an epoch.
@@ -51,7 +52,8 @@ class Supervisor:
                 return True
             time.sleep(POLL_S)
         text = ", ".join(f"rank {rank}: {self.job.workers[rank].lines[-2:]}" for rank in waiting)
-        self.tally.hangs.append(f"{what}: nothing done for {RECOVERY_S:.0f} s by {text}")
+        ended = "".join(f"; {self.job.end_of_sidecar(host)}" for host in range(len(self.job.sidecars)))
+        self.tally.hangs.append(f"{what}: nothing done for {RECOVERY_S:.0f} s by {text}{ended}")
         return False
 
     def inject(self) -> str:
@@ -61,16 +63,16 @@ class Supervisor:
         name = self._bag.pop()
         self.check_nobody_failed("between faults", self._checked_until)
         began = time.monotonic()
-        with FAULTS[name](self.job, self.rng) as culprit:
-            if culprit is not None:
-                self._await_notice(name, began, culprit)
-                self._check_culprit(name, began, culprit)
+        with FAULTS[name](self.job, self.rng) as expected:
+            if isinstance(expected, Culprit):
+                self._await_notice(name, began, expected)
+                self._check_culprit(name, began, expected)
         self.tally.faults[name] += 1
         if not self.await_progress(time.monotonic(), name):
             self.job.start_again()
             self.await_progress(time.monotonic(), "start after a hang")
-        elif culprit is None:
-            self.check_nobody_failed(name, began)
+        else:
+            self._check_the_others(name, began, expected)
         self._checked_until = time.monotonic()
         self.collect()
         return name
@@ -123,6 +125,25 @@ class Supervisor:
             for line in failures:
                 if not _names(line, culprit, is_served):
                     self.tally.wrong_culprits.append(f"{name} ({culprit}): rank {rank} reports {line}")
+
+    def _check_the_others(self, name: str, began: float, expected: Expected) -> None:
+        """Nobody has failed without a culprit, but for ranks with an excuse, and those that name such a rank."""
+        if isinstance(expected, Culprit):
+            return
+        excused = self._excused(began, expected) if expected is not None else []
+        if not excused:
+            self.check_nobody_failed(name, began)
+            return
+        for rank, worker in enumerate(self.job.workers):
+            for line in _failures(worker, began):
+                if rank not in excused and not any(re.search(rf"rank {other}\b", line["text"]) for other in excused):
+                    self.tally.wrong_culprits.append(f"{name}: rank {rank} names none of {excused}: {line['text']}")
+
+    def _excused(self, began: float, excuse: Excuse) -> list[int]:
+        """The ranks of the host that have failed for the reason."""
+        workers = self.job.workers
+        has_excuse = [any(excuse.text in line["text"] for line in _failures(worker, began)) for worker in workers]
+        return [rank for rank in self.job.served(excuse.sidecar) if has_excuse[rank]]
 
     def check_nobody_failed(self, name: str, began: float) -> None:
         """Counts ranks whose session has failed since a time."""

@@ -180,6 +180,10 @@ fn ring_and_shared_memory_are_refused_by_name() -> Result<()> {
     let sidecar = &cluster.sidecars[1];
     let ordinary = ordinary(&cluster)?;
     let (mut session, token) = session(&cluster)?;
+    // Rank 0 may see the begin of the epoch first; a sidecar announces no refusal before its own.
+    session.await_message("the epoch", |message| {
+        matches!(message, server_message::Message::EpochBegan(_)).then_some(())
+    })?;
     let client = ordinary.join().expect("it only connects")?;
     let refused = send_messages(
         sidecar,
