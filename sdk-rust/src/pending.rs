@@ -72,8 +72,10 @@ pub(crate) enum Event<R, T> {
     Completed(Completion, Option<Entry<R, T>>),
     /// Deliver the failure of one request.
     Failed(Failure, Entry<R, T>),
-    /// End the session.
-    EpochEnded(Failure, Lanes),
+    /// End the session: the epoch is over, and the sidecar's lanes use none of its memory any more.
+    EpochEnded(Failure),
+    /// End the session, while lanes may still use its memory.
+    SessionEnded(Failure),
 }
 
 impl<R, T> Pending<R, T> {
@@ -161,8 +163,8 @@ impl<R, T> Pending<R, T> {
                 return Ok(entry.map_or(Event::Handled, |entry| Event::Failed(failure, entry)));
             }
             Some(Message::EpochEnded(message)) => {
-                let lanes = if message.epoch == 0 { Lanes::MayWork } else { Lanes::Done };
-                return Ok(Event::EpochEnded(self.with_record(message.failure), lanes));
+                let failure = self.with_record(message.failure);
+                return Ok(if message.epoch == 0 { Event::SessionEnded(failure) } else { Event::EpochEnded(failure) });
             }
             Some(Message::EpochBegan(message)) => {
                 let view = EpochView::parse(&message).map_err(|error| Error::protocol(&error))?;
@@ -286,15 +288,6 @@ impl<R, T> Table<R, T> {
         }
         Ok(())
     }
-}
-
-/// Whether the sidecar's lanes may still use memory of a session's requests when the session ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lanes {
-    /// The sidecar ended the epoch, which its lanes have dropped before.
-    Done,
-    /// The session ended in another way.
-    MayWork,
 }
 
 /// The message that this rank takes no part in an operation that other ranks may wait for.

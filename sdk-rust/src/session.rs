@@ -22,7 +22,7 @@ use crate::in_flight::InFlight;
 use crate::inline;
 use crate::memory::{InputPart, Memory};
 use crate::operation::{Label, Operation};
-use crate::pending::{Entry, Event, Lanes, PartsLimit, Pending, Table, abstention};
+use crate::pending::{Entry, Event, PartsLimit, Pending, Table, abstention};
 use crate::promise::Promise;
 use crate::result_data::ResultData;
 use crate::ring::{Flush, Ring, spin_time};
@@ -395,7 +395,8 @@ impl Session {
                 }
                 self.count(&notify_flag);
             }
-            Event::EpochEnded(failure, lanes) => self.end_when(&Error::Failure(failure), lanes),
+            Event::EpochEnded(failure) => self.end_and(&Error::Failure(failure), drop),
+            Event::SessionEnded(failure) => self.end(&Error::Failure(failure)),
         }
         Ok(())
     }
@@ -498,17 +499,14 @@ impl Session {
 
     /// Ends the session: nothing can be submitted, and every waiter gets `why`. The first reason stays.
     pub(crate) fn end(&self, why: &Error) {
-        self.end_when(why, Lanes::MayWork);
-    }
-
-    fn end_when(&self, why: &Error, lanes: Lanes) {
-        self.pending.end(why, |Resources { input, output, .. }| {
-            if lanes == Lanes::Done {
-                return;
-            }
+        self.end_and(why, |Resources { input, output, .. }| {
             let slots = input.into_iter().chain(output.map(SlotHold::from));
             self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(slots);
         });
+    }
+
+    fn end_and(&self, why: &Error, retire: impl FnMut(Resources)) {
+        self.pending.end(why, retire);
         self.completions.add();
         if let Some(ring) = &self.ring {
             ring.kick();

@@ -175,7 +175,9 @@ impl Session {
                     waiter.with(Err(failure.into()));
                 }
             }
-            Event::EpochEnded(failure, _) => self.pending.end(&Error::Failure(failure), drop),
+            Event::EpochEnded(failure) | Event::SessionEnded(failure) => {
+                self.pending.end(&Error::Failure(failure), drop);
+            }
         }
         Ok(())
     }
