@@ -5,7 +5,7 @@
 //! populate pages (about 1 ms a MiB). They block; asynchronous calls do them on a blocking thread.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -53,16 +53,29 @@ struct Registered {
 
 #[derive(Debug)]
 struct Exchange {
-    client: MemClient,
+    socket: PathBuf,
+    config: MemClientConfig,
+    /// Connected by the first exchange: the sidecar closes connections that stay silent.
+    client: Option<MemClient>,
     next: u32,
 }
 
+impl Exchange {
+    fn client(&mut self) -> Result<&mut MemClient, Error> {
+        match &mut self.client {
+            Some(client) => Ok(client),
+            none => Ok(none.insert(MemClient::connect(&self.socket, self.config)?)),
+        }
+    }
+}
+
 impl Memory {
-    /// Opens `mem.sock` for a session. Blocks for as long as connecting to a Unix socket takes.
-    pub(crate) fn connect(socket: &Path, claimed: &Claimed) -> Result<Self, Error> {
+    /// The memory of a session, whose segments are exchanged over `socket`.
+    pub(crate) fn new(socket: PathBuf, claimed: &Claimed) -> Result<Self, Error> {
         // A result segment may serve all workers of the sidecar.
         let result_bytes_max = claimed.arena_bytes_max.saturating_mul(limits::LOCAL_RANKS_MAX as u64);
-        let client = MemClient::connect(socket, MemClientConfig { timeout: EXCHANGE_TIMEOUT, result_bytes_max })?;
+        let exchange = MemClientConfig { timeout: EXCHANGE_TIMEOUT, result_bytes_max };
+        let exchange = Exchange { socket, config: exchange, client: None, next: 0 };
         let config = ArenaConfig {
             segment_bytes_min: SEGMENT_BYTES_MIN,
             limit_bytes: claimed.arena_bytes_max,
@@ -75,7 +88,7 @@ impl Memory {
             largest_input_bytes: AtomicU64::new(0),
             registered: Mutex::default(),
             results: Mutex::new(HashMap::new()),
-            exchange: Mutex::new(Exchange { client, next: 0 }),
+            exchange: Mutex::new(exchange),
             token: SessionToken::from_bytes(claimed.session_token),
         })
     }
@@ -187,7 +200,7 @@ impl Memory {
         if let Some(known) = lock(&self.results).get(&segment) {
             return Ok(Arc::clone(known));
         }
-        let fetched = Arc::new(exchange.client.result(&self.token, SegmentId(segment))?);
+        let fetched = Arc::new(exchange.client()?.result(&self.token, SegmentId(segment))?);
         lock(&self.results).insert(segment, Arc::clone(&fetched));
         Ok(fetched)
     }
@@ -205,7 +218,7 @@ impl Memory {
         let id = SegmentId(exchange.next);
         let size = usize::try_from(bytes).map_err(|error| Error::Limit { reason: error.to_string() })?;
         let segment = OwnedSegment::create("ronde-input", size, Share::Writable)?;
-        exchange.client.attach(&self.token, id, &segment)?;
+        exchange.client()?.attach(&self.token, id, &segment)?;
         exchange.next += 1;
         self.own.add_segment(id, segment).map_err(|error| Error::Limit { reason: error.to_string() })
     }

@@ -71,7 +71,7 @@ impl OpenSession {
             Transfer::Inline => None,
             Transfer::Arena => {
                 let socket = paths::mem_socket(&options.socket_dir);
-                Some(Arc::new(Memory::connect(&socket, &attached.claimed)?))
+                Some(Arc::new(Memory::new(socket, &attached.claimed)?))
             }
         };
         let ring = connect::attach_ring(&options, &attached.claimed).await;

@@ -46,7 +46,9 @@ impl Call {
         self
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    /// Returns the request as it travels.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
         let length = self.length.unwrap_or(self.body.len());
         let head = format!("{}\r\n{}\r\nContent-Length: {length}\r\n\r\n", self.line, self.headers.join("\r\n"));
         [head.as_bytes(), &self.body].concat()

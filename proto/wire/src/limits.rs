@@ -32,6 +32,9 @@ pub const CHUNK_BYTES_MIN: usize = 4 << 10;
 pub const INLINE_BYTES_MAX: usize = 1 << 20;
 /// Requests that one session may have pending.
 pub const PENDING_PER_SESSION_MAX: usize = 65_536;
+/// Bytes that a sidecar holds in its own memory for one session: its pending requests with the inputs that came inside
+/// messages, and results that wait to be sent inside messages.
+pub const MESSAGE_BYTES_PER_SESSION_MAX: u64 = 64 << 20;
 /// Bytes of a call over gRPC-Web, whose tensors travel inside: one of the greatest length, with names and shapes.
 pub const WEB_BODY_BYTES_MAX: usize = INLINE_BYTES_MAX + (64 << 10);
 /// Bytes of the head of a call over gRPC-Web.
@@ -40,9 +43,13 @@ pub const WEB_HEAD_BYTES_MAX: usize = 16 << 10;
 pub const WEB_MESSAGES_MAX: usize = 1_024;
 /// Requests that a session over gRPC-Web may have pending.
 pub const WEB_PENDING_MAX: usize = 1_024;
-/// Connections to a sidecar's listener for gRPC-Web.
+/// Connections to a sidecar's listener for gRPC-Web that have carried a token: each rank has an equal share of them.
 pub const WEB_CONNECTIONS_MAX: usize = 256;
-/// Calls over gRPC-Web whose bodies a sidecar reads and decodes at the same time; further ones wait.
+/// Further connections, which have not carried a token yet; the oldest is closed for a new one.
+pub const WEB_UNAUTHENTICATED_MAX: usize = 128;
+/// Calls over gRPC-Web of one rank whose bodies a sidecar reads at the same time; further ones wait.
+pub const WEB_BODIES_PER_RANK_MAX: usize = 4;
+/// Bodies of calls over gRPC-Web that a sidecar decodes at the same time; further ones wait.
 pub const WEB_BODIES_MAX: usize = 16;
 /// Bytes of each direction of the ring of a session.
 pub const RING_BYTES: usize = 256 << 10;

@@ -205,9 +205,11 @@ fn serve_memory(directory: &Path, shared: Arc<Shared>) {
 struct Host(Arc<Shared>);
 
 impl MemHost for Host {
-    fn attach_limit_bytes(&mut self, token: &SessionToken) -> Result<u64, String> {
-        if token.to_bytes() == SESSION_TOKEN { Ok(1 << 30) } else { Err("unknown token".to_owned()) }
+    fn reserve(&mut self, token: &SessionToken, _: SegmentId, _: u64) -> Result<(), String> {
+        if token.to_bytes() == SESSION_TOKEN { Ok(()) } else { Err("unknown token".to_owned()) }
     }
+
+    fn release(&mut self, _: &SessionToken, _: SegmentId) {}
 
     fn attach(&mut self, _: &SessionToken, segment: SegmentId, mapped: WorkerSegment) -> Result<(), String> {
         self.0.inputs.lock().expect("inputs").insert(segment.0, mapped);
@@ -218,9 +220,11 @@ impl MemHost for Host {
         if segment.0 == RESULT_SEGMENT { Ok(self.0.result_segment()) } else { Err("no such segment".to_owned()) }
     }
 
-    fn check_ring(&mut self, token: &SessionToken, _: u64) -> Result<(), String> {
+    fn reserve_ring(&mut self, token: &SessionToken, _: u64) -> Result<(), String> {
         if token.to_bytes() == SESSION_TOKEN { Ok(()) } else { Err("unknown token".to_owned()) }
     }
+
+    fn release_ring(&mut self, _: &SessionToken) {}
 
     fn ring(&mut self, _: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String> {
         let bell = Bell::over(bell).map_err(|error| error.to_string())?;

@@ -35,6 +35,7 @@ use crate::driver::backpressure::Backpressure;
 use crate::driver::command::ControlCommand;
 use crate::driver::epochs::EpochState;
 use crate::driver::liveness::Liveness;
+use crate::operation::delivery::send_waiting;
 use crate::operation::lanes::inline::InlineExecutor;
 use crate::operation::lanes::{LaneHandle, LaneReport};
 use crate::operation::table::Operations;
@@ -300,7 +301,7 @@ impl Driver {
             }
             SessionCommand::Room { session } => {
                 if let Some(session) = self.clients.sessions.get_mut(session) {
-                    session.flush_ring();
+                    send_waiting(session, &mut self.execution.operations);
                 }
             }
             SessionCommand::Closed { session, reason } => self.stream_ended(session, reason),

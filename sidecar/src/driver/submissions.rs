@@ -29,7 +29,7 @@ impl Driver {
         if self.clients.sessions.is_entitled(claim.rank, &claim.token) {
             self.make_room(claim.rank);
         }
-        let claimed = self.clients.sessions.claim(claim.rank, &claim.token, session_token, outgoing);
+        let claimed = self.clients.sessions.claim(claim.rank, &claim.token, session_token, (access, outgoing));
         if let Ok(id) = claimed {
             self.liveness.note_worker();
             if let Some(uid) = access.uid() {
@@ -42,8 +42,8 @@ impl Driver {
                 peer_timeout_ms: u32::try_from(self.clients.peer_timeout_ms).unwrap_or(u32::MAX),
                 arena_bytes_max: self.clients.arena_bytes_max,
                 inline_bytes_max: limits::INLINE_BYTES_MAX as u64,
-                pending_max: u32::try_from(limits::PENDING_PER_SESSION_MAX).unwrap_or(u32::MAX),
-                ring_bytes: limits::RING_BYTES as u64,
+                pending_max: u32::try_from(access.pending_max().0).unwrap_or(u32::MAX),
+                ring_bytes: access.ring_bytes(),
             };
             tracing::info!(
                 rank = claim.rank.0,
@@ -151,9 +151,7 @@ impl Driver {
     /// Refuses an accepted request.
     fn give_back(&mut self, id: SessionId, rank: Rank, submission: &Submission, reason: String) {
         let Some(session) = self.clients.sessions.get_mut(id) else { return };
-        if let Some(pending) = session.pending.remove(&submission.request) {
-            session.result_bytes -= pending.result_bytes;
-        }
+        session.remove_pending(submission.request);
         let what = &submission.what;
         let (name, group) = (Some(what.name.clone()), what.group.clone());
         self.refuse(id, rank, Refused { request: submission.request, set: what.set, name, group, reason });

@@ -18,13 +18,13 @@ use ronde_wire::{
     TensorName,
 };
 use tokio::sync::oneshot;
-use tonic::Status;
 
 use super::*;
 use crate::operation::lanes::{ExecuteCommand, LaneCommand};
 use crate::operation::memory::LaneMemory;
 use crate::operation::results::Results;
 use crate::session::command::{Access, ClaimRequest};
+use crate::session::outgoing::{OutgoingStream, outgoing};
 
 const ME: SidecarIndex = SidecarIndex(0);
 const SEGMENT: SegmentId = SegmentId(0);
@@ -52,7 +52,7 @@ struct TestLane {
 struct Worker {
     id: SessionId,
     segment: OwnedSegment,
-    messages: mpsc::Receiver<Result<v1::ServerMessage, Status>>,
+    messages: OutgoingStream,
 }
 
 impl TestLane {
@@ -207,7 +207,7 @@ fn token(rank: Rank) -> RankToken {
 }
 
 fn claim(driver: &mut Driver, rank: Rank) -> Worker {
-    let (outgoing, messages) = mpsc::channel(64);
+    let (outgoing, messages) = outgoing(64);
     let (reply, mut decision) = oneshot::channel();
     let session_token = SessionToken::from_bytes([u8::try_from(rank.0).expect("small"); 16]);
     let job = JobName::new("test").expect("a name");
@@ -217,7 +217,7 @@ fn claim(driver: &mut Driver, rank: Rank) -> Worker {
     let id = decision.try_recv().expect("an answer").expect("the rank is free");
     let segment = OwnedSegment::create("worker", SEGMENT_BYTES, Share::Writable).expect("memory");
     let fd = segment.fd().try_clone_to_owned().expect("a descriptor");
-    let mapped = WorkerSegment::map_named("worker", fd, SEGMENT_BYTES as u64, u64::MAX).expect("a mapping");
+    let mapped = WorkerSegment::map_named("worker", fd, SEGMENT_BYTES as u64).expect("a mapping");
     driver.clients.segments.attach_for_test(&session_token, SEGMENT, mapped);
     segment.copy_from(0, &vec![1; BYTES]).expect("within the segment");
     Worker { id, segment, messages }

@@ -88,11 +88,12 @@ impl Driver {
 
     /// Removes a session and notifies the engine that its rank has left.
     fn finish_close(&mut self, id: SessionId, exited: Option<WorkerExited>) {
-        let Some(session) = self.clients.sessions.close(id) else { return };
+        let Some(mut session) = self.clients.sessions.close(id) else { return };
         self.clients.segments.close_session(&session.token);
         let failure = self.failure_of(&session, exited);
-        for held in session.held.values() {
-            self.execution.operations.release(held.result, session.rank);
+        let unsent = session.take_unsent();
+        for result in session.held.values().map(|held| held.result).chain(unsent) {
+            self.execution.operations.release(result, session.rank);
         }
         self.end_timeline_of(session.rank);
         let orderly = failure.cause == Cause::ShutDown;

@@ -10,9 +10,9 @@ use ronde_shm::{SegmentId, WorkerSegment};
 use ronde_wire::{Cause, Collective, Epoch, Failure, Rank, RequestId, SetId, SidecarIndex, World, limits};
 
 use crate::operation::table::Operations;
+use crate::session::outgoing::InlineResult;
 use crate::session::request::{Input, Output, ResultId};
 use crate::session::segments::Segments;
-use crate::session::service::PART_BYTES;
 use crate::session::table::{HeldResult, Pending, Session};
 
 /// The limits of a session's results.
@@ -43,13 +43,12 @@ pub(crate) fn accept(
         let reason = format!("{} is in use; use each number only once", submission.request);
         return Err(Refused { name: None, ..refuse(reason) });
     }
-    if session.pending.len() >= limits::PENDING_PER_SESSION_MAX {
-        return Err(refuse(format!(
-            "{} requests are pending; the limit PENDING_PER_SESSION_MAX is {}; wait for some first",
-            session.pending.len(),
-            limits::PENDING_PER_SESSION_MAX
-        )));
+    let (pending, (pending_max, limit)) = (session.pending.len(), session.access.pending_max());
+    if pending >= pending_max {
+        let reason = format!("{pending} requests are pending; the limit {limit} is {pending_max}; wait for some first");
+        return Err(refuse(reason));
     }
+    let message_bytes = check_message(session, &submission).map_err(refuse)?;
     let input = match &submission.place {
         Place::None => Input::None,
         Place::Inline(data) => Input::Inline(data.clone()),
@@ -61,10 +60,32 @@ pub(crate) fn accept(
     let output = submission.output.map(|output| check_output(session, segments, output, &submission));
     let output = output.transpose().map_err(|reason| refuse(format!("the output: {reason}")))?;
     let result_bytes = check_result(session, &submission, bounds).map_err(refuse)?;
-    session.result_bytes += result_bytes;
-    let pending = Pending { input, output, in_output: false, operation: None, result_bytes };
-    session.pending.insert(submission.request, pending);
+    let pending = Pending { input, output, in_output: false, operation: None, result_bytes, message_bytes };
+    session.add_pending(submission.request, pending);
     Ok(submission)
+}
+
+/// Returns the bytes of the sidecar's own memory that a request takes until it is over, if the session has room for them.
+fn check_message(session: &Session, submission: &Submission) -> Result<u64, String> {
+    let (held, most) = (session.message_bytes, limits::MESSAGE_BYTES_PER_SESSION_MAX);
+    let bytes = message_bytes(submission);
+    if held.saturating_add(bytes) > most {
+        return Err(format!(
+            "{bytes} bytes inside messages exceed MESSAGE_BYTES_PER_SESSION_MAX = {most}: {held} are pending, or results that were not read; wait for some requests first, or use shared memory"
+        ));
+    }
+    Ok(bytes)
+}
+
+/// The bytes of an input that came inside its message, and of the request's names and lists.
+fn message_bytes(Submission { what, plugin, place, site, .. }: &Submission) -> u64 {
+    let inline = if let Place::Inline(data) = place { data.len() } else { 0 };
+    let group = what.group.as_ref().map_or(0, |group| group.name.as_str().len());
+    let splits = if let Collective::AllToAll { splits } = &what.collective { splits.len() } else { 0 };
+    let parameters = plugin.as_ref().map_or(0, |call| call.parameters.len());
+    let numbers = what.shape.dimensions().len() + splits;
+    let texts = what.name.as_str().len() + group + site.as_ref().map_or(0, String::len);
+    (inline + texts + numbers * size_of::<u64>() + parameters * limits::PLUGIN_NAME_BYTES_MAX) as u64
 }
 
 /// Returns the segment of a location, after checking that it exists and contains these bytes.
@@ -164,44 +185,33 @@ fn expected_result_bytes(me: Rank, submission: &Submission) -> u64 {
 /// Notifies a worker of its result's location, or sends the result in parts if the contribution came inside a message.
 pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, request: RequestId, completion: Completion) {
     let inline = session.is_inline(request);
-    let Some(pending) = session.pending.remove(&request) else {
+    let Some(pending) = session.remove_pending(request) else {
         operations.release(result_id(session.rank, &completion), session.rank);
         return;
     };
     let result = result_id(session.rank, &completion);
     let mut place = Place::None;
     match operations.result(result, session.rank) {
-        None => session.result_bytes -= pending.result_bytes,
+        None => {}
         Some(slot) if inline && slot.slot.len > limits::INLINE_BYTES_MAX as u64 => {
             let reason = format!(
                 "the result has {} bytes, but one that travels inside messages has at most {}; use shared memory",
                 slot.slot.len,
                 limits::INLINE_BYTES_MAX
             );
-            session.result_bytes -= pending.result_bytes;
             operations.release(result, session.rank);
             send_failed(session, request, &Failure::new(Cause::Refused, reason).with_rank(session.rank));
             return;
         }
         Some(slot) if inline => {
-            let mut offset = 0;
-            while offset < slot.slot.len {
-                let part = (PART_BYTES as u64).min(slot.slot.len - offset);
-                let mut data = vec![0; usize::try_from(part).unwrap_or(0)];
-                if let Err(error) = slot.segment.copy_to(slot.slot.offset + offset, &mut data) {
-                    tracing::error!(%error, "a result cannot be read; this is a bug in ronde");
-                }
-                session.send(Message::ResultPart(v1::ResultPart { request: request.0, data: data.into() }));
-                offset += part;
-            }
-            session.result_bytes -= pending.result_bytes;
-            operations.release(result, session.rank);
+            let (offset, bytes, segment) = (slot.slot.offset, slot.slot.len, Arc::clone(&slot.segment));
+            session.send_result(InlineResult { request, result, segment, offset, end: offset + bytes, bytes });
         }
         Some(slot) => {
             let (segment, offset, bytes) = (slot.slot.segment.0, slot.slot.offset, slot.slot.len);
             place = Place::Arena { segment, offset, bytes };
             // Count the actual bytes: a gathered result is larger than the contribution.
-            session.result_bytes = session.result_bytes - pending.result_bytes + bytes;
+            session.result_bytes += bytes;
             session.held.insert(request, HeldResult { result, result_bytes: bytes });
         }
     }
@@ -209,13 +219,22 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
     let in_output = pending.in_output;
     let message = ronde_rpc::Completion { request, epoch, seq, dtype, shape, result: place, in_output, detail };
     session.send(Message::Completed(message.into_message()));
+    if inline {
+        send_waiting(session, operations);
+    }
+}
+
+/// Sends what waits for room on its path to the worker, as far as there is room, and releases the results that were sent.
+pub(crate) fn send_waiting(session: &mut Session, operations: &mut Operations) {
+    for sent in session.flush() {
+        operations.release(sent, session.rank);
+    }
 }
 
 /// Ends a failed request. Without an entry the request is of an earlier session; its number may be another request's
 /// now.
 pub(crate) fn fail(session: &mut Session, request: RequestId, failure: &Failure) {
-    if let Some(pending) = session.pending.remove(&request) {
-        session.result_bytes -= pending.result_bytes;
+    if session.remove_pending(request).is_some() {
         send_failed(session, request, failure);
     }
 }
@@ -271,9 +290,10 @@ mod tests {
     use ronde_rpc::convert::TOKEN_BYTES;
     use ronde_shm::SessionToken;
     use ronde_wire::{Codec, DType, ReduceOp, Request, Shape, TensorName};
-    use tokio::sync::mpsc;
 
     use super::*;
+    use crate::session::command::Access;
+    use crate::session::outgoing::outgoing;
     use crate::session::table::Sessions;
 
     const ME: Rank = Rank(0);
@@ -289,8 +309,8 @@ mod tests {
         fn new(bytes_max: u64, set_ranks: u64) -> Self {
             let token = RankToken::new(&[1; TOKEN_BYTES]).expect("a token");
             let mut sessions = Sessions::new(HashMap::from([(ME, token)]));
-            let (outgoing, _) = mpsc::channel(1);
-            sessions.claim(ME, &token, SessionToken::from_bytes([2; 16]), outgoing).expect("a session");
+            let access = (Access::Socket { uid: 0 }, outgoing(1).0);
+            sessions.claim(ME, &token, SessionToken::from_bytes([2; 16]), access).expect("a session");
             Self { sessions, bounds: ResultBounds { bytes_max, set_ranks }, requests: 0 }
         }
 
@@ -352,6 +372,26 @@ mod tests {
         ] {
             assert_eq!(asking.refusal(nothing, 0), None);
         }
+    }
+
+    #[test]
+    fn requests_inside_messages_count_until_they_are_over() {
+        let mut asking = TestSession::new(u64::MAX, 2);
+        let sum = || Collective::AllReduce { op: ReduceOp::Sum };
+        // With their names and shapes they are a little more than a mebibyte each.
+        let fit = limits::MESSAGE_BYTES_PER_SESSION_MAX / limits::INLINE_BYTES_MAX as u64 - 1;
+        for _ in 0..fit {
+            assert_eq!(asking.refusal(sum(), limits::INLINE_BYTES_MAX), None);
+        }
+        let reason = asking.refusal(sum(), limits::INLINE_BYTES_MAX).expect("the limit is reached");
+        assert!(reason.contains("MESSAGE_BYTES_PER_SESSION_MAX = 67108864"), "{reason}");
+        // Requests without inputs count as well.
+        let splits = vec![0; limits::RANKS_MAX];
+        let refused = (0..100).find_map(|_| asking.refusal(Collective::AllToAll { splits: splits.clone() }, 0));
+        assert!(refused.is_some_and(|reason| reason.contains("MESSAGE_BYTES_PER_SESSION_MAX")));
+        let session = asking.sessions.of_rank(ME).expect("it lives");
+        session.remove_pending(RequestId(1)).expect("it is pending");
+        assert_eq!(asking.refusal(sum(), limits::INLINE_BYTES_MAX - 4_096), None);
     }
 
     #[test]

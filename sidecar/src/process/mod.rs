@@ -22,7 +22,7 @@ use ronde_bootstrap::interfaces;
 use ronde_bootstrap::logs::LogFormat;
 use ronde_bootstrap::messages::{FromSidecar, Join, Peer, Summary, ToSidecar, TokenFile};
 use ronde_engine::{EngineConfig, RunAhead};
-use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, RankToken, paths, v1};
+use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, RankToken, v1};
 use ronde_transport::{
     BoundPort, Identity, KeyRequest, LinkOptions, LocalHello, MutualTls, NetworkPort, SpiffeId, TrustDomain,
 };
@@ -47,7 +47,7 @@ use crate::process::credentials::Credentials;
 use crate::process::ports::Ports;
 use crate::process::settings::{Settings, world_of};
 use crate::session::directory::{DirectoryOptions, RuntimeDir, random_bytes};
-use crate::session::segments;
+use crate::session::segments::Segments;
 use crate::session::service::Service;
 use crate::session::table::Sessions;
 use crate::web;
@@ -98,14 +98,14 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     // Local workers: their directory, sockets, tokens and shared memory.
     let (place, allowed_uids) = socket_setup(&settings, &args.container);
     let directory = RuntimeDir::create(place, &settings.job, settings.me)?;
-    let segments = segments::serve(&paths::mem_socket(directory.path()))?;
+    let segments = Segments::default();
     let (tokens, token_files) = written_tokens(&directory, world.ranks_of(settings.me))?;
     let description = description(&settings, &peers, &world);
     let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
     let channels = (command_sender, segments.clone());
     let service = Arc::new(Service::new(channels, description, allowed_uids, peers.len()));
     let (web_address, web_tls) = serve_web(&settings, &identity, &service, &tokens, &control_sender)?;
-    let mut server = tokio::spawn(service.bind(&paths::rpc_socket(directory.path()))?);
+    let mut server = tokio::spawn(service.bind(directory.path())?);
     directory.open_sockets()?;
     tokio::spawn(credentials::keep_fresh(renewal, Arc::clone(&identity), control_sender.clone()));
     let admin = serve_admin(args, &settings, &control_sender, &directory).await?;

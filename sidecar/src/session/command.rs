@@ -2,12 +2,13 @@
 
 use ronde_rpc::convert::{Claim, Refused, Submission};
 use ronde_shm::SessionToken;
-use ronde_wire::{Group, RequestId, SetId, TensorName};
+use ronde_wire::{Group, RequestId, SetId, TensorName, limits};
 use tokio::sync::oneshot;
 use tonic::Status;
 
+use crate::session::outgoing::Outgoing;
 use crate::session::ring::RingOut;
-use crate::session::table::{Outgoing, SessionId};
+use crate::session::table::SessionId;
 use crate::timeline::{Batches, RecordingId};
 
 /// A command of a session to the driver.
@@ -57,7 +58,7 @@ pub(crate) enum SessionCommand {
         /// The ring's outgoing direction.
         ring: Box<RingOut>,
     },
-    /// A worker has made room in its ring.
+    /// A worker has made room for messages that wait.
     Room {
         /// The session.
         session: SessionId,
@@ -119,6 +120,19 @@ impl Access {
     /// The uid of a process that may share memory with this one.
     pub(crate) fn uid(self) -> Option<u32> {
         if let Self::Socket { uid } = self { Some(uid) } else { None }
+    }
+
+    /// The requests that such a session may have pending, with the name of the limit.
+    pub(crate) fn pending_max(self) -> (usize, &'static str) {
+        match self {
+            Self::Socket { .. } => (limits::PENDING_PER_SESSION_MAX, "PENDING_PER_SESSION_MAX"),
+            Self::Web => (limits::WEB_PENDING_MAX, "WEB_PENDING_MAX"),
+        }
+    }
+
+    /// The bytes of each direction of the ring that such a session may attach; 0 for none.
+    pub(crate) fn ring_bytes(self) -> u64 {
+        if self == Self::Web { 0 } else { limits::RING_BYTES as u64 }
     }
 }
 

@@ -2,6 +2,9 @@
 
 pub(crate) mod command;
 pub(crate) mod directory;
+pub(crate) mod gate;
+pub(crate) mod memory_service;
+pub(crate) mod outgoing;
 pub(crate) mod request;
 pub(crate) mod ring;
 pub(crate) mod segments;

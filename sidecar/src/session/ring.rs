@@ -135,6 +135,11 @@ impl RingOut {
         self.flush()
     }
 
+    /// Returns whether no message waits for room. If some do, the worker's bell announces room.
+    pub(crate) fn has_room(&self) -> bool {
+        self.backlog.is_empty()
+    }
+
     /// Sends queued messages, as far as there is room.
     ///
     /// # Errors

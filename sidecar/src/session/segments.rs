@@ -1,18 +1,12 @@
 //! The segments of all sessions, shared between the control thread and the threads that serve mem.sock.
 //!
-//! The lock is held for table lookups only: never while a segment is mapped, and never across an await.
+//! The lock is held for table lookups only: never while a segment is mapped, and never across an await. A segment is
+//! reserved in its session's account before it is mapped, so that concurrent requests stay within the limits together.
 
 use std::collections::HashMap;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use anyhow::Context;
-use ronde_shm::ring::PeerRing;
-use ronde_shm::{
-    MemHost, OwnedSegment, SegmentId, ServeOutcome, SessionToken, WorkerSegment, peer_credentials, serve_one,
-};
+use ronde_shm::{OwnedSegment, SegmentId, SessionToken, WorkerSegment};
 use ronde_wire::limits;
 
 use crate::session::ring::AttachedRing;
@@ -28,22 +22,33 @@ struct Tables {
     sessions: Vec<SessionSegments>,
     /// Result segments of this sidecar by id; all sessions of the job may read them.
     results: HashMap<SegmentId, Arc<OwnedSegment>>,
-    /// Connections to mem.sock that are being served.
-    connections: usize,
 }
 
-struct SessionSegments {
+/// The account of a session's shared memory.
+pub(crate) struct SessionSegments {
     token: SessionToken,
     uid: u32,
     limit_bytes: u64,
-    mapped_bytes: u64,
-    inputs: HashMap<SegmentId, Arc<WorkerSegment>>,
+    /// Of segments that are attached or reserved.
+    bytes: u64,
+    inputs: HashMap<SegmentId, InputState>,
     ring: RingState,
+    /// Connections to mem.sock that the session uses.
+    connections: usize,
+}
+
+/// An input segment of a session.
+enum InputState {
+    /// So many bytes, which are being mapped.
+    Reserved(u64),
+    Attached(Arc<WorkerSegment>),
 }
 
 /// The one ring that a session may have.
 enum RingState {
     Free,
+    /// It is being mapped.
+    Reserved,
     Attached(AttachedRing),
     Taken,
 }
@@ -52,7 +57,7 @@ impl Segments {
     /// Allows a session to attach segments, up to its limit.
     pub(crate) fn open_session(&self, token: SessionToken, uid: u32, limit_bytes: u64) {
         let (inputs, ring) = (HashMap::new(), RingState::Free);
-        let session = SessionSegments { token, uid, limit_bytes, mapped_bytes: 0, inputs, ring };
+        let session = SessionSegments { token, uid, limit_bytes, bytes: 0, inputs, ring, connections: 0 };
         self.lock().sessions.push(session);
     }
 
@@ -63,12 +68,15 @@ impl Segments {
 
     /// Returns a segment of a worker.
     pub(crate) fn input(&self, token: &SessionToken, segment: SegmentId) -> Option<Arc<WorkerSegment>> {
-        self.lock().sessions.iter().find(|s| s.token == *token)?.inputs.get(&segment).cloned()
+        match self.lock().sessions.iter().find(|s| s.token == *token)?.inputs.get(&segment)? {
+            InputState::Attached(mapped) => Some(Arc::clone(mapped)),
+            InputState::Reserved(_) => None,
+        }
     }
 
     /// Returns the bytes of all input segments of live sessions.
     pub(crate) fn mapped_bytes(&self) -> u64 {
-        self.lock().sessions.iter().map(|session| session.mapped_bytes).sum()
+        self.lock().sessions.iter().map(|session| session.bytes).sum()
     }
 
     /// Takes the ring that a session has attached, once.
@@ -77,8 +85,33 @@ impl Segments {
         let session = tables.sessions.iter_mut().find(|s| s.token == *token)?;
         match std::mem::replace(&mut session.ring, RingState::Taken) {
             RingState::Attached(ring) => Some(ring),
-            RingState::Free | RingState::Taken => None,
+            // A ring that is being mapped finds that the session has none any more.
+            RingState::Free | RingState::Reserved | RingState::Taken => None,
         }
+    }
+
+    /// Returns a result segment.
+    pub(crate) fn result(&self, id: SegmentId) -> Option<Arc<OwnedSegment>> {
+        self.lock().results.get(&id).cloned()
+    }
+
+    /// Calls `then` with the session of a token, for a process of its user.
+    ///
+    /// # Errors
+    /// When there is no such session, and those of `then`; the text is for the worker's user.
+    pub(crate) fn with_session<T>(
+        &self,
+        token: &SessionToken,
+        uid: u32,
+        then: impl FnOnce(&mut SessionSegments) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let mut tables = self.lock();
+        let session = tables.sessions.iter_mut().find(|s| s.token == *token);
+        let session = session.ok_or("no live session has this token; claim a rank on rpc.sock first")?;
+        if session.uid != uid {
+            return Err(format!("the session belongs to uid {}, not to uid {uid}", session.uid));
+        }
+        then(session)
     }
 
     /// Publishes a result segment to workers.
@@ -92,162 +125,198 @@ impl Segments {
     }
 }
 
-/// Serves mem.sock on its own threads: one that accepts, and one for each connection, mostly blocked. Returns the table
-/// of the sessions' segments.
-///
-/// # Errors
-/// When the socket cannot be bound.
-pub(crate) fn serve(socket: &Path) -> anyhow::Result<Segments> {
-    let segments = Segments::default();
-    let table = segments.clone();
-    let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
-    let accept = move || {
-        for stream in listener.incoming() {
-            match stream {
-                Ok(stream) => start_connection(&segments, stream),
-                Err(error) => {
-                    tracing::warn!(%error, "mem.sock: accepting failed");
-                    std::thread::sleep(ACCEPT_PAUSE);
-                }
-            }
-        }
-    };
-    std::thread::Builder::new().name("ronde-mem".into()).spawn(accept).context("cannot start the mem.sock thread")?;
-    Ok(table)
-}
-
-fn start_connection(segments: &Segments, stream: UnixStream) {
-    let segments = segments.clone();
-    {
-        let mut tables = segments.lock();
-        if tables.connections >= CONNECTIONS_MAX {
-            tracing::warn!(limit = CONNECTIONS_MAX, "mem.sock: too many connections, one is rejected");
-            return;
-        }
-        tables.connections += 1;
-    }
-    let serving = segments.clone();
-    let spawned = std::thread::Builder::new().name("ronde-mem-conn".into()).spawn(move || {
-        serve_connection(&serving, &stream);
-        serving.lock().connections -= 1;
-    });
-    if let Err(error) = spawned {
-        tracing::warn!(%error, "mem.sock: cannot start a thread");
-        segments.lock().connections -= 1;
-    }
-}
-
-fn serve_connection(segments: &Segments, stream: &UnixStream) {
-    let Ok(credentials) = peer_credentials(stream) else { return };
-    if stream.set_read_timeout(Some(REQUEST_TIMEOUT)).and(stream.set_write_timeout(Some(REQUEST_TIMEOUT))).is_err() {
-        return;
-    }
-    let mut host = ConnectionHost { segments: segments.clone(), uid: credentials.uid };
-    loop {
-        match serve_one(stream, &mut host) {
-            Ok(ServeOutcome::Granted(_) | ServeOutcome::Idle) => {}
-            Ok(ServeOutcome::Refused { request, reason }) => tracing::warn!(?request, reason, "mem.sock: refused"),
-            // The session's reader owns the ring's bell now.
-            Ok(ServeOutcome::Closed | ServeOutcome::Ringing) => return,
-            Err(error) => {
-                tracing::warn!(%error, "mem.sock: a connection is closed");
-                return;
-            }
-        }
-    }
-}
-
-/// The host of one connection, which may reach sessions of its own uid.
-struct ConnectionHost {
-    segments: Segments,
-    uid: u32,
-}
-
-impl ConnectionHost {
-    fn with_session<T>(
-        &self,
-        token: &SessionToken,
-        then: impl FnOnce(&mut SessionSegments) -> Result<T, String>,
-    ) -> Result<T, String> {
-        let mut tables = self.segments.lock();
-        let session = tables.sessions.iter_mut().find(|s| s.token == *token);
-        let session = session.ok_or("no live session has this token; claim a rank on rpc.sock first")?;
-        if session.uid != self.uid {
-            return Err(format!("the session belongs to uid {}, not to uid {}", session.uid, self.uid));
-        }
-        then(session)
-    }
-}
-
-impl MemHost for ConnectionHost {
-    fn attach_limit_bytes(&mut self, token: &SessionToken) -> Result<u64, String> {
-        self.with_session(token, |session| Ok(session.limit_bytes - session.mapped_bytes))
-    }
-
-    fn attach(&mut self, token: &SessionToken, segment: SegmentId, mapped: WorkerSegment) -> Result<(), String> {
-        let bytes = mapped.len();
-        self.with_session(token, |session| {
-            if session.inputs.contains_key(&segment) {
-                return Err(format!("segment {segment} is attached already; give each segment its own number"));
-            }
-            if session.limit_bytes - session.mapped_bytes < bytes || session.inputs.len() >= SEGMENTS_PER_SESSION_MAX {
-                return Err(format!(
-                    "{bytes} more bytes exceed arena_bytes_max = {} (--arena-mb) or {SEGMENTS_PER_SESSION_MAX} segments",
-                    session.limit_bytes
-                ));
-            }
-            session.mapped_bytes += bytes;
-            session.inputs.insert(segment, Arc::new(mapped));
-            Ok(())
-        })
-    }
-
-    fn result(&mut self, token: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String> {
-        self.with_session(token, |_| Ok(()))?;
-        let found = self.segments.lock().results.get(&segment).cloned();
-        found.ok_or_else(|| format!("there is no result segment {segment}"))
-    }
-
-    fn check_ring(&mut self, token: &SessionToken, capacity: u64) -> Result<(), String> {
-        self.with_session(token, |session| session.check_ring(capacity))
-    }
-
-    fn ring(&mut self, token: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String> {
-        self.with_session(token, |session| {
-            session.check_ring(ring.capacity())?;
-            session.ring = RingState::Attached(AttachedRing { ring, bell });
-            Ok(())
-        })
-    }
-}
-
 #[cfg(test)]
 impl Segments {
     /// Attaches a segment as mem.sock would, which tests of the control thread do without.
     pub(crate) fn attach_for_test(&self, token: &SessionToken, id: SegmentId, segment: WorkerSegment) {
         let mut tables = self.lock();
         let session = tables.sessions.iter_mut().find(|session| session.token == *token).expect("a live session");
-        session.inputs.insert(id, Arc::new(segment));
+        session.inputs.insert(id, InputState::Attached(Arc::new(segment)));
     }
 }
 
 impl SessionSegments {
-    fn check_ring(&self, capacity: u64) -> Result<(), String> {
+    /// Counts a connection to mem.sock that the session uses.
+    ///
+    /// # Errors
+    /// When it has as many as it may.
+    pub(crate) fn add_connection(&mut self) -> Result<(), String> {
+        if self.connections >= CONNECTIONS_PER_SESSION_MAX {
+            return Err(format!(
+                "the session has {CONNECTIONS_PER_SESSION_MAX} connections to mem.sock already; close one of them"
+            ));
+        }
+        self.connections += 1;
+        Ok(())
+    }
+
+    /// Counts one less.
+    pub(crate) fn remove_connection(&mut self) {
+        self.connections = self.connections.saturating_sub(1);
+    }
+
+    /// Reserves an input segment.
+    ///
+    /// # Errors
+    /// When its number is in use, or the session has no room for it.
+    pub(crate) fn reserve(&mut self, segment: SegmentId, bytes: u64) -> Result<(), String> {
+        if self.inputs.contains_key(&segment) {
+            return Err(format!("segment {segment} is attached already; give each segment its own number"));
+        }
+        let (limit, attached) = (self.limit_bytes, self.bytes);
+        if bytes > limit.saturating_sub(attached) {
+            return Err(format!(
+                "segment {segment} of {bytes} bytes is over the limit of {limit}, arena_bytes_max (--arena-mb), of which {attached} are attached"
+            ));
+        }
+        if self.inputs.len() >= SEGMENTS_PER_SESSION_MAX {
+            return Err(format!("the session has {SEGMENTS_PER_SESSION_MAX} segments already; use larger ones"));
+        }
+        self.bytes += bytes;
+        self.inputs.insert(segment, InputState::Reserved(bytes));
+        Ok(())
+    }
+
+    /// Gives a reservation back.
+    pub(crate) fn release(&mut self, segment: SegmentId) {
+        if let Some(InputState::Reserved(bytes)) = self.inputs.get(&segment) {
+            self.bytes -= bytes;
+            self.inputs.remove(&segment);
+        }
+    }
+
+    /// Takes over a segment that is reserved.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub(crate) fn attach(&mut self, segment: SegmentId, mapped: WorkerSegment) -> Result<(), String> {
+        match self.inputs.get_mut(&segment) {
+            Some(state @ InputState::Reserved(_)) => {
+                *state = InputState::Attached(Arc::new(mapped));
+                Ok(())
+            }
+            _ => Err(format!("segment {segment} is not reserved any more")),
+        }
+    }
+
+    /// Reserves the ring.
+    ///
+    /// # Errors
+    /// When it has another capacity than announced, or the session has one.
+    pub(crate) fn reserve_ring(&mut self, capacity: u64) -> Result<(), String> {
         if capacity != limits::RING_BYTES as u64 {
             return Err(format!("a ring has {} bytes in each direction, as in Claimed", limits::RING_BYTES));
         }
-        match self.ring {
-            RingState::Free => Ok(()),
-            RingState::Attached(_) | RingState::Taken => Err("the session has a ring already".to_owned()),
+        if !matches!(self.ring, RingState::Free) {
+            return Err("the session has a ring already".to_owned());
         }
+        self.ring = RingState::Reserved;
+        Ok(())
+    }
+
+    /// Gives the reservation of the ring back.
+    pub(crate) fn release_ring(&mut self) {
+        if matches!(self.ring, RingState::Reserved) {
+            self.ring = RingState::Free;
+        }
+    }
+
+    /// Takes over the ring, which is reserved.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub(crate) fn attach_ring(&mut self, ring: AttachedRing) -> Result<(), String> {
+        if !matches!(self.ring, RingState::Reserved) {
+            return Err("the ring is not reserved any more".to_owned());
+        }
+        self.ring = RingState::Attached(ring);
+        Ok(())
     }
 }
 
-/// One connection for each session, and as many again for sessions that are ending.
-const CONNECTIONS_MAX: usize = 2 * limits::LOCAL_RANKS_MAX;
 /// Segments of one session; a worker that doubles its segments needs less than a tenth of it.
 const SEGMENTS_PER_SESSION_MAX: usize = 1_024;
-/// The timeout of one read or write on mem.sock; an idle connection is only polled this often.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause after a failed accept (no descriptors left), so that the thread does not spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Connections to mem.sock of one session: one for segments and one for the ring; others may
+/// be about to close.
+const CONNECTIONS_PER_SESSION_MAX: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use ronde_shm::Share;
+
+    use super::*;
+
+    const LIMIT: u64 = 1 << 20;
+    const TOKEN: [u8; 16] = [5; 16];
+
+    fn with_session<T>(
+        segments: &Segments,
+        then: impl FnOnce(&mut SessionSegments) -> Result<T, String>,
+    ) -> Result<T, String> {
+        segments.with_session(&SessionToken::from_bytes(TOKEN), 7, then)
+    }
+
+    fn opened() -> Segments {
+        let segments = Segments::default();
+        segments.open_session(SessionToken::from_bytes(TOKEN), 7, LIMIT);
+        segments
+    }
+
+    #[test]
+    fn what_is_reserved_counts_before_it_is_mapped() {
+        let segments = opened();
+        with_session(&segments, |session| session.reserve(SegmentId(1), LIMIT - 4_096)).expect("there is room");
+        let cases = [(1, 4_096, "attached already"), (2, 8_192, "over the limit of 1048576")];
+        for (segment, bytes, words) in cases {
+            let reason = with_session(&segments, |session| session.reserve(SegmentId(segment), bytes));
+            assert!(reason.as_ref().is_err_and(|reason| reason.contains(words)), "{reason:?}");
+        }
+        with_session(&segments, |session| session.reserve(SegmentId(2), 4_096)).expect("the last page");
+        assert!(segments.input(&SessionToken::from_bytes(TOKEN), SegmentId(2)).is_none(), "it is not mapped yet");
+        with_session(&segments, |session| {
+            session.release(SegmentId(1));
+            Ok(())
+        })
+        .expect("it lives");
+        assert_eq!(segments.mapped_bytes(), 4_096);
+    }
+
+    #[test]
+    fn a_segment_of_a_session_that_ended_meanwhile_is_not_attached() {
+        let segments = opened();
+        with_session(&segments, |session| session.reserve(SegmentId(1), 4_096)).expect("there is room");
+        let owned = OwnedSegment::create("late", 4_096, Share::Writable).expect("memory");
+        let descriptor = owned.fd().try_clone_to_owned().expect("a descriptor");
+        let mapped = WorkerSegment::map_named("late", descriptor, 4_096).expect("mapped");
+        segments.close_session(&SessionToken::from_bytes(TOKEN));
+        segments.open_session(SessionToken::from_bytes([6; 16]), 7, LIMIT);
+        let reason = with_session(&segments, |session| session.attach(SegmentId(1), mapped));
+        assert!(reason.as_ref().is_err_and(|reason| reason.contains("no live session")), "{reason:?}");
+        assert_eq!(segments.mapped_bytes(), 0);
+    }
+
+    #[test]
+    fn a_session_has_one_ring_and_a_few_connections() {
+        let segments = opened();
+        let ring = || with_session(&segments, |session| session.reserve_ring(limits::RING_BYTES as u64));
+        ring().expect("the first");
+        assert!(ring().is_err_and(|reason| reason.contains("a ring already")));
+        with_session(&segments, |session| {
+            session.release_ring();
+            Ok(())
+        })
+        .expect("it lives");
+        ring().expect("it was given back");
+        for _ in 0..CONNECTIONS_PER_SESSION_MAX {
+            with_session(&segments, SessionSegments::add_connection).expect("there is room");
+        }
+        let refused = with_session(&segments, SessionSegments::add_connection);
+        assert!(refused.is_err_and(|reason| reason.contains("8 connections to mem.sock")));
+        with_session(&segments, |session| {
+            session.remove_connection();
+            Ok(())
+        })
+        .expect("it lives");
+        with_session(&segments, SessionSegments::add_connection).expect("one was closed");
+    }
+}

@@ -1,7 +1,7 @@
 //! The control thread's table of local workers' sessions: their ranks, their requests and results, and their outgoing
 //! channels.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,20 +9,17 @@ use ronde_rpc::v1::server_message::Message::{Alive, RingTaken};
 use ronde_rpc::{RankToken, v1};
 use ronde_shm::SessionToken;
 use ronde_wire::{Epoch, OpId, Rank, Record, RequestId};
-use tokio::sync::mpsc;
 use tonic::Status;
 
+use crate::session::command::Access;
+use crate::session::outgoing::{InlineResult, Outgoing};
 use crate::session::request::{Input, Output, ResultId};
 use crate::session::ring::{NOT_READING, RingOut};
+use crate::session::service::OUTGOING_MAX;
 
 /// A session's number within this process; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SessionId(pub u64);
-
-/// The outgoing half of a session's stream.
-pub(crate) type Outgoing = mpsc::Sender<Result<v1::ServerMessage, Status>>;
-/// The same, without keeping the stream open.
-pub(crate) type WeakOutgoing = mpsc::WeakSender<Result<v1::ServerMessage, Status>>;
 
 /// A live session.
 pub(crate) struct Session {
@@ -32,8 +29,13 @@ pub(crate) struct Session {
     pub(crate) rank: Rank,
     /// The token that links mem.sock to it.
     pub(crate) token: SessionToken,
+    /// How its worker connects.
+    pub(crate) access: Access,
     /// `None` once the stream is over.
     outgoing: Option<Outgoing>,
+    /// Results that wait for room on their path to the worker, and the messages after them, oldest first; at most
+    /// [`OUTGOING_MAX`].
+    waiting: VecDeque<Waiting>,
     /// The ring that replaces the stream, once the worker has requested it.
     ring: Option<RingOut>,
     /// Requests that are not over.
@@ -42,6 +44,8 @@ pub(crate) struct Session {
     pub(crate) held: HashMap<RequestId, HeldResult>,
     /// Bytes of results that pending and held requests may take.
     pub(crate) result_bytes: u64,
+    /// Bytes that the sidecar holds in its own memory for pending requests, and of results that wait to be sent.
+    pub(crate) message_bytes: u64,
     /// Why the worker shuts the session down; `None` if no shutdown was announced.
     pub(crate) shutdown_reason: Option<String>,
     /// The stream is over, but operations continue: see `crate::driver::worker_exits`.
@@ -74,8 +78,16 @@ pub(crate) struct Pending {
     pub(crate) in_output: bool,
     /// The operation whose lanes use these locations.
     pub(crate) operation: Option<OpId>,
-    /// The bytes that it counts against the session's limit.
+    /// The bytes that its result counts against the session's limit.
     pub(crate) result_bytes: u64,
+    /// The bytes of the sidecar's own memory that it counts against the session's limit.
+    pub(crate) message_bytes: u64,
+}
+
+/// What waits for room on its path to a worker.
+enum Waiting {
+    Message(v1::server_message::Message),
+    Result(InlineResult),
 }
 
 /// A result that a session holds.
@@ -92,9 +104,91 @@ impl Session {
         matches!(self.pending.get(&request).map(|p| &p.input), Some(Input::Inline(_)))
     }
 
+    /// Adds a request.
+    pub(crate) fn add_pending(&mut self, request: RequestId, pending: Pending) {
+        self.result_bytes += pending.result_bytes;
+        self.message_bytes += pending.message_bytes;
+        self.pending.insert(request, pending);
+    }
+
+    /// Removes a request that is over, with what it counts.
+    pub(crate) fn remove_pending(&mut self, request: RequestId) -> Option<Pending> {
+        let pending = self.pending.remove(&request)?;
+        self.result_bytes -= pending.result_bytes;
+        self.message_bytes -= pending.message_bytes;
+        Some(pending)
+    }
+
     /// Queues a message for the worker. When that fails, for example because it does not read, the session [must
     /// end](Self::lost).
     pub(crate) fn send(&mut self, message: v1::server_message::Message) {
+        if self.waiting.is_empty() {
+            return self.send_now(message);
+        }
+        // After what waits, so that messages keep their order.
+        match self.waiting.len() {
+            ..OUTGOING_MAX => self.waiting.push_back(Waiting::Message(message)),
+            _ => self.note(Err(NOT_READING.to_owned())),
+        }
+    }
+
+    /// Queues a result that is sent in parts, and counts its bytes until all of them are [sent](Self::flush).
+    pub(crate) fn send_result(&mut self, result: InlineResult) {
+        self.result_bytes += result.bytes;
+        self.message_bytes += result.bytes;
+        self.waiting.push_back(Waiting::Result(result));
+    }
+
+    /// Sends what waits, as far as there is room. Returns the results whose last part was sent: their slots are not read
+    /// any more.
+    pub(crate) fn flush(&mut self) -> Vec<ResultId> {
+        let flushed = self.ring.as_mut().map_or(Ok(()), RingOut::flush);
+        self.note(flushed);
+        let mut sent = Vec::new();
+        while let Some(next) = self.waiting.pop_front() {
+            match next {
+                Waiting::Message(message) => self.send_now(message),
+                Waiting::Result(mut result) => {
+                    while !result.is_sent() && self.has_room_for_part() {
+                        result.next_part().into_iter().for_each(|part| self.send_part(part));
+                    }
+                    if !result.is_sent() {
+                        self.waiting.push_front(Waiting::Result(result));
+                        break;
+                    }
+                    self.result_bytes -= result.bytes;
+                    self.message_bytes -= result.bytes;
+                    sent.push(result.result);
+                }
+            }
+        }
+        sent
+    }
+
+    /// Takes the results that were not sent, because the session is over.
+    pub(crate) fn take_unsent(&mut self) -> impl Iterator<Item = ResultId> + use<> {
+        let result = |waiting| if let Waiting::Result(result) = waiting { Some(result.result) } else { None };
+        std::mem::take(&mut self.waiting).into_iter().filter_map(result)
+    }
+
+    /// Returns whether a part of a result can be sent. If not, the reader of the session reports when it can.
+    fn has_room_for_part(&self) -> bool {
+        match (&self.ring, &self.outgoing) {
+            (Some(ring), _) => ring.has_room(),
+            (None, Some(outgoing)) => outgoing.has_room_for_part(),
+            // Nobody reads it.
+            (None, None) => true,
+        }
+    }
+
+    fn send_part(&mut self, part: v1::server_message::Message) {
+        if let (None, Some(outgoing)) = (&self.ring, &self.outgoing) {
+            outgoing.add_part();
+        }
+        self.send_now(part);
+    }
+
+    fn send_now(&mut self, message: v1::server_message::Message) {
         let message = v1::ServerMessage { message: Some(message) };
         if let Some(ring) = &mut self.ring {
             let sent = ring.send(message);
@@ -115,12 +209,6 @@ impl Session {
         self.ring = Some(ring);
     }
 
-    /// Sends queued messages, because the worker has made room in its ring.
-    pub(crate) fn flush_ring(&mut self) {
-        let flushed = self.ring.as_mut().map_or(Ok(()), RingOut::flush);
-        self.note(flushed);
-    }
-
     /// Returns whether messages use a ring.
     pub(crate) fn has_ring(&self) -> bool {
         self.ring.is_some()
@@ -139,7 +227,7 @@ impl Session {
     fn send_on_stream(&mut self, message: v1::ServerMessage) {
         // The reader reports a closed stream, because it knows how it ended.
         let Some(outgoing) = &self.outgoing else { return };
-        if let Err(mpsc::error::TrySendError::Full(_)) = outgoing.try_send(Ok(message)) {
+        if !outgoing.try_send(Ok(message)) {
             self.note(Err(NOT_READING.to_owned()));
         }
     }
@@ -180,7 +268,7 @@ impl Sessions {
         rank: Rank,
         token: &RankToken,
         session_token: SessionToken,
-        outgoing: Outgoing,
+        (access, outgoing): (Access, Outgoing),
     ) -> Result<SessionId, Status> {
         let Some(expected) = self.tokens.get(&rank) else {
             return Err(Status::not_found(format!(
@@ -201,11 +289,14 @@ impl Sessions {
             id,
             rank,
             token: session_token,
+            access,
             outgoing: Some(outgoing),
+            waiting: VecDeque::new(),
             ring: None,
             pending: HashMap::new(),
             held: HashMap::new(),
             result_bytes: 0,
+            message_bytes: 0,
             shutdown_reason: None,
             closing: None,
             pid: 0,
@@ -275,5 +366,83 @@ impl Sessions {
         let output = pending.output.clone().filter(|output| output.bytes == bytes)?;
         pending.in_output = true;
         Some(output)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ronde_rpc::convert::TOKEN_BYTES;
+    use ronde_rpc::v1::server_message::Message;
+    use ronde_shm::{OwnedSegment, Share};
+    use ronde_wire::Seq;
+    use tokio_stream::StreamExt;
+
+    use super::*;
+    use crate::session::outgoing::{OutgoingStream, PART_BYTES, PARTS_MAX, outgoing};
+
+    const ME: Rank = Rank(3);
+    /// Twice as many parts as the queue takes, and a short one.
+    const RESULT_BYTES: u64 = 2 * (PARTS_MAX * PART_BYTES) as u64 + 1;
+
+    fn claimed() -> (Sessions, OutgoingStream) {
+        let token = RankToken::new(&[1; TOKEN_BYTES]).expect("a token");
+        let mut sessions = Sessions::new(HashMap::from([(ME, token)]));
+        let (outgoing, stream) = outgoing(1_000);
+        let access = (Access::Socket { uid: 0 }, outgoing);
+        sessions.claim(ME, &token, SessionToken::from_bytes([2; 16]), access).expect("a session");
+        (sessions, stream)
+    }
+
+    fn result(segment: &Arc<OwnedSegment>) -> InlineResult {
+        let result = ResultId { epoch: Epoch(1), seq: Seq(7), tensor: 0, rank: None };
+        let (offset, bytes) = (100, RESULT_BYTES);
+        InlineResult { request: RequestId(5), result, segment: Arc::clone(segment), offset, end: offset + bytes, bytes }
+    }
+
+    fn segment() -> Arc<OwnedSegment> {
+        let bytes = usize::try_from(2 * RESULT_BYTES).expect("small");
+        Arc::new(OwnedSegment::create("result", bytes, Share::ReadOnlyForOthers).expect("memory"))
+    }
+
+    #[tokio::test]
+    async fn a_result_leaves_its_slot_as_far_as_the_worker_reads_and_messages_keep_their_order() {
+        let ((mut sessions, mut stream), segment) = (claimed(), segment());
+        segment.copy_from(100, &vec![9; usize::try_from(RESULT_BYTES).expect("small")]).expect("inside");
+        let session = sessions.of_rank(ME).expect("it lives");
+        session.send_result(result(&segment));
+        session.send(Message::Alive(v1::Alive {}));
+        assert!(session.flush().is_empty() && stream.unread() == PARTS_MAX);
+        assert_eq!((session.message_bytes, session.result_bytes), (RESULT_BYTES, RESULT_BYTES));
+        let (mut read, mut sent) = (0, Vec::new());
+        while sent.is_empty() {
+            for _ in 0..PARTS_MAX {
+                let Some(Ok(v1::ServerMessage { message: Some(Message::ResultPart(part)) })) = stream.next().await
+                else {
+                    panic!("a part comes before what was sent after it");
+                };
+                assert!(part.request == 5 && part.data.iter().all(|byte| *byte == 9));
+                read += part.data.len() as u64;
+            }
+            sent = session.flush();
+            assert!(stream.unread() <= PARTS_MAX + 1);
+        }
+        assert_eq!((sent.len(), session.message_bytes, session.result_bytes), (1, 0, 0));
+        let mut last = Vec::new();
+        while stream.unread() > 0 {
+            last.extend(stream.next().await.expect("it is queued").expect("a message").message);
+        }
+        let [Message::ResultPart(part), Message::Alive(_)] = &last[..] else { panic!("{last:?}") };
+        assert_eq!(read + part.data.len() as u64, RESULT_BYTES);
+        assert!(session.take_unsent().next().is_none());
+    }
+
+    #[test]
+    fn results_that_were_not_sent_are_given_back_at_the_end() {
+        let ((mut sessions, _stream), segment) = (claimed(), segment());
+        let session = sessions.of_rank(ME).expect("it lives");
+        session.send_result(result(&segment));
+        session.send_result(result(&segment));
+        assert!(session.flush().is_empty());
+        assert_eq!(session.take_unsent().count(), 2);
     }
 }

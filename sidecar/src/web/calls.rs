@@ -7,13 +7,11 @@ use ronde_rpc::v1;
 use ronde_rpc::v1::client_message;
 use ronde_rpc::v1::ronde_web_server::RondeWeb;
 use ronde_wire::Rank;
-use tokio::sync::mpsc;
 use tokio::time::timeout;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::gate::Caller;
-use super::sessions::{INBOX_MAX, MessageStream, Sessions};
+use super::sessions::{MessageStream, Sessions, inbox};
 use crate::admin::Pages;
 use crate::session::command::Access;
 use crate::session::service::Service;
@@ -30,6 +28,11 @@ impl Calls {
     /// Creates the service from the sessions of a gRPC service and the admin pages.
     pub(super) fn new(service: Arc<Service>, pages: Pages) -> Self {
         Self { service, pages, sessions: Sessions::default() }
+    }
+
+    /// Returns the open sessions.
+    pub(super) fn sessions(&self) -> &Sessions {
+        &self.sessions
     }
 }
 
@@ -61,10 +64,10 @@ impl RondeWeb for Calls {
                 claim.rank
             )));
         }
-        let (inbox, incoming) = mpsc::channel(INBOX_MAX);
+        let (inbox, incoming) = inbox();
         // The channel is new: there is room.
-        let _ = inbox.try_send(Ok(v1::ClientMessage { message: Some(client_message::Message::Claim(claim)) }));
-        let outgoing = self.service.open_session(Access::Web, Box::pin(ReceiverStream::new(incoming)));
+        let _ = inbox.try_send(Ok(vec![v1::ClientMessage { message: Some(client_message::Message::Claim(claim)) }]));
+        let outgoing = self.service.open_session(Access::Web, Box::pin(incoming), None);
         Ok(Response::new(MessageStream::new(&self.sessions, rank, inbox, outgoing)))
     }
 

@@ -47,6 +47,11 @@ impl Gate {
         Self { tokens: tokens.into_iter().collect(), origins }
     }
 
+    /// The ranks that may call.
+    pub(super) fn ranks(&self) -> impl Iterator<Item = Rank> {
+        self.tokens.iter().map(|(rank, _)| *rank)
+    }
+
     /// Checks a head.
     ///
     /// # Errors
@@ -171,6 +176,11 @@ impl Refusal {
     }
 }
 
+/// Returns whether a call carries messages of a session.
+pub(super) fn has_session_messages(head: &Parts) -> bool {
+    head.uri.path() == SESSION_MESSAGES
+}
+
 fn is_grpc_web(head: &Parts) -> bool {
     let given = head.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     given.is_some_and(|given| given == b"application/grpc-web" || given == CONTENT_TYPE_OF_CALLS.as_bytes())
@@ -181,7 +191,8 @@ const CONTENT_TYPE_OF_CALLS: &str = "application/grpc-web+proto";
 const HEADERS_OF_CALLS: &str = "authorization,content-type,grpc-timeout,x-grpc-web,x-user-agent";
 /// All paths that are served.
 const PATHS: [&str; 4] =
-    ["/ronde.v1.RondeWeb/Describe", "/ronde.v1.RondeWeb/Open", "/ronde.v1.RondeWeb/Say", "/ronde.v1.RondeWeb/Status"];
+    ["/ronde.v1.RondeWeb/Describe", "/ronde.v1.RondeWeb/Open", SESSION_MESSAGES, "/ronde.v1.RondeWeb/Status"];
+const SESSION_MESSAGES: &str = "/ronde.v1.RondeWeb/Say";
 
 #[cfg(test)]
 mod tests {

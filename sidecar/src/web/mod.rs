@@ -1,7 +1,8 @@
 //! The gRPC-Web listener: sessions of workers that have neither Unix sockets nor shared memory, such as WebAssembly in
 //! a browser or in Node. It is off by default; docs/WEB.md describes its use, docs/adr/0019-grpc-web.md the reasons.
 //!
-//! A request is checked by its head ([`gate`]), read within bounds ([`listener`]), and answered ([`calls`]). A session
+//! A request is checked by its head ([`gate`]), read within bounds ([`listener`]) that are divided between ranks
+//! ([`shares`]), and answered ([`calls`]). A session
 //! is the same as that of rpc.sock, but its messages travel differently ([`sessions`]). All of it runs on a separate
 //! thread, because TLS does not belong on the control thread.
 
@@ -9,6 +10,7 @@ mod calls;
 mod gate;
 mod listener;
 mod sessions;
+mod shares;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;

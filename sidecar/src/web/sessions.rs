@@ -14,14 +14,46 @@ use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::Status;
 
+use crate::session::outgoing::OutgoingStream;
+
 /// The open sessions by token.
 #[derive(Clone, Default)]
 pub(super) struct Sessions {
     open: Arc<Mutex<HashMap<Bytes, Arc<Session>>>>,
 }
 
-/// The channel for a worker's messages.
-pub(super) type Inbox = mpsc::Sender<Result<v1::ClientMessage, Status>>;
+/// The channel for a worker's messages, call by call.
+pub(super) type Inbox = mpsc::Sender<Result<Vec<v1::ClientMessage>, Status>>;
+
+/// The messages of a channel, one by one.
+pub(super) struct Messages {
+    calls: mpsc::Receiver<Result<Vec<v1::ClientMessage>, Status>>,
+    /// The rest of the last call.
+    rest: std::vec::IntoIter<v1::ClientMessage>,
+}
+
+/// Creates the channel of a session.
+pub(super) fn inbox() -> (Inbox, Messages) {
+    let (sender, calls) = mpsc::channel(INBOX_CALLS_MAX);
+    (sender, Messages { calls, rest: Vec::new().into_iter() })
+}
+
+impl Stream for Messages {
+    type Item = Result<v1::ClientMessage, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(message) = self.rest.next() {
+                return Poll::Ready(Some(Ok(message)));
+            }
+            match ready!(self.calls.poll_recv(context)) {
+                Some(Ok(messages)) => self.rest = messages.into_iter(),
+                Some(Err(status)) => return Poll::Ready(Some(Err(status))),
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+}
 
 /// An open session.
 pub(super) struct Session {
@@ -42,6 +74,11 @@ impl Sessions {
         session.filter(|session| session.rank == caller).ok_or_else(|| {
             Status::not_found("no session of this token and rank is open here; it has ended: Open another one")
         })
+    }
+
+    /// Returns whether a rank has an open session.
+    pub(super) fn has(&self, rank: Rank) -> bool {
+        self.lock().values().any(|session| session.rank == rank)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Bytes, Arc<Session>>> {
@@ -68,10 +105,9 @@ impl Session {
             *received = number.max(*received);
             return Ok(());
         }
-        // Reserve room for all of them first: then nothing waits, so a call that is cancelled is never half received.
-        let places = self.inbox.reserve_many(messages.len()).await;
-        let places = places.map_err(|_| Status::not_found("the session has ended; Open another one"))?;
-        places.zip(messages).for_each(|(place, message)| place.send(Ok(message)));
+        // Reserve room first: then nothing waits, so a call that is cancelled is not received.
+        let place = self.inbox.reserve().await;
+        place.map_err(|_| Status::not_found("the session has ended; Open another one"))?.send(Ok(messages));
         *received = number;
         Ok(())
     }
@@ -102,7 +138,7 @@ fn check(messages: &[v1::ClientMessage]) -> Result<(), Status> {
 
 /// The stream of messages to a worker. Dropping it, as when its connection ends, ends the session.
 pub(super) struct MessageStream {
-    outgoing: mpsc::Receiver<Result<v1::ServerMessage, Status>>,
+    outgoing: OutgoingStream,
     rank: Rank,
     sessions: Sessions,
     /// The worker's channel, until the session has a token.
@@ -112,18 +148,11 @@ pub(super) struct MessageStream {
 
 impl MessageStream {
     /// Forwards outgoing messages, and registers the session once its claim is accepted.
-    pub(super) fn new(
-        sessions: &Sessions,
-        rank: Rank,
-        inbox: Inbox,
-        outgoing: mpsc::Receiver<Result<v1::ServerMessage, Status>>,
-    ) -> Self {
+    pub(super) fn new(sessions: &Sessions, rank: Rank, inbox: Inbox, outgoing: OutgoingStream) -> Self {
         Self { outgoing, rank, sessions: sessions.clone(), inbox: Some(inbox), token: None }
     }
 
-    fn open(&mut self, claimed: &mut v1::Claimed, inbox: Inbox) {
-        claimed.ring_bytes = 0;
-        claimed.pending_max = u32::try_from(limits::WEB_PENDING_MAX).unwrap_or(u32::MAX);
+    fn open(&mut self, claimed: &v1::Claimed, inbox: Inbox) {
         let session = Arc::new(Session { rank: self.rank, inbox, received: tokio::sync::Mutex::new(0) });
         self.sessions.lock().insert(claimed.session_token.clone(), session);
         self.token = Some(claimed.session_token.clone());
@@ -134,8 +163,8 @@ impl Stream for MessageStream {
     type Item = Result<v1::ServerMessage, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let mut next = ready!(self.outgoing.poll_recv(context));
-        if let Some(Ok(v1::ServerMessage { message: Some(server_message::Message::Claimed(claimed)) })) = &mut next
+        let next = ready!(Pin::new(&mut self.outgoing).poll_next(context));
+        if let Some(Ok(v1::ServerMessage { message: Some(server_message::Message::Claimed(claimed)) })) = &next
             && let Some(inbox) = self.inbox.take()
         {
             self.open(claimed, inbox);
@@ -147,7 +176,7 @@ impl Stream for MessageStream {
 impl Drop for MessageStream {
     fn drop(&mut self) {
         let session = self.token.as_ref().and_then(|token| self.sessions.lock().remove(token));
-        let unread = self.outgoing.len();
+        let unread = self.outgoing.unread();
         if let Some(session) = session.filter(|_| unread > 0) {
             let reason =
                 format!("its connection ended with {unread} messages that it has not read; it must read continuously");
@@ -157,14 +186,15 @@ impl Drop for MessageStream {
     }
 }
 
-/// Messages of a worker queued for the control thread: those of one call.
-pub(super) const INBOX_MAX: usize = limits::WEB_MESSAGES_MAX;
+/// Calls of a worker queued for the control thread, each of at most [`limits::WEB_BODY_BYTES_MAX`] bytes.
+const INBOX_CALLS_MAX: usize = 4;
 
 #[cfg(test)]
 mod tests {
     use tokio_stream::StreamExt;
 
     use super::*;
+    use crate::session::outgoing::{Outgoing, outgoing};
 
     const ME: Rank = Rank(2);
     const TOKEN: &[u8] = &[9; 16];
@@ -180,56 +210,58 @@ mod tests {
     struct Opened {
         sessions: Sessions,
         messages: MessageStream,
-        sender: mpsc::Sender<Result<v1::ServerMessage, Status>>,
-        inbox: mpsc::Receiver<Result<v1::ClientMessage, Status>>,
+        sender: Outgoing,
+        inbox: Messages,
     }
 
     /// A session whose claim was accepted.
-    async fn opened() -> (Opened, v1::Claimed) {
-        let (sender, outgoing) = mpsc::channel(8);
-        let (inbox, incoming) = mpsc::channel(INBOX_MAX);
+    async fn opened() -> Opened {
+        let (sender, outgoing) = outgoing(8);
+        let (inbox, incoming) = inbox();
         let sessions = Sessions::default();
         let mut messages = MessageStream::new(&sessions, ME, inbox, outgoing);
-        let claimed = v1::Claimed { session_token: TOKEN.into(), ring_bytes: 4_096, ..Default::default() };
+        let claimed = v1::Claimed { session_token: TOKEN.into(), ..Default::default() };
         let claimed = v1::ServerMessage { message: Some(server_message::Message::Claimed(claimed)) };
-        assert!(sender.send(Ok(claimed)).await.is_ok());
+        assert!(sender.try_send(Ok(claimed)));
         let Some(Ok(v1::ServerMessage { message: Some(server_message::Message::Claimed(claimed)) })) =
             messages.next().await
         else {
             panic!("not passed on");
         };
-        (Opened { sessions, messages, sender, inbox: incoming }, claimed)
+        assert_eq!(claimed.session_token, TOKEN);
+        Opened { sessions, messages, sender, inbox: incoming }
     }
 
     #[tokio::test]
     async fn a_session_exists_from_its_claim_to_the_end_of_its_call() {
-        let (Opened { sessions, messages, sender, mut inbox }, claimed) = opened().await;
-        assert_eq!((claimed.ring_bytes, claimed.pending_max), (0, 1_024));
+        let Opened { sessions, messages, sender, mut inbox } = opened().await;
+        assert!(sessions.has(ME) && !sessions.has(Rank(3)));
         let session = sessions.of(&TOKEN.into(), ME).expect("open");
         assert!(sessions.of(&TOKEN.into(), Rank(3)).is_err(), "another rank's");
         assert!(sessions.of(&vec![8; 16].into(), ME).is_err(), "another token");
         drop((messages, session));
-        assert!(sessions.of(&TOKEN.into(), ME).is_err(), "over");
-        assert!(inbox.recv().await.is_none() && sender.is_closed(), "both sides are closed");
+        assert!(sessions.of(&TOKEN.into(), ME).is_err() && !sessions.has(ME), "over");
+        assert!(inbox.next().await.is_none(), "its reader notices");
+        assert!(sender.watch().is_some_and(|watch| watch.is_open()), "and ends the session");
     }
 
     /// A connection that cannot be written to ends, which is not its worker's doing.
     #[tokio::test]
     async fn a_worker_that_does_not_read_is_reported() {
-        let (Opened { messages, sender, mut inbox, .. }, _) = opened().await;
+        let Opened { messages, sender, mut inbox, .. } = opened().await;
         for request in 0..3 {
             let done = server_message::Message::Completed(v1::Completed { request, ..Default::default() });
-            assert!(sender.send(Ok(v1::ServerMessage { message: Some(done) })).await.is_ok());
+            assert!(sender.try_send(Ok(v1::ServerMessage { message: Some(done) })));
         }
         drop(messages);
-        let status = inbox.recv().await.expect("the reason").expect_err("which is none of the worker's messages");
+        let status = inbox.next().await.expect("the reason").expect_err("which is none of the worker's messages");
         assert!(status.message().contains("3 messages that it has not read"), "{status}");
-        assert!(inbox.recv().await.is_none());
+        assert!(inbox.next().await.is_none());
     }
 
     #[tokio::test]
     async fn calls_are_received_once_and_in_order() {
-        let (mut opened, _) = opened().await;
+        let mut opened = opened().await;
         let session = opened.sessions.of(&TOKEN.into(), ME).expect("open");
         session.receive(1, vec![release(10), release(11)]).await.expect("the first");
         session.receive(1, vec![release(10), release(11)]).await.expect("the first again");
@@ -242,7 +274,7 @@ mod tests {
         drop(session);
         drop(opened.messages);
         let mut received = Vec::new();
-        while let Some(message) = opened.inbox.recv().await {
+        while let Some(message) = opened.inbox.next().await {
             received.push(message.expect("a message"));
         }
         assert_eq!(received, [release(10), release(11), release(12)]);
@@ -250,7 +282,7 @@ mod tests {
 
     #[tokio::test]
     async fn ring_and_claim_messages_are_rejected_together_with_their_batch() {
-        let (mut opened, _) = opened().await;
+        let mut opened = opened().await;
         let session = opened.sessions.of(&TOKEN.into(), ME).expect("open");
         let elsewhere = [
             (vec![release(1), message(client_message::Message::RingReady(v1::RingReady {}))], "RingReady"),
@@ -262,6 +294,6 @@ mod tests {
             assert!(status.message().contains(words), "{status}");
         }
         session.receive(1, vec![release(7)]).await.expect("the first that is received");
-        assert_eq!(opened.inbox.recv().await.expect("it").expect("a message"), release(7));
+        assert_eq!(opened.inbox.next().await.expect("it").expect("a message"), release(7));
     }
 }

@@ -69,7 +69,8 @@ async fn submit(client: &Client, waiting: &Waiting, id: u64, wanted: &Wanted) {
     let bytes =
         fill.bytes(client.rank(), usize::try_from(elements).expect("test tensors are small") * dtype.size_bytes());
     let tensor = TensorRef { dtype: *dtype, shape, bytes: &bytes };
-    let operation = Operation::new(name.as_deref(), collective.clone(), Some(tensor));
+    let tensor = collective.has_input(ronde::Rank(client.rank())).then_some(tensor);
+    let operation = Operation::new(name.as_deref(), collective.clone(), tensor);
     match client.submit(&operation).await {
         Err(error) => send(&failed(id, &error)),
         Ok(handle) => {

@@ -12,12 +12,14 @@ use tempfile::TempDir;
 pub mod capture;
 pub mod network;
 pub mod process;
+pub mod resources;
 pub mod sidecar;
 pub mod worker;
 
 pub use capture::{Capture, Captured};
 pub use network::{Network, Shape};
 pub use process::{Line, Process};
+pub use resources::Resident;
 pub use sidecar::{Authority, Sidecar, SidecarOptions};
 pub use worker::{Failed, Outcome, Worker, sum};
 

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod flood;
 mod node;
 mod tls;
 
@@ -274,31 +275,6 @@ fn invalid_requests_are_rejected_by_their_head_without_disturbing_the_job() -> R
     let described = call(sidecar, &good("Describe"))?.finish()?;
     ensure!(described.1 == "0 ", "{described:?}");
     Ok(())
-}
-
-#[test]
-fn connections_are_bounded() -> Result<()> {
-    let cluster = Plan::of(&[0]).web(json!({ "listen": "127.0.0.1:0" })).sidecars("")?;
-    let sidecar = &cluster.sidecars[0];
-    let address = address(sidecar)?;
-    let all: Vec<TcpStream> = (0..limits::WEB_CONNECTIONS_MAX).map(|_| connect(address)).collect::<Result<_>>()?;
-    let mut one_more = connect(address)?;
-    let mut answer = Vec::new();
-    let ended = one_more.read_to_end(&mut answer);
-    ensure!(ended.is_err() || answer.is_empty(), "it is answered: {answer:?}");
-    drop(all);
-    // As soon as the others are gone there is room again.
-    let token = token_of(sidecar, 0)?;
-    let deadline = std::time::Instant::now() + PATIENCE;
-    loop {
-        match call(sidecar, &Call::new("Describe", Some(&token), framed(&[]))) {
-            Ok(answer) => {
-                ensure!(answer.status == 200, "{}", answer.head);
-                return Ok(());
-            }
-            Err(error) => ensure!(std::time::Instant::now() < deadline, "no room: {error:#}"),
-        }
-    }
 }
 
 #[test]

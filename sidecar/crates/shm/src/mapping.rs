@@ -22,6 +22,7 @@
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -31,6 +32,7 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
+use nix::unistd::{Whence, lseek};
 
 use crate::copy::{copy, copy_non_temporal};
 use crate::error::ShmError;
@@ -66,6 +68,20 @@ impl SealedFd {
     /// The memfd's size in bytes, fixed by its seals.
     pub(crate) fn bytes(&self) -> NonZeroUsize {
         self.bytes
+    }
+
+    /// The next pages that exist at `offset` or after it, as a range of bytes; `None` after the last one.
+    fn next_extent(&self, offset: usize, segment: &str) -> Result<Option<Range<usize>>, ShmError> {
+        let seek = |offset: usize, whence| match libc::off_t::try_from(offset).map(|at| lseek(&self.fd, at, whence)) {
+            Ok(Ok(found)) => Ok(usize::try_from(found).ok()),
+            // There is nothing at the end.
+            Ok(Err(Errno::ENXIO)) | Err(_) => Ok(None),
+            Ok(Err(errno)) => Err(ShmError::system("seeking pages", segment, errno)),
+        };
+        let Some(start) = seek(offset, Whence::SeekData)? else { return Ok(None) };
+        let end = seek(start, Whence::SeekHole)?;
+        // A hole that the peer has made meanwhile ends the extent where it begins.
+        Ok(end.filter(|end| *end > start).map(|end| start..end))
     }
 
     /// Adds seals.
@@ -131,16 +147,34 @@ impl<A: Access> Mapping<A> {
     ///
     /// Blocks while the kernel allocates and zeroes those pages, about 0.5 ms per MiB of a new memfd.
     pub(crate) fn new(sealed: &SealedFd, segment: &str, populated_bytes: usize) -> Result<Self, ShmError> {
+        let whole = populated_bytes >= sealed.bytes().get();
+        let mapping = Self::map(sealed, segment, if whole { MapFlags::MAP_POPULATE } else { MapFlags::empty() })?;
+        mapping.populate(0..mapping.bytes.get().min(populated_bytes))?;
+        Ok(mapping)
+    }
+
+    /// Maps `sealed` and populates page tables where its pages exist. The first use of another page allocates it.
+    ///
+    /// A peer that allocates and frees pages at the same time may make the kernel allocate some of them here; they are
+    /// never more than the mapping has.
+    pub(crate) fn of_allocated(sealed: &SealedFd, segment: &str) -> Result<Self, ShmError> {
+        let mapping = Self::map(sealed, segment, MapFlags::empty())?;
+        let mut next = 0;
+        for _ in 0..EXTENTS_MAX {
+            let Some(extent) = sealed.next_extent(next, segment)? else { break };
+            next = extent.end;
+            mapping.populate(extent)?;
+        }
+        Ok(mapping)
+    }
+
+    fn map(sealed: &SealedFd, segment: &str, flags: MapFlags) -> Result<Self, ShmError> {
         let bytes = sealed.bytes();
-        let whole = populated_bytes >= bytes.get();
-        let flags = MapFlags::MAP_SHARED | if whole { MapFlags::MAP_POPULATE } else { MapFlags::empty() };
         // SAFETY: the kernel chooses the address, so no existing mapping is replaced. There are no references to the
         // new one.
-        let base = unsafe { mmap(None, bytes, A::PROTECTION, flags, sealed.as_fd(), 0) }
+        let base = unsafe { mmap(None, bytes, A::PROTECTION, MapFlags::MAP_SHARED | flags, sealed.as_fd(), 0) }
             .map_err(|errno| ShmError::system("mmap", segment, errno))?;
-        let mapping = Self { segment: segment.into(), base, bytes, access: std::marker::PhantomData };
-        mapping.populate(segment, populated_bytes)?;
-        Ok(mapping)
+        Ok(Self { segment: segment.into(), base, bytes, access: std::marker::PhantomData })
     }
 
     /// Size in bytes.
@@ -161,14 +195,18 @@ impl<A: Access> Mapping<A> {
         Ok(())
     }
 
-    /// Populates page tables and reports failures such as lack of memory, which `MAP_POPULATE` ignores.
-    fn populate(&self, segment: &str, populated_bytes: usize) -> Result<(), ShmError> {
-        let bytes = self.bytes.get().min(populated_bytes);
+    /// Populates the page tables of a range of whole pages and reports failures such as lack of memory, which
+    /// `MAP_POPULATE` ignores.
+    fn populate(&self, range: Range<usize>) -> Result<(), ShmError> {
+        let end = range.end.min(self.bytes.get());
+        let Some(bytes) = end.checked_sub(range.start).filter(|bytes| *bytes > 0) else { return Ok(()) };
+        // SAFETY: start and end are within the mapping, which has one allocation's address arithmetic.
+        let start = unsafe { self.base.byte_add(range.start) };
         // SAFETY: the range belongs to this mapping, and populating changes no byte of it.
-        match unsafe { madvise(self.base, bytes, A::POPULATE) } {
+        match unsafe { madvise(start, bytes, A::POPULATE) } {
             // Kernels before 5.14 lack this advice. mmap has populated the pages already, or their first use will.
             Ok(()) | Err(Errno::EINVAL) => Ok(()),
-            Err(errno) => Err(ShmError::system("populating the mapping", segment, errno)),
+            Err(errno) => Err(ShmError::system("populating the mapping", &*self.segment, errno)),
         }
     }
 
@@ -293,3 +331,7 @@ impl Access for ReadWrite {
     const PROTECTION: ProtFlags = ProtFlags::PROT_READ.union(ProtFlags::PROT_WRITE);
     const POPULATE: MmapAdvise = MmapAdvise::MADV_POPULATE_WRITE;
 }
+
+/// Extents of a peer's memfd that are populated: a worker writes its pages in few runs. Pages of further ones are mapped
+/// by their first use.
+const EXTENTS_MAX: usize = 1_024;

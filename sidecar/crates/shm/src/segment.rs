@@ -1,8 +1,9 @@
 //! Sealed memfd segments: a process's own ([`OwnedSegment`]), and the peer's, either read-only ([`PeerSegment`]) or
 //! also written by the sidecar with the results that its worker asked for ([`WorkerSegment`]).
 //!
-//! A segment is mapped and populated when it is created or attached, and stays mapped for the life of the session. Its
-//! size is sealed, so access never faults. The peer can write an input segment at any time, so all types offer copies
+//! A segment is mapped when it is created or attached, and stays mapped for the life of the session. Its pages are
+//! populated then: of a new segment the first [`POPULATED_BYTES_MAX`], of a worker's segment those that the worker has
+//! allocated. Its size is sealed, so access never ends in a signal. The peer can write an input segment at any time, so all types offer copies
 //! only, except for [`OwnedSegment::address`] and [`LeasedSlot`](crate::LeasedSlot). `mapping` explains why this is
 //! sound.
 //!
@@ -214,14 +215,22 @@ pub struct WorkerSegment {
 }
 
 impl WorkerSegment {
-    /// Like [`PeerSegment::map_named`], but mapped for reading and writing.
+    /// Checks and maps a worker's memfd for reading and writing. `fd` is closed; the mapping keeps the memory.
+    ///
+    /// The memfd must have the seals SHRINK, GROW and SEAL and exactly `expected_bytes`, for which the caller has found
+    /// room. `name` describes it in errors ("input segment 3").
+    ///
+    /// Blocks while page tables are populated. Only pages that exist are: a page belongs to the memory limit (cgroup) of
+    /// the process that touches it first, and a worker must not charge its sidecar for pages that nobody uses.
     ///
     /// # Errors
     ///
-    /// Those of [`PeerSegment::map_named`]; [`ShmError::System`] also if the memfd cannot be mapped for writing.
-    pub fn map_named(name: &str, fd: OwnedFd, expected_bytes: u64, limit_bytes: u64) -> Result<Self, ShmError> {
-        let sealed = checked(name, fd, expected_bytes, limit_bytes)?;
-        Ok(Self { mapping: Mapping::new(&sealed, name, usize::MAX)? })
+    /// [`ShmError::SegmentSize`], [`ShmError::NotMemfd`], [`ShmError::MissingSeals`] or [`ShmError::WrongSize`] for
+    /// mistakes of the worker; [`ShmError::System`] if memory or address space is exhausted, or the memfd cannot be
+    /// mapped for writing.
+    pub fn map_named(name: &str, fd: OwnedFd, expected_bytes: u64) -> Result<Self, ShmError> {
+        let sealed = checked(name, fd, expected_bytes, expected_bytes)?;
+        Ok(Self { mapping: Mapping::of_allocated(&sealed, name)? })
     }
 
     /// Reads `target.len()` bytes at `offset` into private memory.

@@ -40,46 +40,67 @@ fn config() -> MemClientConfig {
 
 /// A host with one session.
 struct OneSession {
+    reserved: Vec<(SegmentId, u64)>,
     attached: Vec<(SegmentId, WorkerSegment)>,
     results: Vec<Arc<OwnedSegment>>,
     room_bytes: u64,
+    ring_is_reserved: bool,
     ring: Option<RingEnd>,
 }
 
 impl OneSession {
     fn new() -> Self {
         let result = OwnedSegment::create("result", BYTES, Share::ReadOnlyForOthers).expect("segment");
-        Self { attached: Vec::new(), results: vec![Arc::new(result)], room_bytes: 2 * BYTES as u64, ring: None }
+        let results = vec![Arc::new(result)];
+        let (reserved, attached) = Default::default();
+        Self { reserved, attached, results, room_bytes: 2 * BYTES as u64, ring_is_reserved: false, ring: None }
+    }
+
+    fn check(given: &SessionToken) -> Result<(), String> {
+        if *given == token() { Ok(()) } else { Err("no such session".to_owned()) }
     }
 }
 
 impl MemHost for OneSession {
-    fn attach_limit_bytes(&mut self, given: &SessionToken) -> Result<u64, String> {
-        if *given == token() { Ok(self.room_bytes) } else { Err("no such session".to_owned()) }
+    fn reserve(&mut self, given: &SessionToken, segment: SegmentId, bytes: u64) -> Result<(), String> {
+        Self::check(given)?;
+        if self.reserved.iter().any(|(id, _)| *id == segment) {
+            return Err(format!("input segment {segment} is attached already"));
+        }
+        let room = self.room_bytes.checked_sub(bytes);
+        self.room_bytes = room.ok_or_else(|| format!("{bytes} bytes do not fit {}", self.room_bytes))?;
+        self.reserved.push((segment, bytes));
+        Ok(())
+    }
+
+    fn release(&mut self, _: &SessionToken, segment: SegmentId) {
+        let at = self.reserved.iter().position(|(id, _)| *id == segment).expect("it is reserved");
+        self.room_bytes += self.reserved.remove(at).1;
     }
 
     fn attach(&mut self, _: &SessionToken, segment: SegmentId, mapped: WorkerSegment) -> Result<(), String> {
-        if self.attached.iter().any(|(id, _)| *id == segment) {
-            return Err(format!("input segment {segment} is attached already"));
-        }
-        self.room_bytes -= mapped.len();
+        assert!(self.reserved.contains(&(segment, mapped.len())), "it is reserved before it is mapped");
         self.attached.push((segment, mapped));
         Ok(())
     }
 
     fn result(&mut self, given: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String> {
-        if *given != token() {
-            return Err("no such session".to_owned());
-        }
+        Self::check(given)?;
         let index = usize::try_from(segment.0).map_err(|error| error.to_string())?;
         self.results.get(index).cloned().ok_or_else(|| format!("there is no result segment {segment}"))
     }
 
-    fn check_ring(&mut self, given: &SessionToken, capacity: u64) -> Result<(), String> {
-        if *given != token() {
-            return Err("no such session".to_owned());
+    fn reserve_ring(&mut self, given: &SessionToken, capacity: u64) -> Result<(), String> {
+        Self::check(given)?;
+        if capacity != RING_BYTES || self.ring_is_reserved {
+            return Err(format!("a ring has {RING_BYTES} bytes here, and a session has one"));
         }
-        if capacity == RING_BYTES { Ok(()) } else { Err(format!("a ring has {RING_BYTES} bytes here")) }
+        self.ring_is_reserved = true;
+        Ok(())
+    }
+
+    fn release_ring(&mut self, _: &SessionToken) {
+        assert!(std::mem::take(&mut self.ring_is_reserved), "it is reserved");
     }
 
     fn ring(&mut self, _: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String> {
@@ -147,7 +168,10 @@ fn a_ring_is_handed_over_and_its_connection_becomes_the_bell() {
 
     let (worker, sidecar) = pair();
     let served = serve(sidecar);
-    assert_eq!(refused(client(worker).ring(&token(), made(2 * RING_BYTES))).1, "a ring has 8192 bytes here");
+    assert_eq!(
+        refused(client(worker).ring(&token(), made(2 * RING_BYTES))).1,
+        "a ring has 8192 bytes here, and a session has one"
+    );
     served.join().expect("served").1.expect("in order");
 
     let (worker, sidecar) = pair();
@@ -182,14 +206,15 @@ fn a_ring_that_is_none_is_refused_with_the_reason() {
     let Received::Line { line, fd: None } = recv_with_fd(&worker).expect("a reply") else { panic!("no reply") };
     assert!(line.starts_with("ERR the ring of the session was announced with"), "{line}");
     drop(worker);
-    assert!(served.join().expect("served").0.ring.is_none());
+    let host = served.join().expect("served").0;
+    assert!(host.ring.is_none() && !host.ring_is_reserved);
 }
 
 #[test]
 fn a_refusal_names_its_reason_and_the_connection_goes_on() {
     let (worker, sidecar) = pair();
     let served = serve(sidecar);
-    let mut client = MemClient::over(worker, config()).expect("a client");
+    let mut client = MemClient::over(worker.try_clone().expect("a copy"), config()).expect("a client");
     let input = OwnedSegment::create("input", BYTES, Share::Writable).expect("segment");
     let large = OwnedSegment::create("large", 3 * BYTES, Share::Writable).expect("segment");
     let unknown_token = SessionToken::from_bytes([0xab; 16]);
@@ -201,7 +226,14 @@ fn a_refusal_names_its_reason_and_the_connection_goes_on() {
     assert_eq!(refusal(client.result(&unknown_token, SegmentId(0)).map(drop)), "no such session");
     assert_eq!(refusal(client.result(&token(), SegmentId(9)).map(drop)), "there is no result segment 9");
     let reason = refusal(client.attach(&token(), SegmentId(0), &large));
-    assert!(reason.contains("input segment 0 has 24576 bytes, over the limit of 16384"), "{reason}");
+    assert_eq!(reason, "24576 bytes do not fit 16384");
+    // Of another size than announced, and no memfd: what was reserved for them is free again.
+    let announced = format!("ATTACH {HEX} 0 {}\n", 2 * BYTES);
+    for (fd, words) in [(input.fd(), "but has 8192"), (std::io::stdin().as_fd(), "is not a memfd")] {
+        send_with_fd(&worker, announced.as_bytes(), Some(fd)).expect("sent");
+        let Received::Line { line, fd: None } = recv_with_fd(&worker).expect("a reply") else { panic!("no reply") };
+        assert!(line.starts_with("ERR ") && line.contains(words), "{line}");
+    }
     client.attach(&token(), SegmentId(0), &input).expect("attached");
     assert_eq!(refusal(client.attach(&token(), SegmentId(0), &input)), "input segment 0 is attached already");
     drop(client);

@@ -240,7 +240,7 @@ fn a_result_segment_is_written_by_its_creator_only() {
 #[test]
 fn a_workers_segment_is_read_and_written_within_its_bounds() {
     let owned = OwnedSegment::create("worker", PAGE, Share::Writable).expect("segment");
-    let worker = WorkerSegment::map_named("mine", duplicate(owned.fd()), owned.len(), LIMIT).expect("mapped");
+    let worker = WorkerSegment::map_named("mine", duplicate(owned.fd()), owned.len()).expect("mapped");
     worker.copy_from(100, &[7; 8]).expect("inside");
     let mut seen = [0; 10];
     owned.copy_to(99, &mut seen).expect("inside");
@@ -258,11 +258,36 @@ fn a_workers_segment_is_read_and_written_within_its_bounds() {
     assert_eq!(seen, [0; 10]);
     // The same checks as for a read-only segment; a memfd that cannot be written is rejected.
     let loose = memfd(PAGE as i64, all_seals().difference(SealFlag::F_SEAL_SHRINK));
-    let error = WorkerSegment::map_named("mine", loose, PAGE as u64, LIMIT).expect_err("a seal is missing");
+    let error = WorkerSegment::map_named("mine", loose, PAGE as u64).expect_err("a seal is missing");
     assert!(matches!(error, ShmError::MissingSeals { .. }), "{error}");
     let frozen = memfd(PAGE as i64, all_seals() | SealFlag::F_SEAL_FUTURE_WRITE);
-    let error = WorkerSegment::map_named("mine", frozen, PAGE as u64, LIMIT).expect_err("not to be written");
+    let error = WorkerSegment::map_named("mine", frozen, PAGE as u64).expect_err("not to be written");
     assert!(matches!(error, ShmError::System { .. }), "{error}");
+}
+
+/// The pages that a memfd has.
+fn allocated_pages(fd: &impl AsFd) -> usize {
+    let blocks = nix::sys::stat::fstat(fd).expect("a memfd").st_blocks;
+    usize::try_from(blocks).expect("few") * 512 / PAGE
+}
+
+#[test]
+fn attaching_a_workers_segment_allocates_none_of_its_pages() {
+    const PAGES: usize = 4_096;
+    let sparse = memfd((PAGES * PAGE) as i64, all_seals());
+    for page in [0, 1, 7, PAGES - 1] {
+        let at = libc::off_t::try_from(page * PAGE).expect("small");
+        assert_eq!(nix::sys::uio::pwrite(&sparse, b"here", at), Ok(4));
+    }
+    let worker = WorkerSegment::map_named("sparse", duplicate(sparse.as_fd()), (PAGES * PAGE) as u64).expect("mapped");
+    assert_eq!(allocated_pages(&sparse), 4, "only those that were written");
+    for (page, expected) in [(0, b"here"), (1, b"here"), (2, &[0; 4]), (7, b"here"), (PAGES - 1, b"here")] {
+        let mut seen = [9; 4];
+        worker.copy_to((page * PAGE) as u64, &mut seen).expect("inside");
+        assert_eq!(&seen, expected, "page {page}");
+    }
+    worker.copy_from(100 * PAGE as u64, b"result").expect("inside");
+    assert_eq!(allocated_pages(&sparse), 6, "and the two that were used");
 }
 
 #[test]

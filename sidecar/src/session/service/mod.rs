@@ -12,17 +12,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use ronde_rpc::v1;
 use ronde_rpc::v1::ronde_server::{Ronde, RondeServer};
+use ronde_rpc::{paths, v1};
 use ronde_wire::limits;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
-use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
-use tonic::transport::server::UdsConnectInfo;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::session::command::{Access, SessionCommand};
+use crate::session::gate::{self, AcceptGate, Peer, Place};
+use crate::session::memory_service;
+use crate::session::outgoing::{OutgoingStream, PARTS_MAX, outgoing};
 use crate::session::segments::Segments;
 use crate::timeline::BATCHES_MAX;
 use reader::Reader;
@@ -40,6 +42,10 @@ pub(crate) struct Service {
     pub(crate) description: v1::Description,
     /// The users that may claim a rank.
     allowed_uids: BTreeSet<u32>,
+    /// Admits connections to rpc.sock.
+    gate: AcceptGate,
+    /// The same for mem.sock.
+    memory_gate: AcceptGate,
     /// How long a reader spins for a ring's next message before it parks on the bell.
     spin: Duration,
 }
@@ -56,53 +62,56 @@ impl Service {
         sidecars: usize,
     ) -> Self {
         let spin = if sidecars == 1 { SPIN } else { Duration::ZERO };
-        Self { commands, segments, description, allowed_uids, spin }
+        let gate = |socket| AcceptGate::new(socket, allowed_uids.clone());
+        let (gate, memory_gate) = (gate("rpc.sock"), gate("mem.sock"));
+        Self { commands, segments, description, allowed_uids, gate, memory_gate, spin }
     }
 
-    /// Serves on a socket until the task is dropped.
+    /// Serves rpc.sock in this directory until the task is dropped, and mem.sock for as long as the process runs.
     ///
     /// # Errors
-    /// When the socket cannot be bound, or the server fails.
+    /// When a socket cannot be bound, or the server fails.
     pub(crate) fn bind(
         self: Arc<Self>,
-        socket: &Path,
+        directory: &Path,
     ) -> anyhow::Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>> {
-        let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
+        let socket = paths::rpc_socket(directory);
+        memory_service::serve(&paths::mem_socket(directory), self.segments.clone(), self.memory_gate.clone())?;
+        let listener = UnixListener::bind(&socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
+        let (admitted, connections) = mpsc::channel(1);
+        tokio::spawn(gate::accept(listener, self.gate.clone(), admitted));
+        tokio::spawn(gate::keep_deadlines([self.gate.clone(), self.memory_gate.clone()]));
         let server = RondeServer::from_arc(self)
             .max_decoding_message_size(limits::INLINE_BYTES_MAX + MESSAGE_OVERHEAD_BYTES)
             .max_encoding_message_size(limits::INLINE_BYTES_MAX + MESSAGE_OVERHEAD_BYTES);
         Ok(tonic::transport::Server::builder()
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(STREAM_WINDOW_BYTES)
+            .max_concurrent_streams(STREAMS_MAX)
             .add_service(server)
-            .serve_with_incoming(UnixListenerStream::new(listener)))
+            .serve_with_incoming(ReceiverStream::new(connections)))
     }
 
-    /// Spawns a task that reads a session; returns the stream of messages for its worker.
-    pub(crate) fn open_session(
-        &self,
-        access: Access,
-        incoming: Incoming,
-    ) -> mpsc::Receiver<Result<v1::ServerMessage, Status>> {
-        let outgoing_max = if access == Access::Web { WEB_OUTGOING_MAX } else { OUTGOING_MAX };
-        let (outgoing, receiver) = mpsc::channel(outgoing_max);
+    /// Spawns a task that reads a session; returns the stream of messages for its worker. `place` is that of its
+    /// connection to rpc.sock.
+    pub(crate) fn open_session(&self, access: Access, incoming: Incoming, place: Option<Arc<Place>>) -> OutgoingStream {
+        let (outgoing, stream) = outgoing(if access == Access::Web { WEB_OUTGOING_MAX } else { OUTGOING_MAX });
         let job = self.description.job.clone();
         let (commands, segments) = (self.commands.clone(), self.segments.clone());
-        tokio::spawn(Reader { job, commands, segments, incoming, access, spin: self.spin }.run(outgoing));
-        receiver
+        tokio::spawn(Reader { job, commands, segments, incoming, access, place, spin: self.spin }.run(outgoing));
+        stream
     }
 
-    fn check_uid<T>(&self, request: &Request<T>) -> Result<u32, Status> {
-        let info = request.extensions().get::<UdsConnectInfo>();
-        let credentials = info.and_then(|info| info.peer_cred);
-        let uid = credentials.map(|credentials| credentials.uid());
-        match uid {
-            Some(uid) if self.allowed_uids.contains(&uid) => Ok(uid),
-            Some(uid) => Err(Status::permission_denied(format!(
-                "uid {uid} may not use this sidecar; allowed are {:?}",
+    /// Returns the place of the connection that a call came over, if its user may call.
+    fn check_peer<T>(&self, request: &Request<T>) -> Result<Arc<Place>, Status> {
+        match request.extensions().get::<Peer>() {
+            Some(Peer(place)) if self.allowed_uids.contains(&place.uid()) => Ok(Arc::clone(place)),
+            Some(Peer(place)) => Err(Status::permission_denied(format!(
+                "uid {} may not use this sidecar; allowed are {:?}",
+                place.uid(),
                 self.allowed_uids
             ))),
-            None => Err(Status::permission_denied("the system does not report the uid of the worker")),
+            None => Err(Status::permission_denied("the call did not come over rpc.sock")),
         }
     }
 }
@@ -110,7 +119,7 @@ impl Service {
 #[tonic::async_trait]
 impl Ronde for Service {
     async fn describe(&self, request: Request<v1::DescribeRequest>) -> Result<Response<v1::Description>, Status> {
-        self.check_uid(&request)?;
+        self.check_peer(&request)?;
         Ok(Response::new(self.description.clone()))
     }
 
@@ -120,9 +129,10 @@ impl Ronde for Service {
         &self,
         request: Request<Streaming<v1::ClientMessage>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
-        let uid = self.check_uid(&request)?;
-        let outgoing = self.open_session(Access::Socket { uid }, Box::pin(request.into_inner()));
-        Ok(Response::new(Box::pin(ReceiverStream::new(outgoing))))
+        let place = self.check_peer(&request)?;
+        let access = Access::Socket { uid: place.uid() };
+        let outgoing = self.open_session(access, Box::pin(request.into_inner()), Some(place));
+        Ok(Response::new(Box::pin(outgoing)))
     }
 
     type TimelineStream = Pin<Box<dyn Stream<Item = Result<v1::TimelineBatch, Status>> + Send>>;
@@ -131,9 +141,9 @@ impl Ronde for Service {
         &self,
         request: Request<Streaming<v1::TimelineRequest>>,
     ) -> Result<Response<Self::TimelineStream>, Status> {
-        self.check_uid(&request)?;
+        let place = self.check_peer(&request)?;
         let (batches, receiver) = mpsc::channel(BATCHES_MAX);
-        tokio::spawn(timeline::serve(self.commands.clone(), request.into_inner(), batches));
+        tokio::spawn(timeline::serve(self.commands.clone(), request.into_inner(), batches, place));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 }
@@ -142,11 +152,11 @@ impl Ronde for Service {
 const SPIN: Duration = Duration::from_micros(50);
 /// Messages queued for one worker: a completion for each pending request, and room for the rest.
 pub(crate) const OUTGOING_MAX: usize = limits::PENDING_PER_SESSION_MAX + 1_024;
-/// The same over gRPC-Web, where fewer requests may be pending, each with a result in parts.
-const WEB_OUTGOING_MAX: usize = limits::WEB_PENDING_MAX * (1 + limits::INLINE_BYTES_MAX / PART_BYTES) + 1_024;
+/// The same over gRPC-Web, where fewer requests may be pending, and parts of results travel between.
+const WEB_OUTGOING_MAX: usize = limits::WEB_PENDING_MAX + PARTS_MAX + 1_024;
+/// Calls of one connection at a time: a session, a recording and a few questions.
+const STREAMS_MAX: u32 = 8;
 /// Names, shapes and framing around inline bytes.
 const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
 /// HTTP/2 flow control for inline bytes; messages without them are small.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
-/// Bytes of one part of an inline result: the most that the control thread copies at once.
-pub(crate) const PART_BYTES: usize = 64 << 10;

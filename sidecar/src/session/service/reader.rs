@@ -1,7 +1,9 @@
 //! Reads one session: turns a worker's messages, from its stream and its ring, into commands for the driver.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use ronde_rpc::convert::{Claim, Submission, group_from};
 use ronde_rpc::v1::client_message;
 use ronde_rpc::{negotiate_protocol, v1};
@@ -14,9 +16,11 @@ use tonic::Status;
 use super::Incoming;
 use crate::session::command::{Access, ClaimRequest, SessionCommand};
 use crate::session::directory::random_bytes;
+use crate::session::gate::Place;
+use crate::session::outgoing::{Outgoing, OutgoingWatch};
 use crate::session::ring::RingIn;
 use crate::session::segments::Segments;
-use crate::session::table::{Outgoing, SessionId, WeakOutgoing};
+use crate::session::table::SessionId;
 
 /// The reader of one session's stream and ring.
 pub(super) struct Reader {
@@ -25,6 +29,8 @@ pub(super) struct Reader {
     pub(super) segments: Segments,
     pub(super) incoming: Incoming,
     pub(super) access: Access,
+    /// The place of its connection to rpc.sock, which the session claims.
+    pub(super) place: Option<Arc<Place>>,
     /// How long it spins for a ring's next message.
     pub(super) spin: Duration,
 }
@@ -39,13 +45,13 @@ impl Reader {
             Ok(claimed) => claimed,
             Err(status) => {
                 tracing::warn!(access = ?self.access, reason = status.message(), "a claim is refused");
-                // The worker may be gone.
-                let _ = outgoing.send(Err(status)).await;
+                outgoing.send(Err(status)).await;
                 return;
             }
         };
+        let _claim = self.place.as_ref().map(Place::claim);
         // The session holds the only strong sender: when the driver closes it, the reader ends.
-        let alive = outgoing.downgrade();
+        let Some(alive) = outgoing.watch() else { return };
         drop(outgoing);
         let reason = self.read_all(&claimed, &alive).await;
         self.send(SessionCommand::Closed { session: claimed.session, reason }).await;
@@ -77,7 +83,7 @@ impl Reader {
 
     /// Reads until the stream ends; returns how it ended. Messages that the worker wrote to its ring before that come
     /// first.
-    async fn read_all(&mut self, claimed: &Claimed, alive: &WeakOutgoing) -> String {
+    async fn read_all(&mut self, claimed: &Claimed, alive: &OutgoingWatch) -> String {
         let mut ring = None;
         let reason = match self.read_on(claimed, alive, &mut ring).await {
             Ok(reason) => reason,
@@ -106,10 +112,10 @@ impl Reader {
     async fn read_on(
         &mut self,
         claimed: &Claimed,
-        alive: &WeakOutgoing,
+        alive: &OutgoingWatch,
         ring: &mut Option<RingIn>,
     ) -> Result<String, String> {
-        while alive.upgrade().is_some() {
+        while alive.is_open() {
             let waits = match ring {
                 Some(ring) => self.read_ring(claimed, ring).await?,
                 None => true,
@@ -120,7 +126,7 @@ impl Reader {
                     Some(Ok(v1::ClientMessage { message: Some(client_message::Message::RingReady(_)) })) => {
                         *ring = Some(self.open_ring(claimed).await?);
                     }
-                    Some(Ok(message)) => drop(self.pass_on(claimed, message).await?),
+                    Some(Ok(message)) => drop(self.pass_on(claimed, detached(message)).await?),
                     None => return Ok("its process closed the session".to_owned()),
                     Some(Err(status)) => return Ok(format!("its session broke ({})", status.message())),
                 },
@@ -129,6 +135,8 @@ impl Reader {
                         self.send(SessionCommand::Room { session: claimed.session }).await;
                     }
                 }
+                // A result waits for room in the stream, or the driver may have closed the session.
+                () = alive.changed(), if waits => self.send(SessionCommand::Room { session: claimed.session }).await,
                 // There is more in the ring, or will be soon; other sessions have their turn first.
                 () = tokio::task::yield_now(), if !waits => {}
             }
@@ -225,6 +233,17 @@ async fn rung(ring: &mut Option<RingIn>) {
         Some(ring) => ring.rung().await,
         None => std::future::pending().await,
     }
+}
+
+/// Copies an inline input out of the buffer that its message was received in: a few bytes of a pending request would keep
+/// all of the buffer. Messages in a ring have been copied already.
+fn detached(mut message: v1::ClientMessage) -> v1::ClientMessage {
+    if let Some(client_message::Message::Submit(submit)) = &mut message.message
+        && let Some(v1::Place { place: Some(v1::place::Place::Inline(data)) }) = &mut submit.input
+    {
+        *data = Bytes::copy_from_slice(data);
+    }
+    message
 }
 
 /// Builds an abstention; `None` for an invalid name. An invalid group has no tensors that could continue.

@@ -1,5 +1,7 @@
 //! Serves one recording: requests it from the driver, and notifies the driver when the worker stops.
 
+use std::sync::Arc;
+
 use ronde_rpc::v1;
 use ronde_shm::SessionToken;
 use tokio::sync::{mpsc, oneshot};
@@ -7,6 +9,7 @@ use tonic::{Status, Streaming};
 
 use super::reader::CLAIM_TIMEOUT;
 use crate::session::command::{RecordRequest, SessionCommand};
+use crate::session::gate::Place;
 use crate::timeline::{Batches, RecordingId};
 
 /// Serves a worker that records.
@@ -14,6 +17,7 @@ pub(super) async fn serve(
     commands: mpsc::Sender<SessionCommand>,
     mut incoming: Streaming<v1::TimelineRequest>,
     batches: Batches,
+    place: Arc<Place>,
 ) {
     let begun = match tokio::time::timeout(CLAIM_TIMEOUT, begin(&commands, &mut incoming, &batches)).await {
         Ok(begun) => begun,
@@ -27,6 +31,7 @@ pub(super) async fn serve(
             return;
         }
     };
+    let _claim = place.claim();
     // The driver holds the only strong sender, and ends the stream by dropping it.
     let alive = batches.downgrade();
     drop(batches);

@@ -18,20 +18,26 @@ use crate::segment::{OwnedSegment, WorkerSegment};
 /// The host must perform two checks that need knowledge of sessions: it compares the connection's
 /// [`peer_credentials`](super::peer_credentials) with the uid of the token's session, and it limits the number of
 /// segments of a session in addition to their bytes, because each costs one of the about 65,000 mappings of a process.
+///
+/// Several connections may name the same session at the same time. The host therefore reserves what a request needs
+/// before anything is mapped, so that all connections together cost no more than the session's limits.
 pub trait MemHost {
-    /// The bytes of input segments that this session may still attach. Called before anything is mapped, so that a peer
-    /// without a session costs nothing.
+    /// Reserves the number and the bytes of an input segment, until [`attach`](Self::attach) takes it over or
+    /// [`release`](Self::release) gives it back.
     ///
     /// # Errors
     ///
-    /// The reason why nothing may be attached, for example an unknown token.
-    fn attach_limit_bytes(&mut self, token: &SessionToken) -> Result<u64, String>;
+    /// The reason why nothing may be attached, for example an unknown token or a limit.
+    fn reserve(&mut self, token: &SessionToken, segment: SegmentId, bytes: u64) -> Result<(), String>;
 
-    /// Takes over a worker's input segment, which is mapped and checked.
+    /// Gives a reservation back: its segment cannot be mapped.
+    fn release(&mut self, token: &SessionToken, segment: SegmentId);
+
+    /// Takes over a worker's input segment, which is reserved, mapped and checked.
     ///
     /// # Errors
     ///
-    /// The reason why it is rejected; the segment is then unmapped.
+    /// The reason why it is rejected, for example the end of its session; the segment is then unmapped.
     fn attach(&mut self, token: &SessionToken, segment: SegmentId, mapped: WorkerSegment) -> Result<(), String>;
 
     /// The result segment whose descriptor the worker may receive.
@@ -41,14 +47,18 @@ pub trait MemHost {
     /// The reason why there is none.
     fn result(&mut self, token: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String>;
 
-    /// Checks that this session may have a ring of this capacity. Called before anything is mapped.
+    /// Reserves the session's ring, until [`ring`](Self::ring) takes it over or [`release_ring`](Self::release_ring)
+    /// gives it back.
     ///
     /// # Errors
     ///
-    /// The reason why it may not, for example an unknown token.
-    fn check_ring(&mut self, token: &SessionToken, capacity: u64) -> Result<(), String>;
+    /// The reason why the session may not have one, for example an unknown token.
+    fn reserve_ring(&mut self, token: &SessionToken, capacity: u64) -> Result<(), String>;
 
-    /// Takes over a worker's ring, which is mapped and checked, and the connection as its bell. The reply is sent on
+    /// Gives the session's ring back: it cannot be mapped.
+    fn release_ring(&mut self, token: &SessionToken);
+
+    /// Takes over a worker's ring, which is reserved, mapped and checked, and the connection as its bell. The reply is sent on
     /// the connection afterwards, so do not ring before the worker has confirmed the ring by another message.
     ///
     /// # Errors
@@ -140,10 +150,14 @@ fn attach(
     bytes: u64,
     fd: OwnedFd,
 ) -> Result<(), String> {
-    let limit_bytes = host.attach_limit_bytes(token)?;
-    let name = format!("input segment {segment}");
-    let mapped = WorkerSegment::map_named(&name, fd, bytes, limit_bytes).map_err(|error| error.to_string())?;
-    host.attach(token, segment, mapped)
+    host.reserve(token, segment, bytes)?;
+    match WorkerSegment::map_named(&format!("input segment {segment}"), fd, bytes) {
+        Ok(mapped) => host.attach(token, segment, mapped),
+        Err(error) => {
+            host.release(token, segment);
+            Err(error.to_string())
+        }
+    }
 }
 
 fn ring(
@@ -153,10 +167,18 @@ fn ring(
     capacity: u64,
     fd: OwnedFd,
 ) -> Result<(), String> {
-    host.check_ring(token, capacity)?;
-    let ring = PeerRing::map(fd, capacity).map_err(|error| error.to_string())?;
-    let bell = stream.try_clone().map_err(|error| format!("the sidecar has no descriptor left: {error}"))?;
-    host.ring(token, ring, bell)
+    host.reserve_ring(token, capacity)?;
+    let mapped = PeerRing::map(fd, capacity).map_err(|error| error.to_string()).and_then(|ring| {
+        let bell = stream.try_clone().map_err(|error| format!("the sidecar has no descriptor left: {error}"))?;
+        Ok((ring, bell))
+    });
+    match mapped {
+        Ok((ring, bell)) => host.ring(token, ring, bell),
+        Err(reason) => {
+            host.release_ring(token);
+            Err(reason)
+        }
+    }
 }
 
 /// Sends the peer an error that ends the connection, and returns it.

@@ -1,0 +1,163 @@
+//! Serves mem.sock on its own threads: one that accepts, and one for each connection, mostly blocked.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use ronde_shm::ring::PeerRing;
+use ronde_shm::{MemHost, OwnedSegment, SegmentId, ServeOutcome, SessionToken, WorkerSegment, serve_one};
+
+use crate::session::gate::{ACCEPT_PAUSE, AcceptGate, Admitted, Claim};
+use crate::session::ring::AttachedRing;
+use crate::session::segments::{Segments, SessionSegments};
+
+/// Serves mem.sock for as long as the process runs, with the table of the sessions' segments. Connections are subject to
+/// `gate`.
+///
+/// # Errors
+/// When the socket cannot be bound.
+pub(crate) fn serve(socket: &Path, segments: Segments, gate: AcceptGate) -> anyhow::Result<()> {
+    let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
+    let accept = move || {
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => gate.admit(stream).into_iter().for_each(|admitted| start(&segments, admitted)),
+                Err(error) => {
+                    gate.note_failure(&error);
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    };
+    std::thread::Builder::new().name("ronde-mem".into()).spawn(accept).context("cannot start the mem.sock thread")?;
+    Ok(())
+}
+
+fn start(segments: &Segments, connection: Admitted<UnixStream>) {
+    let host = ConnectionHost { segments: segments.clone(), connection: Arc::new(connection), session: None };
+    let spawned = std::thread::Builder::new().name("ronde-mem-conn".into()).spawn(move || serve_connection(host));
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "mem.sock: cannot start a thread; a connection is closed");
+        // What there is too little of may be there again after a moment.
+        std::thread::sleep(ACCEPT_PAUSE);
+    }
+}
+
+fn serve_connection(mut host: ConnectionHost) {
+    let connection = Arc::clone(&host.connection);
+    let stream = connection.stream();
+    if stream.set_read_timeout(Some(REQUEST_TIMEOUT)).and(stream.set_write_timeout(Some(REQUEST_TIMEOUT))).is_err() {
+        return;
+    }
+    loop {
+        match serve_one(stream, &mut host) {
+            Ok(ServeOutcome::Granted(_) | ServeOutcome::Idle) => host.leave_ended_session(),
+            Ok(ServeOutcome::Refused { request, reason }) => tracing::warn!(?request, reason, "mem.sock: refused"),
+            // The session's reader owns the ring's bell now.
+            Ok(ServeOutcome::Closed | ServeOutcome::Ringing) => return,
+            Err(error) => {
+                tracing::warn!(%error, "mem.sock: a connection is closed");
+                return;
+            }
+        }
+    }
+}
+
+/// The host of one connection, which may reach sessions of its own uid.
+struct ConnectionHost {
+    segments: Segments,
+    connection: Arc<Admitted<UnixStream>>,
+    /// The session that uses the connection: that of the last request.
+    session: Option<(SessionToken, Claim)>,
+}
+
+impl ConnectionHost {
+    fn uid(&self) -> u32 {
+        self.connection.place().uid()
+    }
+
+    /// Calls `then` with the session of a token, which uses the connection from now on.
+    fn with_session<T>(
+        &mut self,
+        token: &SessionToken,
+        then: impl FnOnce(&mut SessionSegments) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let uid = self.uid();
+        if self.session.as_ref().is_none_or(|(user, _)| user != token) {
+            self.segments.with_session(token, uid, SessionSegments::add_connection)?;
+            self.leave_session();
+            self.session = Some((*token, self.connection.place().claim()));
+        }
+        self.segments.with_session(token, uid, then)
+    }
+
+    /// Stops counting the connection for its session.
+    fn leave_session(&mut self) {
+        if let Some((token, _claim)) = self.session.take() {
+            // A session that has ended counts nothing any more.
+            drop(self.segments.with_session(&token, self.uid(), |session| {
+                session.remove_connection();
+                Ok(())
+            }));
+        }
+    }
+
+    /// Lets the connection become unclaimed when its session has ended.
+    fn leave_ended_session(&mut self) {
+        let lives =
+            |(token, _): &(SessionToken, Claim)| self.segments.with_session(token, self.uid(), |_| Ok(())).is_ok();
+        if !self.session.as_ref().is_none_or(lives) {
+            self.session = None;
+        }
+    }
+}
+
+impl Drop for ConnectionHost {
+    fn drop(&mut self) {
+        self.leave_session();
+    }
+}
+
+impl MemHost for ConnectionHost {
+    fn reserve(&mut self, token: &SessionToken, segment: SegmentId, bytes: u64) -> Result<(), String> {
+        self.with_session(token, |session| session.reserve(segment, bytes))
+    }
+
+    fn release(&mut self, token: &SessionToken, segment: SegmentId) {
+        // Without its session the reservation is gone, too.
+        drop(self.with_session(token, |session| {
+            session.release(segment);
+            Ok(())
+        }));
+    }
+
+    fn attach(&mut self, token: &SessionToken, segment: SegmentId, mapped: WorkerSegment) -> Result<(), String> {
+        self.with_session(token, |session| session.attach(segment, mapped))
+    }
+
+    fn result(&mut self, token: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String> {
+        self.with_session(token, |_| Ok(()))?;
+        self.segments.result(segment).ok_or_else(|| format!("there is no result segment {segment}"))
+    }
+
+    fn reserve_ring(&mut self, token: &SessionToken, capacity: u64) -> Result<(), String> {
+        self.with_session(token, |session| session.reserve_ring(capacity))
+    }
+
+    fn release_ring(&mut self, token: &SessionToken) {
+        // As above.
+        drop(self.with_session(token, |session| {
+            session.release_ring();
+            Ok(())
+        }));
+    }
+
+    fn ring(&mut self, token: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String> {
+        self.with_session(token, |session| session.attach_ring(AttachedRing { ring, bell }))
+    }
+}
+
+/// The timeout of one read or write on mem.sock; an idle connection is only polled this often.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
