@@ -13,7 +13,7 @@ use ronde_shm::ring::PeerRing;
 use ronde_shm::{
     MemHost, OwnedSegment, SegmentId, ServeOutcome, SessionToken, WorkerSegment, peer_credentials, serve_one,
 };
-use ronde_wire::limits;
+use ronde_wire::{Rank, limits};
 
 use crate::session::ring::AttachedRing;
 
@@ -26,14 +26,22 @@ pub(crate) struct Segments {
 #[derive(Default)]
 struct Tables {
     sessions: Vec<SessionSegments>,
-    /// Result segments of this sidecar by id; all sessions of the job may read them.
-    results: HashMap<SegmentId, Arc<OwnedSegment>>,
+    /// Result segments of this sidecar by id.
+    results: HashMap<SegmentId, ResultSegment>,
     /// Connections to mem.sock that are being served.
     connections: usize,
 }
 
+/// A segment with results of one process set.
+struct ResultSegment {
+    segment: Arc<OwnedSegment>,
+    /// The set's local ranks, which may map it.
+    members: Arc<[Rank]>,
+}
+
 struct SessionSegments {
     token: SessionToken,
+    rank: Rank,
     uid: u32,
     limit_bytes: u64,
     mapped_bytes: u64,
@@ -49,10 +57,10 @@ enum RingState {
 }
 
 impl Segments {
-    /// Allows a session to attach segments, up to its limit.
-    pub(crate) fn open_session(&self, token: SessionToken, uid: u32, limit_bytes: u64) {
+    /// Allows a session to attach segments, up to its limit, and to map those with results of its rank's process sets.
+    pub(crate) fn open_session(&self, token: SessionToken, rank: Rank, uid: u32, limit_bytes: u64) {
         let (inputs, ring) = (HashMap::new(), RingState::Free);
-        let session = SessionSegments { token, uid, limit_bytes, mapped_bytes: 0, inputs, ring };
+        let session = SessionSegments { token, rank, uid, limit_bytes, mapped_bytes: 0, inputs, ring };
         self.lock().sessions.push(session);
     }
 
@@ -81,9 +89,14 @@ impl Segments {
         }
     }
 
-    /// Publishes a result segment to workers.
-    pub(crate) fn add_result(&self, id: SegmentId, segment: Arc<OwnedSegment>) {
-        self.lock().results.insert(id, segment);
+    /// Publishes a result segment to the workers of these ranks.
+    pub(crate) fn add_result(&self, id: SegmentId, segment: Arc<OwnedSegment>, members: Arc<[Rank]>) {
+        self.lock().results.insert(id, ResultSegment { segment, members });
+    }
+
+    /// Withdraws a result segment; it is unmapped when the last worker that maps it has left.
+    pub(crate) fn remove_result(&self, id: SegmentId) {
+        self.lock().results.remove(&id);
     }
 
     fn lock(&self) -> MutexGuard<'_, Tables> {
@@ -203,9 +216,13 @@ impl MemHost for ConnectionHost {
     }
 
     fn result(&mut self, token: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String> {
-        self.with_session(token, |_| Ok(()))?;
-        let found = self.segments.lock().results.get(&segment).cloned();
-        found.ok_or_else(|| format!("there is no result segment {segment}"))
+        let rank = self.with_session(token, |session| Ok(session.rank))?;
+        let tables = self.segments.lock();
+        let found = tables.results.get(&segment).ok_or_else(|| format!("there is no result segment {segment}"))?;
+        if !found.members.contains(&rank) {
+            return Err(format!("result segment {segment} has results of a process set without {rank}"));
+        }
+        Ok(Arc::clone(&found.segment))
     }
 
     fn check_ring(&mut self, token: &SessionToken, capacity: u64) -> Result<(), String> {

@@ -53,6 +53,7 @@ pub struct Plan<'a> {
     transport: Transport,
     plugins: Vec<Value>,
     web: Value,
+    log: String,
     authority: Option<&'a Authority>,
     network: Option<&'a Network>,
 }
@@ -76,6 +77,7 @@ impl<'a> Plan<'a> {
             transport: Transport::Auto,
             plugins: Vec::new(),
             web: Value::Null,
+            log: "info".to_owned(),
             authority: None,
             network: None,
         }
@@ -159,6 +161,12 @@ impl<'a> Plan<'a> {
         Self { web, ..self }
     }
 
+    /// With this filter of the sidecars' logs.
+    #[must_use]
+    pub fn log(self, filter: &str) -> Self {
+        Self { log: filter.to_owned(), ..self }
+    }
+
     /// With certificates of the test's own authority.
     #[must_use]
     pub fn issued_by(self, authority: &'a Authority) -> Self {
@@ -230,6 +238,7 @@ impl<'a> Plan<'a> {
             transport: self.transport,
             plugins: self.plugins.get(index as usize).cloned().unwrap_or_else(|| json!({})),
             web: self.web.clone(),
+            log: self.log.clone(),
             namespace: self.network.map(|network| network.host(index)),
         }
     }

@@ -12,6 +12,7 @@ mod first_failure;
 mod fork;
 mod hostile;
 mod hosts;
+mod isolation;
 mod launcher;
 mod logs;
 mod outputs;
@@ -27,6 +28,7 @@ mod semantics;
 mod sets;
 mod settings;
 mod timeline;
+mod unread;
 mod web;
 
 /// A worker that executes a script from its standard input.

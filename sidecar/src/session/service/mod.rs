@@ -5,7 +5,6 @@
 mod reader;
 mod timeline;
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,6 +23,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::session::command::{Access, SessionCommand};
 use crate::session::segments::Segments;
+use crate::session::worker_uids::WorkerUids;
 use crate::timeline::BATCHES_MAX;
 use reader::Reader;
 
@@ -38,8 +38,8 @@ pub(crate) struct Service {
     segments: Segments,
     /// The answer to `Describe`.
     pub(crate) description: v1::Description,
-    /// The users that may claim a rank.
-    allowed_uids: BTreeSet<u32>,
+    /// The users of workers.
+    uids: Arc<WorkerUids>,
     /// How long a reader spins for a ring's next message before it parks on the bell.
     spin: Duration,
 }
@@ -52,11 +52,11 @@ impl Service {
     pub(crate) fn new(
         (commands, segments): (mpsc::Sender<SessionCommand>, Segments),
         description: v1::Description,
-        allowed_uids: BTreeSet<u32>,
+        uids: WorkerUids,
         sidecars: usize,
     ) -> Self {
         let spin = if sidecars == 1 { SPIN } else { Duration::ZERO };
-        Self { commands, segments, description, allowed_uids, spin }
+        Self { commands, segments, description, uids: Arc::new(uids), spin }
     }
 
     /// Serves on a socket until the task is dropped.
@@ -87,8 +87,8 @@ impl Service {
         let outgoing_max = if access == Access::Web { WEB_OUTGOING_MAX } else { OUTGOING_MAX };
         let (outgoing, receiver) = mpsc::channel(outgoing_max);
         let job = self.description.job.clone();
-        let (commands, segments) = (self.commands.clone(), self.segments.clone());
-        tokio::spawn(Reader { job, commands, segments, incoming, access, spin: self.spin }.run(outgoing));
+        let (commands, segments, uids) = (self.commands.clone(), self.segments.clone(), Arc::clone(&self.uids));
+        tokio::spawn(Reader { job, commands, segments, uids, incoming, access, spin: self.spin }.run(outgoing));
         receiver
     }
 
@@ -97,11 +97,7 @@ impl Service {
         let credentials = info.and_then(|info| info.peer_cred);
         let uid = credentials.map(|credentials| credentials.uid());
         match uid {
-            Some(uid) if self.allowed_uids.contains(&uid) => Ok(uid),
-            Some(uid) => Err(Status::permission_denied(format!(
-                "uid {uid} may not use this sidecar; allowed are {:?}",
-                self.allowed_uids
-            ))),
+            Some(uid) => self.uids.check(uid).map(|()| uid).map_err(Status::permission_denied),
             None => Err(Status::permission_denied("the system does not report the uid of the worker")),
         }
     }
