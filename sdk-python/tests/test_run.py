@@ -162,16 +162,19 @@ def test_only_a_private_folder_of_this_user_is_trusted(tmp_path: pathlib.Path) -
         assert folder is None
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder of another user")
-def test_nothing_is_unpickled_from_a_folder_of_another_user(tmp_path: pathlib.Path) -> None:
-    folder, marker = tmp_path / "folder", tmp_path / "marker"
+def folder_with_a_call(folder: pathlib.Path, marker: pathlib.Path) -> None:
+    """Makes a folder as `ronde.run` does, with a call that makes the folder `marker`."""
     folder.mkdir(mode=0o700)
     path = json.dumps([]).encode()
     call = pickle.dumps((os.mkdir, (str(marker),), {}))
     (folder / "call").write_bytes(HEADER.pack(len(path)) + path + call)
-    os.chown(folder, 10_001, 10_001)
+    (folder / "call").chmod(0o600)
+
+
+def run_worker(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    """Runs the program of a rank that takes its call from a folder."""
     variables = {"RONDE_RANK": "0", "RONDE_LOCAL_SIZE": "1", "RONDE_SIZE": "1"}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "ronde.run_worker", str(folder)],
         env={**environment(), **variables},
         capture_output=True,
@@ -179,10 +182,45 @@ def test_nothing_is_unpickled_from_a_folder_of_another_user(tmp_path: pathlib.Pa
         timeout=TIMEOUT_S,
         check=False,
     )
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder of another user")
+def test_nothing_is_unpickled_from_a_folder_of_another_user(tmp_path: pathlib.Path) -> None:
+    folder, marker = tmp_path / "folder", tmp_path / "marker"
+    folder_with_a_call(folder, marker)
+    os.chown(folder, 10_001, 10_001)
+    done = run_worker(folder)
     assert done.returncode == 1
     assert "no rank sees the folder" in done.stderr, done.stderr
     assert not marker.exists()
     assert [each.name for each in folder.iterdir()] == ["call"]
+
+
+@pytest.mark.parametrize("how", ["open to its group", "a link", "a call that is a link", "a call open to its group"])
+def test_the_program_of_a_rank_unpickles_nothing_that_others_could_exchange(how: str, tmp_path: pathlib.Path) -> None:
+    folder, marker, other = tmp_path / "folder", tmp_path / "marker", tmp_path / "other"
+    folder_with_a_call(folder, marker)
+    if how == "open to its group":
+        folder.chmod(0o770)
+    elif how == "a link":
+        folder.rename(other)
+        folder.symlink_to(other)
+    elif how == "a call that is a link":
+        (folder / "call").rename(other)
+        (folder / "call").symlink_to(other)
+    else:
+        (folder / "call").chmod(0o660)
+    done = run_worker(folder)
+    assert done.returncode != 0, done.stdout
+    assert not marker.exists()
+
+
+def test_the_program_of_a_rank_runs_the_call_of_a_private_folder(tmp_path: pathlib.Path) -> None:
+    """The tests above would see the call run."""
+    folder, marker = tmp_path / "folder", tmp_path / "marker"
+    folder_with_a_call(folder, marker)
+    done = run_worker(folder)
+    assert marker.is_dir(), done.stderr
 
 
 # A remote shell that reaches a host on which the caller's temporary folder does not exist.

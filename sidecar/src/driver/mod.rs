@@ -339,7 +339,7 @@ impl Driver {
                 Action::EpochEnded { epoch, failure } => self.end_epoch(epoch, &failure),
                 Action::Admit(admission) => self.admit(&admission),
                 Action::Commit { epoch, seq } => self.commit(epoch, seq),
-                Action::SetForgotten { set } => self.execution.plugins.forget_set(set),
+                Action::SetForgotten { set } => self.forget_set(set),
                 Action::Cancel { epoch, last, dropped } => self.cancel(epoch, last, &dropped.into()),
                 Action::Complete { rank, request, outcome } => self.complete(rank, request, outcome),
                 Action::Notice { sidecars, ranks, text } => self.notice(&sidecars, &ranks, &text),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ronde_bootstrap::streams::{self, LostLines};
 use ronde_engine::{ExecutorStats, Stats, Status};
 use ronde_shm::ArenaUsage;
 use ronde_transport::{LinkSecurity, PathStats, Port, PortStats};
@@ -34,6 +35,8 @@ pub(crate) struct Snapshot {
     pub(crate) sessions: usize,
     /// The sessions whose messages use a ring.
     pub(crate) ring_sessions: usize,
+    /// Log lines that were not written.
+    pub(crate) lost_log_lines: LostLines,
     /// How long the sidecar has served.
     pub(crate) up: Duration,
     /// The control links that are up.
@@ -59,6 +62,7 @@ impl Driver {
             plugins: self.execution.plugins.stats(),
             sessions: self.clients.sessions.len(),
             ring_sessions: self.clients.sessions.with_ring(),
+            lost_log_lines: streams::lost(),
             up: self.started.elapsed(),
             paths: self.links.control.paths(),
             transport: self.links.transport,

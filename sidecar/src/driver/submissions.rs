@@ -33,7 +33,8 @@ impl Driver {
         if let Ok(id) = claimed {
             self.liveness.note_worker();
             if let Some(uid) = access.uid() {
-                self.clients.segments.open_session(session_token, uid, self.clients.arena_bytes_max);
+                let limit_bytes = self.clients.arena_bytes_max;
+                self.clients.segments.open_session(session_token, claim.rank, uid, limit_bytes);
             }
             let message = ronde_rpc::Claimed {
                 session_token: session_token.to_bytes(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_engine::{Admission, AdmittedRequest, AdmittedTensor};
-use ronde_wire::{Epoch, Failure, OpId, Rank, RequestId, Seq, TensorName};
+use ronde_wire::{Epoch, Failure, OpId, Rank, RequestId, Seq, SetId, TensorName};
 
 use crate::operation::memory::{Destination, OperationMemory, TensorMemory};
 use crate::operation::results::{ResultSlot, Results};
@@ -72,13 +72,12 @@ impl Operations {
         sessions: &mut Sessions,
     ) -> anyhow::Result<Arc<OperationMemory>> {
         let operation = OpId { epoch: admission.epoch, seq: admission.seq };
-        let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
         let mut tensors = Vec::with_capacity(admission.tensors.len());
         for (index, tensor) in admission.tensors.iter().enumerate() {
             for admitted in &tensor.requests {
                 sessions.note_operation(admitted.rank, admitted.request, operation);
             }
-            match self.lease_outputs(tensor, element_bytes, sessions) {
+            match self.lease_outputs(admission, tensor, sessions) {
                 Ok(outputs) => {
                     let mut input = |of: &AdmittedRequest| (of.rank, sessions.input(of.rank, of.request));
                     let inputs = match admission.contributions.get(index) {
@@ -105,10 +104,11 @@ impl Operations {
     /// gets a slot.
     fn lease_outputs(
         &mut self,
+        admission: &Admission,
         tensor: &AdmittedTensor,
-        element_bytes: u64,
         sessions: &mut Sessions,
     ) -> anyhow::Result<Vec<(Option<Rank>, Destination)>> {
+        let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
         let mut outputs: Vec<(Option<Rank>, Destination)> = Vec::new();
         for wanted in &tensor.requests {
             let key = tensor.own.then_some(wanted.rank);
@@ -122,7 +122,7 @@ impl Operations {
             } else if let Some(readers) = outputs.iter_mut().find_map(|output| readers_of(output, key)) {
                 readers.push(wanted.rank);
             } else {
-                match self.results.lease(bytes) {
+                match self.results.lease(admission.topology.set, &admission.served, bytes) {
                     Ok(slot) => outputs.push((key, Destination::Slot(slot, vec![wanted.rank]))),
                     Err(error) => {
                         self.release_slots(&outputs);
@@ -141,7 +141,7 @@ impl Operations {
     fn release_slots(&mut self, outputs: &[(Option<Rank>, Destination)]) {
         for (_, output) in outputs {
             if let Destination::Slot(slot, _) = output {
-                self.results.release(slot.slot);
+                self.results.release(slot);
             }
         }
     }
@@ -190,7 +190,7 @@ impl Operations {
             let of_operation = self.readable.keys().filter(|id| (id.epoch, id.seq) == (epoch, *seq));
             for id in of_operation.copied().collect::<Vec<_>>() {
                 if let Some(readable) = self.readable.remove(&id) {
-                    self.results.release(readable.slot.slot);
+                    self.results.release(&readable.slot);
                 }
             }
         }
@@ -254,7 +254,7 @@ impl Operations {
         if readable.readers_left.is_empty()
             && let Some(readable) = self.readable.remove(&id)
         {
-            self.results.release(readable.slot.slot);
+            self.results.release(&readable.slot);
         }
     }
 
@@ -275,6 +275,16 @@ impl Operations {
         for (epoch, seq) in ended {
             self.forget(epoch, seq);
         }
+    }
+
+    /// Drops the memory for results of a set that is gone.
+    pub(crate) fn forget_set(&mut self, set: SetId) {
+        self.results.forget_set(set);
+    }
+
+    /// Drops that of all sets but that of all ranks, because an epoch begins without them.
+    pub(crate) fn forget_sets(&mut self) {
+        self.results.forget_sets();
     }
 
     /// Returns the figures for metrics.

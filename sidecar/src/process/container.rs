@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::session::worker_uids::WorkerUid;
+
 /// Options of `ronde sidecar` without a launcher.
 #[derive(Args, Debug, Default)]
 pub(crate) struct ContainerArgs {
@@ -11,10 +13,10 @@ pub(crate) struct ContainerArgs {
     /// not exist. [default: a new one in --runtime-dir]
     #[arg(long, value_name = "DIR", conflicts_with_all = ["bootstrap", "local_ranks", "runtime_dir"])]
     pub(crate) socket_dir: Option<PathBuf>,
-    /// Users besides the sidecar's own whose processes may be its workers. The sidecar's group may then enter the
-    /// directory of sockets and read the tokens.
-    #[arg(long, value_name = "UID,...", value_delimiter = ',', conflicts_with_all = ["bootstrap", "local_ranks"])]
-    pub(crate) worker_uids: Vec<u32>,
+    /// Users besides the sidecar's own whose processes may be its workers. RANK=UID reserves a rank for processes of that
+    /// user; give each rank its own user to keep them apart. The sidecar's group may then enter the directory of sockets.
+    #[arg(long, value_name = "[RANK=]UID,...", value_delimiter = ',', conflicts_with_all = ["bootstrap", "local_ranks"])]
+    pub(crate) worker_uids: Vec<WorkerUid>,
     /// The address of /metrics, /status and /healthz, which have neither encryption nor authentication: use a private
     /// network. [default: a free port of the loopback]
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["bootstrap", "local_ranks"])]

@@ -12,11 +12,12 @@
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::panic::PanicHookInfo;
 use std::sync::OnceLock;
 
 use ronde_bootstrap::logs::{self, Head, LOG_VARIABLE, LogArgs, LogFormat, LogLevel};
+use ronde_bootstrap::streams;
 use ronde_wire::{JobName, SidecarIndex};
 use serde_json::Value;
 use tracing::field::{Field, Visit};
@@ -26,7 +27,9 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Writes the events of this process to standard error.
+use crate::process::log_limit::{Admitted, LogLimit};
+
+/// Writes the events of this process to standard error, through the queue of [`streams::log`].
 pub(crate) fn start(options: &LogArgs) {
     let from_environment = || std::env::var(LOG_VARIABLE).ok().map(EnvFilter::try_new);
     let (filter, mistake) = match (options.log_level, from_environment()) {
@@ -35,13 +38,15 @@ pub(crate) fn start(options: &LogArgs) {
         (None, Some(Err(error))) => (filter(LogLevel::Warn), Some(error)),
         (None, None) => (filter(LogLevel::Warn), None),
     };
-    let lines = Lines { format: options.log_format, has_time: options.has_time() };
+    let format = LineFormat { format: options.log_format, has_time: options.has_time() };
+    // A process starts its log once.
+    let _ = FORMAT.set(format);
     let colours = options.log_format == LogFormat::Text && std::io::stderr().is_terminal();
     tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(|| LogWriter)
         .with_ansi(colours)
         .with_env_filter(filter)
-        .event_format(lines)
+        .event_format(Lines { format, limit: LogLimit::default() })
         .init();
     std::panic::set_hook(Box::new(log_panic));
     if let Some(error) = mistake {
@@ -68,10 +73,52 @@ struct LogIdentity {
 
 static IDENTITY: OnceLock<LogIdentity> = OnceLock::new();
 
+/// The line that reports how many lines were dropped.
+pub(crate) fn lost_lines(lost: u64) -> String {
+    let message = "log lines were dropped, because standard error was not read or could not be written".to_owned();
+    let fields = Fields { message, others: vec![("dropped", lost.into())] };
+    // Only lines that were logged can be lost, and they had a format.
+    let format = FORMAT.get().copied().unwrap_or(LineFormat { format: LogFormat::Text, has_time: true });
+    format.line("WARN", " WARN", module_path!(), &fields) + "\n"
+}
+
 /// The format of lines.
-struct Lines {
+#[derive(Clone, Copy, Debug)]
+struct LineFormat {
     format: LogFormat,
     has_time: bool,
+}
+
+impl LineFormat {
+    /// `shown`: the level in a text line.
+    fn line(self, level: &str, shown: &str, target: &str, fields: &Fields) -> String {
+        match self.format {
+            LogFormat::Json => json(level, target, IDENTITY.get(), fields),
+            LogFormat::Text => text(self.has_time.then(logs::now), shown, target, IDENTITY.get(), fields),
+        }
+    }
+}
+
+static FORMAT: OnceLock<LineFormat> = OnceLock::new();
+
+/// Queues each line, which the formatter writes in one piece.
+struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        streams::log(String::from_utf8_lossy(line).into_owned());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Formats the events that the limit admits.
+struct Lines {
+    format: LineFormat,
+    limit: LogLimit,
 }
 
 impl<S, N> FormatEvent<S, N> for Lines
@@ -80,18 +127,14 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let metadata = event.metadata();
+        let Admitted::Yes { left_out, is_last } = self.limit.admit(metadata) else { return Ok(()) };
         let mut fields = Fields::default();
         event.record(&mut fields);
-        let metadata = event.metadata();
-        let (level, target, who) = (metadata.level().as_str(), metadata.target(), IDENTITY.get());
-        let line = match self.format {
-            LogFormat::Json => json(level, target, who, &fields),
-            LogFormat::Text => {
-                let time = self.has_time.then(logs::now);
-                text(time, &coloured(level, writer.has_ansi_escapes()), target, who, &fields)
-            }
-        };
-        writeln!(writer, "{line}")
+        fields.note_limit(left_out, is_last);
+        let level = metadata.level().as_str();
+        let shown = coloured(level, writer.has_ansi_escapes());
+        writeln!(writer, "{}", self.format.line(level, &shown, metadata.target(), &fields))
     }
 }
 
@@ -105,6 +148,16 @@ struct Fields {
 impl Fields {
     fn add(&mut self, field: &Field, value: impl Into<Value>) {
         self.others.push((field.name(), value.into()));
+    }
+
+    /// Adds what the limit left out before this line, and will leave out after it.
+    fn note_limit(&mut self, left_out: u64, is_last: bool) {
+        if left_out > 0 {
+            self.others.push(("left_out", left_out.into()));
+        }
+        if is_last {
+            self.others.push(("next", "lines like this one are left out, but for one a second".into()));
+        }
     }
 }
 
@@ -192,6 +245,8 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     let trace = Backtrace::capture();
     let trace = if trace.status() == BacktraceStatus::Captured { trace.to_string() } else { String::new() };
     tracing::error!(place, trace, "a thread panicked; this is a bug in ronde: {}", message.unwrap_or("no text"));
+    // The process may end with this thread.
+    streams::flush();
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@ mod affinity;
 pub mod arguments;
 mod container;
 pub mod credentials;
+mod log_limit;
 mod logging;
 mod ports;
 mod settings;
 mod standalone;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,9 +19,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::exit::fail;
 use ronde_bootstrap::interfaces;
 use ronde_bootstrap::logs::LogFormat;
 use ronde_bootstrap::messages::{FromSidecar, Join, Peer, Summary, ToSidecar, TokenFile};
+use ronde_bootstrap::streams;
 use ronde_engine::{EngineConfig, RunAhead};
 use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, RankToken, v1};
 use ronde_transport::{
@@ -31,6 +34,8 @@ use ronde_wire::{Cause, Incarnation, Lane, Rank, SidecarIndex, World};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::interval;
 
 use crate::admin;
 use crate::driver::command::ControlCommand;
@@ -50,11 +55,16 @@ use crate::session::directory::{DirectoryOptions, RuntimeDir, random_bytes};
 use crate::session::segments::Segments;
 use crate::session::service::Service;
 use crate::session::table::Sessions;
+use crate::session::worker_uids::WorkerUids;
 use crate::web;
 
 /// Runs `ronde sidecar`: takes part in one job, as the launcher, or the certificate and command line, define it.
 pub fn main(args: &SidecarArgs) -> ExitCode {
+    if let Err(error) = streams::open(logging::lost_lines) {
+        return fail(Code::SidecarCannotGoOn, &format!("cannot start the threads of the log: {error}"), 1);
+    }
     logging::start(&args.logs);
+    hide_memory();
     ronde_shm::heap::keep_freed_memory();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = runtime.context("cannot start the control thread's runtime").and_then(|runtime| {
@@ -63,17 +73,27 @@ pub fn main(args: &SidecarArgs) -> ExitCode {
         runtime.shutdown_background();
         result
     });
-    match result {
+    let status = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let reason = coded(&error, Code::SidecarCannotGoOn);
             match args.bootstrap || args.logs.log_format == LogFormat::Json {
                 true => tracing::error!("{reason}"),
-                false => eprintln!("ronde sidecar: {reason}"),
+                false => streams::log(format!("ronde sidecar: {reason}\n")),
             }
             FromSidecar::Fatal { reason }.send();
             ExitCode::FAILURE
         }
+    };
+    streams::flush();
+    status
+}
+
+/// Keeps keys, tokens and tensors in this process's memory from other processes of its user, which could trace it or read
+/// `/proc/<pid>/mem`; only root still can. The kernel writes no core dumps of such a process.
+fn hide_memory() {
+    if let Err(error) = nix::sys::prctl::set_dumpable(false) {
+        tracing::warn!(%error, "other processes of this user may read this sidecar's memory");
     }
 }
 
@@ -96,24 +116,23 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let (lanes, reports, plugins) = spawn_lanes(&settings, &peers, &control_sender, ports.lanes, start)?;
 
     // Local workers: their directory, sockets, tokens and shared memory.
-    let (place, allowed_uids) = socket_setup(&settings, &args.container);
+    let (place, uids) = socket_setup(&settings, &args.container, &world);
     let directory = RuntimeDir::create(place, &settings.job, settings.me)?;
     let segments = Segments::default();
-    let (tokens, token_files) = written_tokens(&directory, world.ranks_of(settings.me))?;
+    let (tokens, token_files) = written_tokens(&directory, &uids, world.ranks_of(settings.me))?;
     let description = description(&settings, &peers, &world);
     let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
     let channels = (command_sender, segments.clone());
-    let service = Arc::new(Service::new(channels, description, allowed_uids, peers.len()));
+    let service = Arc::new(Service::new(channels, description, uids, peers.len()));
     let (web_address, web_tls) = serve_web(&settings, &identity, &service, &tokens, &control_sender)?;
     let mut server = tokio::spawn(service.bind(directory.path())?);
-    directory.open_sockets()?;
     tokio::spawn(credentials::keep_fresh(renewal, Arc::clone(&identity), control_sender.clone()));
     let admin = serve_admin(args, &settings, &control_sender, &directory).await?;
 
     // The control thread: engine, control links, sessions.
     let control_peers = addresses(&peers, |peer| Some(peer.control));
     let control = start(ports.control, Purpose::Control, control_peers)()?;
-    let results = Results::new(result_bytes_max(&settings, &world), segments.clone())?;
+    let results = Results::new(result_bytes_max(&settings, &world), segments.clone());
     let mut driver = Driver::new(
         engine_config(&settings, &peers, &world),
         Links { control, web_tls, transport: settings.tuning.transport },
@@ -133,42 +152,40 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
         Liveness::new(args.container.exit_with_workers.map(Duration::from_secs)),
         settings.exits_are_reported,
     );
+    directory.open_to_workers()?;
     FromSidecar::Serving { socket_dir: directory.path().to_path_buf(), token_files, admin, web: web_address }.send();
 
     // Serve until the launcher closes our input or a signal arrives; then drain the sessions, for a bounded time.
     let (mut inbox, mut signals) = (Inbox { commands, control: control_commands, reports }, Signals::new()?);
     driver.open_control_links();
-    driver
-        .run(&mut inbox, Phase::Serving, async {
-            tokio::select! {
-                () = closed(&mut launcher, &control_sender) => {}
-                () = signals.next() => {}
-                ended = &mut server => tracing::error!(?ended, "the service of rpc.sock has ended"),
-            }
-        })
-        .await;
-    if server.is_finished() {
-        driver.fatal.get_or_insert_with(|| "the service of rpc.sock has ended; see the log above".to_owned());
-    }
+    let mut failure = None;
+    let stop = stopped(&mut launcher, args.bootstrap, &control_sender, &mut signals, &mut server);
+    driver.run(&mut inbox, Phase::Serving, async { failure = stop.await }).await;
+    driver.fatal = driver.fatal.take().or(failure);
     driver.run(&mut inbox, Phase::Draining, signals.next_or_after(DRAIN_TIMEOUT)).await;
     server.abort();
     finish(driver, &settings, args.container.report.as_deref()).await
 }
 
 /// The sockets for local workers, and who may connect.
-fn socket_setup<'a>(settings: &'a Settings, container: &'a ContainerArgs) -> (DirectoryOptions<'a>, BTreeSet<u32>) {
+fn socket_setup<'a>(
+    settings: &'a Settings,
+    container: &'a ContainerArgs,
+    world: &World,
+) -> (DirectoryOptions<'a>, WorkerUids) {
     let (base, exact) = (settings.runtime_dir.as_deref(), container.socket_dir.as_deref());
     let own = nix::unistd::geteuid().as_raw();
-    let allowed: BTreeSet<u32> = container.worker_uids.iter().copied().chain([own]).collect();
-    (DirectoryOptions { base, exact, for_group: allowed.len() > 1 }, allowed)
+    let uids = WorkerUids::new(own, &container.worker_uids, &world.ranks_of(settings.me));
+    (DirectoryOptions { base, exact, for_group: uids.has_others() }, uids)
 }
 
 /// Draws a token for each rank and writes its file.
 fn written_tokens(
     directory: &RuntimeDir,
+    uids: &WorkerUids,
     ranks: Vec<Rank>,
 ) -> anyhow::Result<(HashMap<Rank, RankToken>, Vec<TokenFile>)> {
-    let written = |rank| directory.write_token(rank).map(|(token, file)| ((rank, token), file));
+    let written = |rank| directory.write_token(rank, uids.owner(rank)).map(|(token, file)| ((rank, token), file));
     let written = ranks.into_iter().map(written).collect::<Result<Vec<_>, _>>()?;
     Ok(written.into_iter().unzip())
 }
@@ -282,6 +299,37 @@ async fn closed(launcher: &mut Option<Launcher>, commands: &mpsc::Sender<Control
     match launcher {
         Some(launcher) => launcher.closed(commands).await,
         None => std::future::pending().await,
+    }
+}
+
+/// Resolves when the sidecar must stop serving; returns the reason if it is a failure. `is_launched`: the launcher needs
+/// all messages.
+async fn stopped(
+    launcher: &mut Option<Launcher>,
+    is_launched: bool,
+    commands: &mpsc::Sender<ControlCommand>,
+    signals: &mut Signals,
+    server: &mut JoinHandle<Result<(), tonic::transport::Error>>,
+) -> Option<String> {
+    tokio::select! {
+        () = closed(launcher, commands) => None,
+        () = signals.next() => None,
+        ended = server => {
+            tracing::error!(?ended, "the service of rpc.sock has ended");
+            Some("the service of rpc.sock has ended; see the log above".to_owned())
+        }
+        reason = undelivered(), if is_launched => Some(Code::LauncherNotReading.mark(&reason)),
+    }
+}
+
+/// Resolves when the launcher has not read a message for too long.
+async fn undelivered() -> String {
+    let mut ticks = interval(UNDELIVERED_POLL_INTERVAL);
+    loop {
+        ticks.tick().await;
+        if let Some(reason) = streams::undelivered() {
+            return reason;
+        }
     }
 }
 
@@ -469,6 +517,8 @@ const COMMANDS_MAX: usize = 4_096;
 const CONTROL_COMMANDS_MAX: usize = 256;
 /// Reports of lanes queued for the control thread; a full queue slows the lanes down.
 const REPORTS_MAX: usize = 4_096;
+/// How often the sidecar checks whether the launcher reads its messages.
+const UNDELIVERED_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long sessions may continue after the sidecar was asked to shut down.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -1,14 +1,24 @@
 //! The session directory: two sockets, a token file for each local rank, and the address of the admin pages. A worker's
 //! container shares nothing else with its sidecar.
+//!
+//! The directory is opened once, without following a link, and everything but the sockets is made relative to that
+//! descriptor: whoever exchanges the path meanwhile changes nothing. (The kernel binds sockets to paths only; whether they
+//! came into this directory is checked afterwards.) Only this user may enter it until everything in it is made.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File};
 use std::io::Write;
 use std::net::SocketAddr;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, open, openat, renameat};
+use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmod, fchmodat, fstat, fstatat};
+use nix::unistd::{Uid, UnlinkatFlags, fchown, unlinkat};
 use ronde_rpc::convert::TOKEN_BYTES;
 use ronde_rpc::{RankToken, paths};
 use ronde_wire::{JobName, Rank, SidecarIndex};
@@ -28,34 +38,41 @@ pub(crate) struct DirectoryOptions<'a> {
     pub(crate) for_group: bool,
 }
 
-/// The directory while the sidecar lives. Dropping it removes the directory with its contents; of a directory that was
+/// The directory while the sidecar lives. Dropping it removes the directory with its files; of a directory that was
 /// given, only the sidecar's files.
 pub(crate) struct RuntimeDir {
-    dir: Owned,
+    path: PathBuf,
+    directory: OwnedFd,
+    /// Whether it existed, or was named, so that it stays.
+    is_given: bool,
     for_group: bool,
 }
 
 impl RuntimeDir {
-    /// Creates `<base>/ronde-<job>-<sidecar>-<random>`, or takes the given one, and opens it to this uid only, or also
-    /// to its group.
+    /// Creates `<base>/ronde-<job>-<sidecar>-<random>`, or takes the given one. Only this uid may enter it until
+    /// [`Self::open_to_workers`].
     ///
     /// # Errors
-    /// When it cannot be created, another sidecar serves there, or its path is too long for a Unix socket (107 bytes).
+    /// When it cannot be created, belongs to another user, another sidecar serves there, or its path is too long for a
+    /// Unix socket (107 bytes).
     pub(crate) fn create(options: DirectoryOptions<'_>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
         Self::make(options, job, sidecar).context(Code::SocketDirectory)
     }
 
     fn make(options: DirectoryOptions<'_>, job: &JobName, sidecar: SidecarIndex) -> anyhow::Result<Self> {
         let DirectoryOptions { base, exact, for_group } = options;
-        let dir = match exact {
-            Some(path) => Owned::take(path)?,
+        let path = match exact {
+            Some(path) => make_given(path)?,
             None => {
                 let base = base.map_or_else(default_base, Path::to_path_buf);
-                Owned::create(&base, &format!("ronde-{job}-{}-", sidecar.0))?
+                make_fresh(&base, &format!("ronde-{job}-{}-", sidecar.0))?
             }
         };
-        let made = Self { dir, for_group };
-        made.restrict(made.path(), 0o700, 0o750)?;
+        let directory = open_own(&path)?;
+        let made = Self { path, directory, is_given: exact.is_some(), for_group };
+        if made.is_given {
+            made.take_over()?;
+        }
         let longest = paths::mem_socket(made.path()).as_os_str().len();
         ensure!(
             longest <= SOCKET_PATH_BYTES_MAX,
@@ -65,29 +82,51 @@ impl RuntimeDir {
         Ok(made)
     }
 
-    /// Lets workers of the group connect, if they may; other users cannot reach the sockets in either case.
-    ///
-    /// # Errors
-    /// When a socket does not exist.
-    pub(crate) fn open_sockets(&self) -> anyhow::Result<()> {
-        let sockets = [paths::rpc_socket(self.path()), paths::mem_socket(self.path())];
-        sockets.iter().try_for_each(|socket| self.restrict(socket, 0o700, 0o770)).context(Code::SocketDirectory)
+    /// Removes the files of a sidecar that was killed.
+    fn take_over(&self) -> anyhow::Result<()> {
+        ensure!(
+            UnixStream::connect(paths::rpc_socket(&self.path)).is_err(),
+            "another sidecar serves in {}; give each its own directory",
+            self.path.display()
+        );
+        self.remove_files().with_context(|| format!("cannot use the directory {}", self.path.display()))
     }
 
-    fn restrict(&self, path: &Path, alone: u32, with_group: u32) -> anyhow::Result<()> {
-        let mode = if self.for_group { with_group } else { alone };
-        fs::set_permissions(path, Permissions::from_mode(mode)).with_context(|| {
-            let uid = nix::unistd::geteuid();
-            format!(
-                "cannot restrict {} to uid {uid}; if it is another user's, give a directory within it",
-                path.display()
-            )
-        })
+    /// Lets workers of the group connect, if they may; other users cannot reach the sockets in either case. Call it when
+    /// all files are made.
+    ///
+    /// # Errors
+    /// When a socket does not exist in this directory.
+    pub(crate) fn open_to_workers(&self) -> anyhow::Result<()> {
+        self.open_sockets().context(Code::SocketDirectory)
+    }
+
+    fn open_sockets(&self) -> anyhow::Result<()> {
+        let mode = self.mode(0o700, 0o770);
+        for socket in [paths::rpc_socket(&self.path), paths::mem_socket(&self.path)] {
+            let name = socket.file_name().context("a socket has a name")?;
+            let found = fstatat(&self.directory, name, AtFlags::AT_SYMLINK_NOFOLLOW);
+            let is_socket =
+                found.is_ok_and(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT == SFlag::S_IFSOCK);
+            ensure!(
+                is_socket,
+                "{} is not in the directory that this sidecar made; another user has exchanged the path; give a directory in which only this user may write",
+                socket.display()
+            );
+            fchmodat(&self.directory, name, mode, FchmodatFlags::FollowSymlink)
+                .with_context(|| format!("cannot set the mode of {}", socket.display()))?;
+        }
+        let opened = fchmod(&self.directory, self.mode(0o700, 0o750));
+        opened.with_context(|| format!("cannot set the mode of {}", self.path.display()))
+    }
+
+    fn mode(&self, alone: u32, with_group: u32) -> Mode {
+        Mode::from_bits_truncate(if self.for_group { with_group } else { alone })
     }
 
     /// Returns the path of the directory.
     pub(crate) fn path(&self) -> &Path {
-        self.dir.path()
+        &self.path
     }
 
     /// Writes the address of the admin pages, for `ronde status`.
@@ -95,29 +134,129 @@ impl RuntimeDir {
     /// # Errors
     /// When the file cannot be written.
     pub(crate) fn write_admin(&self, admin: SocketAddr) -> anyhow::Result<()> {
-        let (fresh, path) = (self.path().join(FRESH_ADMIN_FILE), self.path().join(ADMIN_FILE));
         // Written atomically, so that a reader never sees a part of it.
-        let written = fs::write(&fresh, format!("{admin}\n")).and_then(|()| fs::rename(&fresh, &path));
-        written.with_context(|| format!("cannot write {}", path.display()))
+        let written = self.new_file(FRESH_ADMIN_FILE, Mode::from_bits_truncate(0o644)).and_then(|mut file| {
+            writeln!(file, "{admin}")?;
+            Ok(renameat(&self.directory, FRESH_ADMIN_FILE, &self.directory, ADMIN_FILE)?)
+        });
+        written.with_context(|| format!("cannot write {}", self.path.join(ADMIN_FILE).display()))
     }
 
-    /// Draws a token for a rank and writes it to a file that only this uid can read, or also its group.
+    /// Draws a token for a rank and writes it to a file that only this uid can read, or also its group. With an `owner`,
+    /// the one user whose processes may claim the rank, only that user can read it, if this process may give files away.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub(crate) fn write_token(&self, rank: Rank) -> anyhow::Result<(RankToken, TokenFile)> {
+    pub(crate) fn write_token(&self, rank: Rank, owner: Option<u32>) -> anyhow::Result<(RankToken, TokenFile)> {
         let token: [u8; TOKEN_BYTES] = random_bytes()?;
-        let path = paths::token_file(self.path(), rank);
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o400)
-            .open(&path)
-            .with_context(|| format!("cannot create the token file {}", path.display()))?;
-        file.write_all(&token).with_context(|| format!("cannot write the token file {}", path.display()))?;
-        self.restrict(&path, 0o400, 0o440)?;
+        let path = paths::token_file(&self.path, rank);
+        let write = || -> anyhow::Result<()> {
+            let name = path.file_name().context("a token file has a name")?;
+            let mut file = self.new_file(name, Mode::from_bits_truncate(0o400))?;
+            file.write_all(&token)?;
+            let is_given = match owner.map(|owner| fchown(&file, Some(Uid::from_raw(owner)), None)) {
+                Some(Ok(())) => true,
+                // Only root may give files away. The kernel reports the uid of whoever claims the rank.
+                Some(Err(Errno::EPERM)) | None => false,
+                Some(Err(error)) => bail!(error),
+            };
+            if !is_given {
+                fchmod(&file, self.mode(0o400, 0o440))?;
+            }
+            Ok(())
+        };
+        write().with_context(|| format!("cannot write the token file {}", path.display()))?;
         Ok((RankToken::new(&token)?, TokenFile { rank: rank.0, path }))
     }
+
+    fn new_file(&self, name: &(impl nix::NixPath + ?Sized), mode: Mode) -> anyhow::Result<File> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        Ok(File::from(openat(&self.directory, name, flags, mode)?))
+    }
+
+    /// Removes the sidecar's files: of a given directory no others, because they belong to someone else.
+    fn remove_files(&self) -> anyhow::Result<()> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let mut entries = Dir::openat(self.directory.as_fd(), ".", flags, Mode::empty())?;
+        for entry in entries.iter() {
+            let entry = entry?;
+            let name = entry.file_name().to_str().unwrap_or_default();
+            if is_ours(name) || (!self.is_given && ![".", ".."].contains(&name)) {
+                match unlinkat(&self.directory, entry.file_name(), UnlinkatFlags::NoRemoveDir) {
+                    // Whose directory it is, is not known.
+                    Ok(()) | Err(Errno::EISDIR) => {}
+                    Err(error) => bail!(error),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for RuntimeDir {
+    fn drop(&mut self) {
+        let removed = self.remove_files().and_then(|()| match self.is_given {
+            true => Ok(()),
+            false => Ok(fs::remove_dir(&self.path)?),
+        });
+        if let Err(error) = removed {
+            tracing::warn!(directory = %self.path.display(), %error, "cannot remove the session directory");
+        }
+    }
+}
+
+/// Creates a directory that does not exist yet.
+fn make_fresh(base: &Path, prefix: &str) -> anyhow::Result<PathBuf> {
+    let suffix: [u8; 4] = random_bytes()?;
+    let path = base.join(format!("{prefix}{:08x}", u32::from_le_bytes(suffix)));
+    let made = DirBuilder::new().mode(PRIVATE).create(&path);
+    made.with_context(|| format!("cannot create the directory {}", path.display()))?;
+    Ok(path)
+}
+
+/// Creates the named directory, and those that contain it, if it does not exist.
+fn make_given(path: &Path) -> anyhow::Result<PathBuf> {
+    let make = || match DirBuilder::new().mode(PRIVATE).create(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            fs::create_dir_all(path.parent().unwrap_or(path))?;
+            DirBuilder::new().mode(PRIVATE).create(path)
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    };
+    make().with_context(|| format!("cannot create the directory {}", path.display()))?;
+    // A slash at the end would make the kernel follow a link.
+    Ok(path.components().collect())
+}
+
+/// Opens a directory of this user, and keeps everybody else out.
+fn open_own(path: &Path) -> anyhow::Result<OwnedFd> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let directory = match open(path, flags, Mode::empty()) {
+        // Linux reports ENOTDIR for a link, because of O_DIRECTORY.
+        Err(Errno::ELOOP | Errno::ENOTDIR) => {
+            bail!("{} is a link or no directory; name the directory itself", path.display())
+        }
+        other => other.with_context(|| format!("cannot use the directory {}", path.display()))?,
+    };
+    let (owner, user) = (fstat(&directory)?.st_uid, Uid::effective().as_raw());
+    ensure!(
+        owner == user,
+        "the directory {} belongs to uid {owner}, and this sidecar runs as uid {user}; give a directory within it, or run: chown {user} {}",
+        path.display(),
+        path.display()
+    );
+    let restricted = fchmod(&directory, Mode::from_bits_truncate(PRIVATE));
+    restricted.with_context(|| format!("cannot restrict {} to uid {user}", path.display()))?;
+    Ok(directory)
+}
+
+/// Whether a sidecar makes files of this name.
+fn is_ours(name: &str) -> bool {
+    let is_token = name.starts_with("rank-") && name.ends_with(".token");
+    let nowhere = Path::new("");
+    let sockets = [paths::rpc_socket(nowhere), paths::mem_socket(nowhere)];
+    is_token || [ADMIN_FILE, FRESH_ADMIN_FILE].contains(&name) || sockets.iter().any(|socket| socket == Path::new(name))
 }
 
 /// Random bytes from the system's generator.
@@ -134,71 +273,13 @@ pub(crate) fn random_bytes<const N: usize>() -> anyhow::Result<[u8; N]> {
 const FRESH_ADMIN_FILE: &str = "admin.new";
 /// `sun_path` has 108 bytes, including the final zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
-
-/// A directory whose files are the sidecar's.
-enum Owned {
-    /// One that was created, and is removed when dropped.
-    Fresh(PathBuf),
-    /// One that existed; only the files are removed.
-    Given(PathBuf),
-}
-
-impl Owned {
-    fn create(base: &Path, prefix: &str) -> anyhow::Result<Self> {
-        let suffix: [u8; 4] = random_bytes()?;
-        let path = base.join(format!("{prefix}{:08x}", u32::from_le_bytes(suffix)));
-        fs::create_dir(&path).with_context(|| format!("cannot create the directory {}", path.display()))?;
-        Ok(Self::Fresh(path))
-    }
-
-    /// Takes a directory that exists, and removes files of a sidecar that was killed.
-    fn take(path: &Path) -> anyhow::Result<Self> {
-        let unusable = || format!("cannot use the directory {}", path.display());
-        fs::create_dir_all(path).with_context(unusable)?;
-        ensure!(
-            UnixStream::connect(paths::rpc_socket(path)).is_err(),
-            "another sidecar serves in {}; give each its own directory",
-            path.display()
-        );
-        remove_files(path).with_context(unusable)?;
-        Ok(Self::Given(path.to_path_buf()))
-    }
-
-    fn path(&self) -> &Path {
-        match self {
-            Self::Fresh(path) | Self::Given(path) => path,
-        }
-    }
-}
-
-impl Drop for Owned {
-    fn drop(&mut self) {
-        let removed = match self {
-            Self::Fresh(path) => fs::remove_dir_all(path),
-            Self::Given(path) => remove_files(path),
-        };
-        if let Err(error) = removed {
-            tracing::warn!(directory = %self.path().display(), %error, "cannot remove the session directory");
-        }
-    }
-}
-
-/// Removes sockets, tokens and the address of the admin pages, and nothing else: the directory belongs to someone else.
-fn remove_files(directory: &Path) -> std::io::Result<()> {
-    for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let is_token = name.starts_with("rank-") && name.ends_with(".token");
-        let is_socket = path == paths::rpc_socket(directory) || path == paths::mem_socket(directory);
-        if is_token || is_socket || [ADMIN_FILE, FRESH_ADMIN_FILE].contains(&name) {
-            fs::remove_file(path)?;
-        }
-    }
-    Ok(())
-}
+/// The mode of a directory that only this user may enter.
+const PRIVATE: u32 = 0o700;
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn taken(path: &Path, for_group: bool) -> anyhow::Result<RuntimeDir> {
@@ -208,6 +289,10 @@ mod tests {
 
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).expect("it is there").permissions().mode() & 0o777
+    }
+
+    fn refused(path: &Path) -> String {
+        taken(path, false).err().map(|error| format!("{error:#}")).expect("it is refused")
     }
 
     #[test]
@@ -224,7 +309,7 @@ mod tests {
         directory.write_admin(SocketAddr::from(([127, 0, 0, 1], 9))).expect("it can be written");
         assert_eq!(fs::read_to_string(path.join("admin")).expect("it is there"), "127.0.0.1:9\n");
         assert!(!path.join("admin.new").exists());
-        directory.write_token(Rank(3)).expect("it can be written");
+        directory.write_token(Rank(3), None).expect("it can be written");
         assert_eq!((mode(&path), mode(&path.join("rank-3.token"))), (0o700, 0o400));
         drop(directory);
         let left: Vec<_> = fs::read_dir(&path).expect("it stays").flatten().map(|entry| entry.file_name()).collect();
@@ -236,10 +321,11 @@ mod tests {
         let base = tempfile::tempdir().expect("a temporary directory");
         let path = base.path().join("sockets");
         let directory = taken(&path, true).expect("it can be made");
-        directory.write_token(Rank(0)).expect("it can be written");
+        directory.write_token(Rank(0), None).expect("it can be written");
         let sockets = [paths::rpc_socket(&path), paths::mem_socket(&path)];
         let _listening = sockets.each_ref().map(std::os::unix::net::UnixListener::bind);
-        directory.open_sockets().expect("they are there");
+        assert_eq!(mode(&path), 0o700, "nobody else may enter before everything is made");
+        directory.open_to_workers().expect("they are there");
         assert_eq!((mode(&path), mode(&path.join("rank-0.token"))), (0o750, 0o440));
         assert_eq!(sockets.each_ref().map(|socket| mode(socket)), [0o770, 0o770]);
     }
@@ -248,7 +334,75 @@ mod tests {
     fn a_directory_in_which_another_sidecar_serves_is_refused() {
         let base = tempfile::tempdir().expect("a temporary directory");
         let _other = std::os::unix::net::UnixListener::bind(paths::rpc_socket(base.path())).expect("a socket");
-        let error = taken(base.path(), false).err().expect("refused");
-        assert!(format!("{error:#}").contains("another sidecar serves in"), "{error:#}");
+        let error = refused(base.path());
+        assert!(error.contains("another sidecar serves in"), "{error}");
+    }
+
+    #[test]
+    fn a_link_to_a_directory_is_refused_and_what_it_points_to_stays_as_it_is() {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let (real, link) = (base.path().join("real"), base.path().join("link"));
+        fs::create_dir(&real).expect("it can be made");
+        fs::write(real.join("rank-0.token"), "another's").expect("it can be written");
+        fs::set_permissions(&real, fs::Permissions::from_mode(0o755)).expect("it is ours");
+        std::os::unix::fs::symlink(&real, &link).expect("it can be made");
+        let error = refused(&link);
+        assert!(error.contains("name the directory itself"), "{error}");
+        assert_eq!((mode(&real), real.join("rank-0.token").exists()), (0o755, true));
+    }
+
+    #[test]
+    fn a_directory_of_another_user_is_refused_even_by_root() {
+        if !Uid::effective().is_root() {
+            eprintln!("LEFT OUT: a_directory_of_another_user_is_refused_even_by_root needs root");
+            return;
+        }
+        let base = tempfile::tempdir().expect("a temporary directory");
+        std::os::unix::fs::chown(base.path(), Some(65_534), None).expect("root may");
+        let error = refused(base.path());
+        assert!(error.contains("belongs to uid 65534, and this sidecar runs as uid 0"), "{error}");
+    }
+
+    #[test]
+    fn a_path_that_is_exchanged_receives_no_token_and_no_worker() {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let (path, moved) = (base.path().join("sockets"), base.path().join("moved"));
+        let directory = taken(&path, false).expect("it can be made");
+        fs::rename(&path, &moved).expect("it is ours");
+        fs::create_dir(&path).expect("it can be made");
+        directory.write_token(Rank(0), None).expect("it can be written");
+        directory.write_admin(SocketAddr::from(([127, 0, 0, 1], 9))).expect("it can be written");
+        assert_eq!((mode(&moved.join("rank-0.token")), fs::read_dir(&path).expect("it is there").count()), (0o400, 0));
+        let sockets = [paths::rpc_socket(&path), paths::mem_socket(&path)];
+        let _listening = sockets.each_ref().map(std::os::unix::net::UnixListener::bind);
+        let error = directory.open_to_workers().expect_err("the sockets are elsewhere");
+        assert!(format!("{error:#}").contains("another user has exchanged the path"), "{error:#}");
+    }
+
+    #[test]
+    fn a_new_directory_is_private_from_the_start_and_is_removed_with_its_files() {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let job = JobName::new("night").expect("a good name");
+        let options = DirectoryOptions { base: Some(base.path()), exact: None, for_group: true };
+        let directory = RuntimeDir::create(options, &job, SidecarIndex(3)).expect("it can be made");
+        let path = directory.path().to_owned();
+        assert_eq!(mode(&path), 0o700);
+        directory.write_token(Rank(0), None).expect("it can be written");
+        fs::write(path.join("core"), "left by somebody").expect("it can be written");
+        drop(directory);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_token_of_a_rank_with_one_user_is_that_users() {
+        if !Uid::effective().is_root() {
+            eprintln!("LEFT OUT: the_token_of_a_rank_with_one_user_is_that_users needs root to give files away");
+            return;
+        }
+        let base = tempfile::tempdir().expect("a temporary directory");
+        let directory = taken(&base.path().join("sockets"), true).expect("it can be made");
+        let (_, file) = directory.write_token(Rank(0), Some(10_002)).expect("it can be written");
+        let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(&file.path).expect("it is there"));
+        assert_eq!((owner, mode(&file.path)), (10_002, 0o400));
     }
 }

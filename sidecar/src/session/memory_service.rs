@@ -138,8 +138,8 @@ impl MemHost for ConnectionHost {
     }
 
     fn result(&mut self, token: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String> {
-        self.with_session(token, |_| Ok(()))?;
-        self.segments.result(segment).ok_or_else(|| format!("there is no result segment {segment}"))
+        let rank = self.with_session(token, |session| Ok(session.rank()))?;
+        self.segments.result(segment, rank)
     }
 
     fn reserve_ring(&mut self, token: &SessionToken, capacity: u64) -> Result<(), String> {

@@ -10,3 +10,4 @@ pub(crate) mod ring;
 pub(crate) mod segments;
 pub(crate) mod service;
 pub(crate) mod table;
+pub(crate) mod worker_uids;

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ronde_shm::{OwnedSegment, SegmentId, SessionToken, WorkerSegment};
-use ronde_wire::limits;
+use ronde_wire::{Rank, limits};
 
 use crate::session::ring::AttachedRing;
 
@@ -20,13 +20,21 @@ pub(crate) struct Segments {
 #[derive(Default)]
 struct Tables {
     sessions: Vec<SessionSegments>,
-    /// Result segments of this sidecar by id; all sessions of the job may read them.
-    results: HashMap<SegmentId, Arc<OwnedSegment>>,
+    /// Result segments of this sidecar by id.
+    results: HashMap<SegmentId, ResultSegment>,
+}
+
+/// A segment with results of one process set.
+struct ResultSegment {
+    segment: Arc<OwnedSegment>,
+    /// The set's local ranks, which may map it.
+    members: Arc<[Rank]>,
 }
 
 /// The account of a session's shared memory.
 pub(crate) struct SessionSegments {
     token: SessionToken,
+    rank: Rank,
     uid: u32,
     limit_bytes: u64,
     /// Of segments that are attached or reserved.
@@ -54,10 +62,10 @@ enum RingState {
 }
 
 impl Segments {
-    /// Allows a session to attach segments, up to its limit.
-    pub(crate) fn open_session(&self, token: SessionToken, uid: u32, limit_bytes: u64) {
+    /// Allows a session to attach segments, up to its limit, and to map those with results of its rank's process sets.
+    pub(crate) fn open_session(&self, token: SessionToken, rank: Rank, uid: u32, limit_bytes: u64) {
         let (inputs, ring) = (HashMap::new(), RingState::Free);
-        let session = SessionSegments { token, uid, limit_bytes, bytes: 0, inputs, ring, connections: 0 };
+        let session = SessionSegments { token, rank, uid, limit_bytes, bytes: 0, inputs, ring, connections: 0 };
         self.lock().sessions.push(session);
     }
 
@@ -90,9 +98,17 @@ impl Segments {
         }
     }
 
-    /// Returns a result segment.
-    pub(crate) fn result(&self, id: SegmentId) -> Option<Arc<OwnedSegment>> {
-        self.lock().results.get(&id).cloned()
+    /// Returns a result segment for a rank.
+    ///
+    /// # Errors
+    /// When there is none, or the rank is not in its process set; the text is for the worker's user.
+    pub(crate) fn result(&self, id: SegmentId, rank: Rank) -> Result<Arc<OwnedSegment>, String> {
+        let tables = self.lock();
+        let found = tables.results.get(&id).ok_or_else(|| format!("there is no result segment {id}"))?;
+        if !found.members.contains(&rank) {
+            return Err(format!("result segment {id} has results of a process set without {rank}"));
+        }
+        Ok(Arc::clone(&found.segment))
     }
 
     /// Calls `then` with the session of a token, for a process of its user.
@@ -114,9 +130,14 @@ impl Segments {
         then(session)
     }
 
-    /// Publishes a result segment to workers.
-    pub(crate) fn add_result(&self, id: SegmentId, segment: Arc<OwnedSegment>) {
-        self.lock().results.insert(id, segment);
+    /// Publishes a result segment to the workers of these ranks.
+    pub(crate) fn add_result(&self, id: SegmentId, segment: Arc<OwnedSegment>, members: Arc<[Rank]>) {
+        self.lock().results.insert(id, ResultSegment { segment, members });
+    }
+
+    /// Withdraws a result segment; it is unmapped when the last worker that maps it has left.
+    pub(crate) fn remove_result(&self, id: SegmentId) {
+        self.lock().results.remove(&id);
     }
 
     fn lock(&self) -> MutexGuard<'_, Tables> {
@@ -136,6 +157,11 @@ impl Segments {
 }
 
 impl SessionSegments {
+    /// Returns the rank of the session.
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
+    }
+
     /// Counts a connection to mem.sock that the session uses.
     ///
     /// # Errors
@@ -258,7 +284,7 @@ mod tests {
 
     fn opened() -> Segments {
         let segments = Segments::default();
-        segments.open_session(SessionToken::from_bytes(TOKEN), 7, LIMIT);
+        segments.open_session(SessionToken::from_bytes(TOKEN), Rank(0), 7, LIMIT);
         segments
     }
 
@@ -289,7 +315,7 @@ mod tests {
         let descriptor = owned.fd().try_clone_to_owned().expect("a descriptor");
         let mapped = WorkerSegment::map_named("late", descriptor, 4_096).expect("mapped");
         segments.close_session(&SessionToken::from_bytes(TOKEN));
-        segments.open_session(SessionToken::from_bytes([6; 16]), 7, LIMIT);
+        segments.open_session(SessionToken::from_bytes([6; 16]), Rank(1), 7, LIMIT);
         let reason = with_session(&segments, |session| session.attach(SegmentId(1), mapped));
         assert!(reason.as_ref().is_err_and(|reason| reason.contains("no live session")), "{reason:?}");
         assert_eq!(segments.mapped_bytes(), 0);

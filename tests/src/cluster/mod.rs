@@ -55,6 +55,7 @@ pub struct Plan<'a> {
     transport: Transport,
     plugins: Vec<Value>,
     web: Value,
+    log: String,
     authority: Option<&'a Authority>,
     network: Option<&'a Network>,
 }
@@ -78,6 +79,7 @@ impl<'a> Plan<'a> {
             transport: Transport::Auto,
             plugins: Vec::new(),
             web: Value::Null,
+            log: "info".to_owned(),
             authority: None,
             network: None,
         }
@@ -161,6 +163,12 @@ impl<'a> Plan<'a> {
         Self { web, ..self }
     }
 
+    /// With this filter of the sidecars' logs.
+    #[must_use]
+    pub fn log(self, filter: &str) -> Self {
+        Self { log: filter.to_owned(), ..self }
+    }
+
     /// With certificates of the test's own authority.
     #[must_use]
     pub fn issued_by(self, authority: &'a Authority) -> Self {
@@ -232,6 +240,7 @@ impl<'a> Plan<'a> {
             transport: self.transport,
             plugins: self.plugins.get(index as usize).cloned().unwrap_or_else(|| json!({})),
             web: self.web.clone(),
+            log: self.log.clone(),
             namespace: self.network.map(|network| network.host(index)),
         }
     }

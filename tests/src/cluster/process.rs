@@ -1,14 +1,20 @@
 //! A child process whose lines are read as they arrive; waits end at a deadline and name what they waited for.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+use super::PATIENCE;
 
 /// A line and when it was read.
 #[derive(Clone, Debug)]
@@ -34,6 +40,8 @@ struct Lines {
     receiver: Receiver<Line>,
     kept: Vec<Line>,
     ended: bool,
+    is_paused: Arc<AtomicBool>,
+    pipe: OwnedFd,
 }
 
 impl Process {
@@ -45,8 +53,8 @@ impl Process {
         let name = name.into();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().with_context(|| format!("cannot start {name}: {command:?}"))?;
-        let output = Lines::of(child.stdout.take().context("piped")?);
-        let log = Lines::of(child.stderr.take().context("piped")?);
+        let output = Lines::of(child.stdout.take().context("piped")?)?;
+        let log = Lines::of(child.stderr.take().context("piped")?)?;
         Ok(Self { name, child, output, log })
     }
 
@@ -113,6 +121,32 @@ impl Process {
         Pid::from_raw(self.child.id().cast_signed())
     }
 
+    /// Stops reading its standard output, through a pipe of the least size from now on.
+    ///
+    /// # Errors
+    /// When the pipe cannot be made smaller.
+    pub fn pause_output(&self) -> Result<()> {
+        self.output.pause()
+    }
+
+    /// Reads its standard output again.
+    pub fn resume_output(&self) {
+        self.output.is_paused.store(false, Ordering::Relaxed);
+    }
+
+    /// Stops reading its standard error, through a pipe of the least size from now on.
+    ///
+    /// # Errors
+    /// When the pipe cannot be made smaller.
+    pub fn pause_log(&self) -> Result<()> {
+        self.log.pause()
+    }
+
+    /// Reads its standard error again.
+    pub fn resume_log(&self) {
+        self.log.is_paused.store(false, Ordering::Relaxed);
+    }
+
     /// Returns the log lines up to now that were not taken.
     pub fn log(&mut self) -> String {
         self.log.drain();
@@ -142,14 +176,29 @@ impl Drop for Process {
         // Kill the whole group: its children must not outlive the test. This fails only when all are gone.
         let _ = nix::sys::signal::killpg(self.pid(), Signal::SIGKILL);
         let _ = self.child.wait();
+        self.resume_output();
+        self.resume_log();
     }
 }
 
 impl Lines {
-    fn of(stream: impl Read + Send + 'static) -> Self {
+    fn of(stream: impl Read + AsFd + Send + 'static) -> Result<Self> {
         let (sender, receiver) = sync_channel(LINES_MAX);
-        std::thread::spawn(move || read(stream, &sender));
-        Self { receiver, kept: Vec::new(), ended: false }
+        let (pipe, is_paused) = (stream.as_fd().try_clone_to_owned()?, Arc::<AtomicBool>::default());
+        let pauses = Arc::clone(&is_paused);
+        std::thread::spawn(move || read(stream, &sender, &pauses));
+        Ok(Self { receiver, kept: Vec::new(), ended: false, is_paused, pipe })
+    }
+
+    fn pause(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        // Its contents have to fit.
+        while fcntl(&self.pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES_MIN)).is_err() {
+            ensure!(Instant::now() < deadline, "the pipe cannot be made smaller");
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        self.is_paused.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     fn take<T>(&mut self, within: Duration, mut find: impl FnMut(&Line) -> Option<T>) -> Result<T> {
@@ -180,10 +229,16 @@ impl Lines {
     }
 }
 
-fn read(stream: impl Read, sender: &SyncSender<Line>) {
+fn read(stream: impl Read, sender: &SyncSender<Line>, is_paused: &AtomicBool) {
     let mut reader = BufReader::new(stream);
     let mut bytes = Vec::new();
-    while reader.read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {
+    loop {
+        while is_paused.load(Ordering::Relaxed) {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        if !reader.read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {
+            return;
+        }
         let text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
         if sender.send(Line { at: Instant::now(), text }).is_err() {
             return;
@@ -195,4 +250,6 @@ fn read(stream: impl Read, sender: &SyncSender<Line>) {
 /// Lines queued for the test; a process that writes more is blocked.
 const LINES_MAX: usize = 65_536;
 const LAST_WORDS: usize = 30;
+/// The least size of a pipe: a page.
+const PIPE_BYTES_MIN: i32 = 4_096;
 const POLL_INTERVAL: Duration = Duration::from_millis(2);

@@ -56,6 +56,8 @@ pub struct SidecarOptions {
     pub plugins: Value,
     /// The gRPC-Web settings, as the launcher sends them; null for none.
     pub web: Value,
+    /// The filter of its log.
+    pub log: String,
     /// The network namespace to run in.
     pub namespace: Option<String>,
 }
@@ -113,7 +115,7 @@ impl Sidecar {
             }
             None => Command::new(ronde_binary()?),
         };
-        command.args(["sidecar", "--bootstrap"]).env("RONDE_LOG", "info");
+        command.args(["sidecar", "--bootstrap"]).env("RONDE_LOG", &options.log);
         let mut process = Process::start(format!("sidecar {index}"), &mut command)?;
         let start = json!({
             "type": "start",

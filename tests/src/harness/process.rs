@@ -39,16 +39,20 @@ impl Process {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The second field is the name in parentheses, which may hold anything.
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-        let (state, parent) = (fields.next()?, fields.next()?.parse().ok()?);
+        let (state, parent): (_, i32) = (fields.next()?, fields.next()?.parse().ok()?);
         if state == "Z" || state == "X" {
             return None;
         }
-        let environment = texts(&format!("/proc/{pid}/environ"))?;
+        let arguments = texts(&format!("/proc/{pid}/cmdline"))?;
+        let environment_of = |pid: i32| texts(&format!("/proc/{pid}/environ"));
+        // Only root can read a sidecar's, because it hides its memory; it has that of its agent and a little more.
+        let is_sidecar = arguments.get(1).is_some_and(|word| word == "sidecar");
+        let environment = environment_of(pid).or_else(|| environment_of(parent).filter(|_| is_sidecar))?;
         let pairs = environment.iter().filter_map(|pair| pair.split_once('='));
         Some(Self {
             pid,
             parent,
-            arguments: texts(&format!("/proc/{pid}/cmdline"))?,
+            arguments,
             environment: pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         })
     }

@@ -256,6 +256,29 @@ fn a_key_that_others_can_read_is_refused_with_the_fix() -> Result<()> {
 }
 
 #[test]
+fn certificates_that_others_can_change_are_refused_at_the_start_and_later() -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let job = Job::new(12)?;
+    let mode = |name: &str, mode| fs::set_permissions(job.path(name), fs::Permissions::from_mode(mode));
+    for name in ["sidecar-0/ca.pem", "sidecar-0/cert.pem"] {
+        mode(name, 0o646)?;
+        let reason = job.sidecar(0)?.await_fatal(PATIENCE)?;
+        ensure!(reason.contains("has mode 0646, others may change it; run: chmod go-w /"), "{reason}");
+        ensure!(reason.contains("[RONDE-E503]"), "{reason}");
+        mode(name, 0o644)?;
+    }
+    let mut sidecar = job.sidecar(0)?;
+    sidecar.await_serving()?;
+    job.certs(&["rotate", "--authority"], &["authority", "sidecar-0"])?;
+    // A sidecar takes new files when two polls, a second apart, have seen them.
+    mode("sidecar-0/ca.pem", 0o666)?;
+    wait_for_log(&mut sidecar, "the old ones stay: the certificate /")?;
+    ensure!(!sidecar.process.log().contains("links use the new certificate"), "it took them");
+    mode("sidecar-0/ca.pem", 0o644)?;
+    wait_for_log(&mut sidecar, "links use the new certificate")
+}
+
+#[test]
 fn sidecars_with_the_secret_issue_for_themselves() -> Result<()> {
     let job = Job::with_secret(5)?;
     let mut sidecars = vec![job.sidecar_by_secret(0, "night", &[])?, job.sidecar_by_secret(1, "night", &[])?];

@@ -13,6 +13,7 @@ mod first_failure;
 mod fork;
 mod hostile;
 mod hosts;
+mod isolation;
 mod launcher;
 mod logs;
 mod outputs;
@@ -29,6 +30,7 @@ mod semantics;
 mod sets;
 mod settings;
 mod timeline;
+mod unread;
 mod web;
 
 /// A worker that executes a script from its standard input.

@@ -143,6 +143,7 @@ impl Pair {
             control_fan_out: None,
             transport,
             plugins: serde_json::json!({}),
+            log: "info".to_owned(),
             namespace: None,
         };
         let (good, bad) =

@@ -83,11 +83,13 @@ pub enum Code {
     PeerMissing = 406,
     /// A sidecar cannot parse the launcher's messages.
     LauncherLine = 407,
+    /// The launcher does not read a sidecar's messages.
+    LauncherNotReading = 408,
     /// No certificate could be issued.
     CertificateNotIssued = 501,
     /// A sidecar has no credentials.
     NoCredentials = 502,
-    /// A private key's file is open to others.
+    /// A file of keys or certificates is open to others.
     KeyMode = 503,
     /// Files of certificates or keys are missing, unreadable or do not belong together.
     CertificateFiles = 504,

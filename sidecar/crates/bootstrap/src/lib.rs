@@ -6,6 +6,7 @@
 //! | [`tuning`], [`logs`], [`plugins`], [`ports`], [`web`] | settings that both take |
 //! | [`interfaces`] | the addresses of a host, and which of them a job uses |
 //! | [`directory`] | where sockets are found |
+//! | [`streams`], [`output`] | a sidecar's standard output and standard error, which may not be read |
 //! | [`codes`], [`exit`] | error codes and exit statuses |
 
 #![forbid(unsafe_code)]
@@ -16,7 +17,9 @@ pub mod exit;
 pub mod interfaces;
 pub mod logs;
 pub mod messages;
+pub mod output;
 pub mod plugins;
 pub mod ports;
+pub mod streams;
 pub mod tuning;
 pub mod web;

@@ -17,7 +17,6 @@
 //! End of input tells the sidecar to drain and leave: a sidecar never outlives its launcher. Nothing secret travels
 //! here: keys and tokens are made where they are used.
 
-use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
@@ -26,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::interfaces::InterfaceAddress;
 use crate::ports::PortRange;
+use crate::streams;
 use crate::tuning::Tuning;
 
 /// The most bytes of one line.
@@ -189,11 +189,11 @@ pub enum FromSidecar {
 }
 
 impl FromSidecar {
-    /// Writes the message as one line to standard output, which carries nothing else in a sidecar.
+    /// Queues the message as one line for standard output, which carries nothing else in a sidecar.
     pub fn send(&self) {
-        match serde_json::to_string(self) {
-            // Fails only if the launcher has exited, which the end of input will report.
-            Ok(line) => drop(writeln!(std::io::stdout(), "{line}")),
+        match serde_json::to_string(self).map(|line| streams::message(line + "\n")) {
+            Ok(true) => {}
+            Ok(false) => tracing::warn!("nobody reads standard output, so a message about this sidecar is dropped"),
             Err(error) => tracing::error!(%error, "a line for the launcher cannot be written"),
         }
     }

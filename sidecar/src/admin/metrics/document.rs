@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use prometheus::proto::MetricType;
+use ronde_bootstrap::streams::LostLines;
 use ronde_engine::{Engine, EngineConfig, Time};
 use ronde_transport::{PathStats, PortStats, QuicPath};
 use ronde_wire::control::{Carrier, Transport};
@@ -128,6 +129,7 @@ fn snapshot() -> Snapshot {
         plugins: PluginStats::default(),
         sessions: 0,
         ring_sessions: 0,
+        lost_log_lines: LostLines::default(),
         up: Duration::from_secs(1),
         paths,
         transport: Transport::Auto,

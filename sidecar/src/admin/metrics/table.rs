@@ -1,5 +1,6 @@
 //! All metrics, in the order of the document.
 
+use ronde_bootstrap::streams::LostLines;
 use ronde_wire::Invalidation;
 
 use super::{Kind, Metric, Sample, Snapshot, by_rank, count, lanes, links, number, one, ports, quic_links};
@@ -45,6 +46,17 @@ pub(super) const METRICS: &[Metric] = &[
     counter("ronde_relayed_messages_total", "Control messages forwarded for other sidecars.", &[], |s| {
         one(number(s.engine.relayed))
     }),
+    counter(
+        "ronde_log_lines_lost_total",
+        "Log lines that were not written: nobody read standard error (`unread`), or too many came from one place (`limited`).",
+        &["reason"],
+        |s| {
+            let LostLines { unread, limited } = s.lost_log_lines;
+            [("limited", limited), ("unread", unread)]
+                .map(|(reason, lines)| (vec![reason.to_owned()], number(lines)))
+                .into()
+        },
+    ),
     // === Requests ===
     counter("ronde_requests_submitted_total", "Requests that workers submitted here.", &[], |s| {
         one(number(s.engine.submitted))

@@ -202,7 +202,7 @@ fn is_issued(args: &OnceArgs, until: SystemTime) -> bool {
         let identity = directory::load(&directory).ok()?;
         let id = identity.id();
         let fits = (&id.job, &id.trust_domain, id.sidecar.0) == (&args.job, &args.trust_domain, *index);
-        let authority = directory::read_text(&directory.join(AUTHORITY_FILE)).ok()?;
+        let authority = private_file::read_public(&directory.join(AUTHORITY_FILE)).ok()?;
         (fits && identity.not_after().as_secs() >= until).then_some(authority)
     };
     let authorities: Option<BTreeSet<String>> = args.sidecars.iter().map(authority_of).collect();
@@ -251,7 +251,7 @@ fn rotate(args: &RotateArgs) -> anyhow::Result<String> {
 /// Returns the certificates of all authorities to accept from now on.
 fn accepted(args: &RotateArgs, ca: &JobCa) -> anyhow::Result<String> {
     let others: Vec<String> =
-        args.trust.iter().map(|path| directory::read_text(path)).collect::<anyhow::Result<_>>()?;
+        args.trust.iter().map(|path| private_file::read_public(path)).collect::<anyhow::Result<_>>()?;
     let pems: Vec<&str> = [ca.ca_certificate_pem()].into_iter().chain(others.iter().map(String::as_str)).collect();
     bundle(&pems, &ca.id_of(SidecarIndex(0)))
         .map_err(|error| {
@@ -330,7 +330,7 @@ fn describe_identity(identity: &Identity, now: SystemTime) -> String {
 
 fn authority(path: &Path) -> anyhow::Result<JobCa> {
     let key = private_file::read(&path.join(AUTHORITY_KEY_FILE))?;
-    let certificate = directory::read_text(&path.join(AUTHORITY_FILE))?;
+    let certificate = private_file::read_public(&path.join(AUTHORITY_FILE))?;
     let ca = JobCa::from_pem(&certificate, &key);
     ca.with_context(|| format!("the authority in {} cannot be used", path.display())).context(Code::CertificateFiles)
 }

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -77,7 +78,7 @@ fn found(given: Option<PathBuf>, base: &Path) -> anyhow::Result<Vec<SocketAddr>>
     let entries = entries.context(Code::NoSidecarFound)?;
     let mut directories: Vec<PathBuf> = entries
         .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("ronde-"))
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("ronde-") && is_own(entry))
         .map(|entry| entry.path())
         .filter(|path| path.join(ADMIN_FILE).exists())
         .collect();
@@ -85,6 +86,13 @@ fn found(given: Option<PathBuf>, base: &Path) -> anyhow::Result<Vec<SocketAddr>>
     let text = "no sidecar is found below {}; start a job, or name its socket directory with --socket";
     ensure_some(&directories, &text.replace("{}", &base.display().to_string()))?;
     directories.iter().map(|directory| address_in(directory)).collect()
+}
+
+/// Whether an entry is a directory of this user; another user's could lead to any address.
+fn is_own(entry: &std::fs::DirEntry) -> bool {
+    let user = nix::unistd::geteuid().as_raw();
+    // Root looks at the jobs of all users. Links are not followed.
+    entry.metadata().is_ok_and(|found| found.is_dir() && (found.uid() == user || user == 0))
 }
 
 fn ensure_some(directories: &[PathBuf], text: &str) -> anyhow::Result<()> {

@@ -2,19 +2,18 @@
 //!
 //! | file | what | mode |
 //! |---|---|---|
-//! | `cert.pem` | the sidecar's certificate chain, leaf first; it names the sidecar and its job | any |
+//! | `cert.pem` | the sidecar's certificate chain, leaf first; it names the sidecar and its job | 0644 or stricter |
 //! | `key.pem` | its private key | 0600 or 0400 |
-//! | `ca.pem` | the certificates of the job's authorities | any |
+//! | `ca.pem` | the certificates of the job's authorities | 0644 or stricter |
 //!
 //! The files may be replaced while the sidecar runs; `Directory::poll` notices it.
 
 use std::fs;
-use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use ronde_bootstrap::codes::Code;
 use ronde_transport::{CaError, Identity};
 
@@ -83,8 +82,8 @@ pub fn load(directory: &Path) -> anyhow::Result<Identity> {
 /// As [`load`].
 pub fn read(directory: &Path) -> anyhow::Result<Identity> {
     let key = private_file::read(&directory.join(KEY_FILE))?;
-    let certificate = read_text(&directory.join(CERTIFICATE_FILE))?;
-    let authority = read_text(&directory.join(AUTHORITY_FILE))?;
+    let certificate = private_file::read_public(&directory.join(CERTIFICATE_FILE))?;
+    let authority = private_file::read_public(&directory.join(AUTHORITY_FILE))?;
     Identity::from_pem(&certificate, &key, &authority).map_err(|error| {
         let code = match &error {
             CaError::Identity(error) => code_of(error),
@@ -92,26 +91,6 @@ pub fn read(directory: &Path) -> anyhow::Result<Identity> {
         };
         anyhow!(error).context(format!("the credentials in {} cannot be used", directory.display())).context(code)
     })
-}
-
-/// Reads a text file; errors name it.
-///
-/// # Errors
-/// When it cannot be read.
-pub fn read_text(path: &Path) -> anyhow::Result<String> {
-    let mut text = String::new();
-    // Opening a pipe would block until a writer opens it.
-    let opened = fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
-    let file = opened.and_then(|file| match file.metadata()?.is_file() {
-        true => file.take(TEXT_BYTES_MAX + 1).read_to_string(&mut text),
-        false => Err(std::io::Error::other("it is not a file")),
-    });
-    file.with_context(|| format!("cannot read {}", path.display())).context(Code::CertificateFiles)?;
-    if text.len() as u64 > TEXT_BYTES_MAX {
-        let text = format!("{} is longer than {TEXT_BYTES_MAX} bytes; it is not a certificate", path.display());
-        return Err(anyhow!(text)).context(Code::CertificateFiles);
-    }
-    Ok(text)
 }
 
 /// Identifies one state of the three files.
@@ -151,9 +130,6 @@ impl Changes {
         self.taken.clone_from(&self.seen);
     }
 }
-
-/// Larger than any chain or bundle of authorities.
-const TEXT_BYTES_MAX: u64 = 256 << 10;
 
 #[cfg(test)]
 mod tests {

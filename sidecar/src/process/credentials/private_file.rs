@@ -1,4 +1,5 @@
-//! Reads files that contain a secret, only if nobody else can read or replace them.
+//! Reads files of keys, secrets and certificates: only if nobody else can change them, and a secret only if nobody else
+//! can read it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -17,6 +18,55 @@ use super::named;
 /// # Errors
 /// What is wrong, with the command that corrects it.
 pub fn read(path: &Path) -> anyhow::Result<Zeroizing<String>> {
+    let file = open(path, &SECRET)?;
+    read_bounded(path, file, &SECRET)
+}
+
+/// Reads a text file that everybody may read and nobody else can write: without write permission for group and others,
+/// owned by this process's user or by root, in the directory that `path` names.
+///
+/// # Errors
+/// What is wrong, with the command that corrects it.
+pub fn read_public(path: &Path) -> anyhow::Result<String> {
+    let file = open(path, &CERTIFICATES)?;
+    read_bounded(path, file, &CERTIFICATES).map(|text| text.to_string())
+}
+
+/// What a file contains, and what follows from that.
+struct Kind {
+    name: &'static str,
+    /// Permissions that nobody but the owner may have.
+    forbidden: u32,
+    /// What these permissions allow to others.
+    open_to: &'static str,
+    /// The mode that corrects the file.
+    correction: &'static str,
+    /// Whether root may own it. What root writes, this user trusts; a secret of root's is not meant for this user.
+    may_be_roots: bool,
+    /// Larger than any content. The text is read into a buffer of this size at once: a growing one would leave copies of a
+    /// secret in memory.
+    bytes_max: usize,
+}
+
+const SECRET: Kind = Kind {
+    name: "key",
+    forbidden: 0o077,
+    open_to: "read it",
+    correction: "600",
+    may_be_roots: false,
+    bytes_max: 16 << 10,
+};
+
+const CERTIFICATES: Kind = Kind {
+    name: "certificate",
+    forbidden: 0o022,
+    open_to: "change it",
+    correction: "go-w",
+    may_be_roots: true,
+    bytes_max: 256 << 10,
+};
+
+fn open(path: &Path, kind: &Kind) -> anyhow::Result<File> {
     let unreadable = || format!("cannot read {}", path.display());
     let real = fs::canonicalize(path).with_context(unreadable).context(Code::CertificateFiles)?;
     check_place(path, &real).context(Code::KeyMode)?;
@@ -24,8 +74,8 @@ pub fn read(path: &Path) -> anyhow::Result<Zeroizing<String>> {
     let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(&real);
     let file = file.with_context(unreadable).context(Code::CertificateFiles)?;
-    let text = check_owner(path, &file).and_then(|()| read_bounded(path, file))?;
-    Ok(text)
+    check_owner(path, &file, kind)?;
+    Ok(file)
 }
 
 fn check_place(path: &Path, real: &Path) -> anyhow::Result<()> {
@@ -43,7 +93,7 @@ fn check_place(path: &Path, real: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn check_owner(path: &Path, file: &File) -> anyhow::Result<()> {
+fn check_owner(path: &Path, file: &File, kind: &Kind) -> anyhow::Result<()> {
     let metadata = file.metadata().with_context(|| format!("cannot read {}", path.display()));
     let metadata = metadata.context(Code::CertificateFiles)?;
     let path = path.display();
@@ -51,32 +101,30 @@ fn check_owner(path: &Path, file: &File) -> anyhow::Result<()> {
         return Err(anyhow!("{path} is not a file")).context(Code::CertificateFiles);
     }
     let (owner, user) = (metadata.uid(), nix::unistd::geteuid().as_raw());
-    if owner != user {
+    if owner != user && !(kind.may_be_roots && owner == 0) {
         let text = format!("{path} belongs to uid {owner}, and this is uid {user}; run: chown {user} {path}");
         return Err(anyhow!(text)).context(Code::KeyMode);
     }
     let mode = metadata.mode() & 0o777;
-    if mode & 0o077 != 0 {
-        let text = format!("the key {path} has mode {mode:04o}, others may read it; run: chmod 600 {path}");
+    if mode & kind.forbidden != 0 {
+        let Kind { name, open_to, correction, .. } = kind;
+        let text =
+            format!("the {name} {path} has mode {mode:04o}, others may {open_to}; run: chmod {correction} {path}");
         return Err(anyhow!(text)).context(Code::KeyMode);
     }
     Ok(())
 }
 
-fn read_bounded(path: &Path, file: File) -> anyhow::Result<Zeroizing<String>> {
-    let mut text = Zeroizing::new(String::with_capacity(FILE_BYTES_MAX + 1));
-    let read = file.take(FILE_BYTES_MAX as u64 + 1).read_to_string(&mut text);
+fn read_bounded(path: &Path, file: File, kind: &Kind) -> anyhow::Result<Zeroizing<String>> {
+    let mut text = Zeroizing::new(String::with_capacity(kind.bytes_max + 1));
+    let read = file.take(kind.bytes_max as u64 + 1).read_to_string(&mut text);
     read.with_context(|| format!("cannot read {}", path.display())).context(Code::CertificateFiles)?;
-    if text.len() > FILE_BYTES_MAX {
-        let text = format!("{} is longer than {FILE_BYTES_MAX} bytes; it is not a key", path.display());
+    if text.len() > kind.bytes_max {
+        let text = format!("{} is longer than {} bytes; it is not a {}", path.display(), kind.bytes_max, kind.name);
         return Err(anyhow!(text)).context(Code::CertificateFiles);
     }
     Ok(text)
 }
-
-/// Larger than any key or secret. The text is read into this buffer at once: a growing one would leave copies in
-/// memory.
-const FILE_BYTES_MAX: usize = 16 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -115,8 +163,25 @@ mod tests {
             let reason = refused(&at("key"));
             assert!(reason.contains("chmod 600") && reason.contains("RONDE-E503"), "{reason}");
         }
-        private(&at("long"), &"x".repeat(FILE_BYTES_MAX + 1));
+        private(&at("long"), &"x".repeat(SECRET.bytes_max + 1));
         assert!(refused(&at("long")).contains("longer than"));
+    }
+
+    #[test]
+    fn certificates_that_others_can_change_are_refused() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("ca.pem");
+        fs::write(&path, "text").expect("a temporary directory");
+        for mode in [0o644, 0o444, 0o640, 0o600] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("it is ours");
+            assert_eq!(read_public(&path).expect("others can read it at most"), "text");
+        }
+        for mode in [0o664, 0o646, 0o620, 0o602] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("it is ours");
+            let reason = coded(&read_public(&path).expect_err("refused"), Code::NotExplained);
+            assert!(reason.contains("others may change it; run: chmod go-w /"), "{reason}");
+            assert!(reason.contains("RONDE-E503"), "{reason}");
+        }
     }
 
     #[test]
@@ -131,5 +196,7 @@ mod tests {
         std::os::unix::fs::chown(&path, Some(65_534), None).expect("root may");
         let reason = refused(&path);
         assert!(reason.contains("belongs to uid 65534, and this is uid 0; run: chown 0 /"), "{reason}");
+        let reason = coded(&read_public(&path).expect_err("refused"), Code::NotExplained);
+        assert!(reason.contains("belongs to uid 65534"), "{reason}");
     }
 }

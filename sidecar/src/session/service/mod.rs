@@ -5,7 +5,6 @@
 mod reader;
 mod timeline;
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,6 +25,7 @@ use crate::session::gate::{self, AcceptGate, Peer, Place};
 use crate::session::memory_service;
 use crate::session::outgoing::{OutgoingStream, PARTS_MAX, outgoing};
 use crate::session::segments::Segments;
+use crate::session::worker_uids::WorkerUids;
 use crate::timeline::BATCHES_MAX;
 use reader::Reader;
 
@@ -40,8 +40,8 @@ pub(crate) struct Service {
     segments: Segments,
     /// The answer to `Describe`.
     pub(crate) description: v1::Description,
-    /// The users that may claim a rank.
-    allowed_uids: BTreeSet<u32>,
+    /// The users of workers.
+    uids: Arc<WorkerUids>,
     /// Admits connections to rpc.sock.
     gate: AcceptGate,
     /// The same for mem.sock.
@@ -58,13 +58,13 @@ impl Service {
     pub(crate) fn new(
         (commands, segments): (mpsc::Sender<SessionCommand>, Segments),
         description: v1::Description,
-        allowed_uids: BTreeSet<u32>,
+        uids: WorkerUids,
         sidecars: usize,
     ) -> Self {
         let spin = if sidecars == 1 { SPIN } else { Duration::ZERO };
-        let gate = |socket| AcceptGate::new(socket, allowed_uids.clone());
+        let gate = |socket| AcceptGate::new(socket, uids.all().clone());
         let (gate, memory_gate) = (gate("rpc.sock"), gate("mem.sock"));
-        Self { commands, segments, description, allowed_uids, gate, memory_gate, spin }
+        Self { commands, segments, description, uids: Arc::new(uids), gate, memory_gate, spin }
     }
 
     /// Serves rpc.sock in this directory until the task is dropped, and mem.sock for as long as the process runs.
@@ -97,20 +97,17 @@ impl Service {
     pub(crate) fn open_session(&self, access: Access, incoming: Incoming, place: Option<Arc<Place>>) -> OutgoingStream {
         let (outgoing, stream) = outgoing(if access == Access::Web { WEB_OUTGOING_MAX } else { OUTGOING_MAX });
         let job = self.description.job.clone();
-        let (commands, segments) = (self.commands.clone(), self.segments.clone());
-        tokio::spawn(Reader { job, commands, segments, incoming, access, place, spin: self.spin }.run(outgoing));
+        let (commands, segments, uids) = (self.commands.clone(), self.segments.clone(), Arc::clone(&self.uids));
+        tokio::spawn(Reader { job, commands, segments, uids, incoming, access, place, spin: self.spin }.run(outgoing));
         stream
     }
 
     /// Returns the place of the connection that a call came over, if its user may call.
     fn check_peer<T>(&self, request: &Request<T>) -> Result<Arc<Place>, Status> {
         match request.extensions().get::<Peer>() {
-            Some(Peer(place)) if self.allowed_uids.contains(&place.uid()) => Ok(Arc::clone(place)),
-            Some(Peer(place)) => Err(Status::permission_denied(format!(
-                "uid {} may not use this sidecar; allowed are {:?}",
-                place.uid(),
-                self.allowed_uids
-            ))),
+            Some(Peer(place)) => {
+                self.uids.check(place.uid()).map(|()| Arc::clone(place)).map_err(Status::permission_denied)
+            }
             None => Err(Status::permission_denied("the call did not come over rpc.sock")),
         }
     }

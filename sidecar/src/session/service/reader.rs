@@ -21,12 +21,14 @@ use crate::session::outgoing::{Outgoing, OutgoingWatch};
 use crate::session::ring::RingIn;
 use crate::session::segments::Segments;
 use crate::session::table::SessionId;
+use crate::session::worker_uids::WorkerUids;
 
 /// The reader of one session's stream and ring.
 pub(super) struct Reader {
     pub(super) job: String,
     pub(super) commands: mpsc::Sender<SessionCommand>,
     pub(super) segments: Segments,
+    pub(super) uids: Arc<WorkerUids>,
     pub(super) incoming: Incoming,
     pub(super) access: Access,
     /// The place of its connection to rpc.sock, which the session claims.
@@ -69,6 +71,7 @@ impl Reader {
                 format!("this sidecar serves job {}, not {}; check RONDE_JOB and RONDE_SOCKET", self.job, claim.job);
             return Err(Status::failed_precondition(reason));
         }
+        self.uids.check_claim(rank, self.access).map_err(Status::permission_denied)?;
         let (min, max) = claim.protocols;
         let protocol = negotiate_protocol(min, max).map_err(|error| Status::failed_precondition(error.to_string()))?;
         let token = random_bytes().map_err(|error| Status::internal(error.to_string()))?;

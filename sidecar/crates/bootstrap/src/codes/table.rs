@@ -209,6 +209,12 @@ pub const TABLE: &[Entry] = &[
         remedy: "Start jobs with `ronde run`. If you did, install the same version on all hosts.",
     },
     Entry {
+        code: Code::LauncherNotReading,
+        title: "the launcher does not read a sidecar's messages",
+        meaning: "A sidecar reports to `ronde run` which workers have come and left. Its messages have waited too long, or too many of them wait: the launcher, or its agent on the sidecar's host, was stopped or hangs. The sidecar ends, because the launcher would not see that a worker has failed.",
+        remedy: "Continue a stopped launcher (`fg`, or `kill -CONT`) within 20 s, and see why the agent on that host does not run.",
+    },
+    Entry {
         code: Code::CertificateNotIssued,
         title: "a sidecar gets no certificate",
         meaning: "The launcher's authority could not make the certificate: the sidecar's request cannot be read or is not signed by its own key.",
@@ -222,9 +228,9 @@ pub const TABLE: &[Entry] = &[
     },
     Entry {
         code: Code::KeyMode,
-        title: "a private key or a job's secret is open to others",
-        meaning: "The file's mode lets its group or everybody read or write it, it belongs to another user, or it is a link into another directory. Whoever reads a key can impersonate its sidecar; whoever reads a secret can impersonate any sidecar of the job.",
-        remedy: "Run the chmod or chown that the message names, or give the file itself. When others could have read the key, issue a fresh one with `ronde certs rotate`.",
+        title: "a file of keys or certificates is open to others",
+        meaning: "A key's or a secret's mode lets its group or everybody read or write it, a certificate's lets them write it, the file belongs to another user, or it is a link into another directory. Whoever reads a key can impersonate its sidecar; whoever reads a secret, or writes ca.pem, can impersonate any sidecar of the job.",
+        remedy: "Run the chmod or chown that the message names, or give the file itself. When others could have read the key or written ca.pem, issue fresh files with `ronde certs rotate`.",
     },
     Entry {
         code: Code::CertificateFiles,

@@ -1,0 +1,137 @@
+//! Sidecars whose log or messages nobody reads: their control thread answers all the same. And refusals by the hundred:
+//! the log stays readable.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use ronde_rpc::v1;
+use ronde_rpc::v1::client_message;
+use ronde_tests::cluster::{PATIENCE, Plan, Process, Sidecar, ronde_binary};
+use ronde_tests::raw::{RawSession, WELL_BEHAVED, claim};
+use serde_json::Value;
+
+use crate::WORKER;
+
+/// Log lines of a sidecar that were lost for this reason.
+fn lost(sidecar: &Sidecar, reason: &str) -> Result<u64> {
+    let (_, page) = sidecar.page("/metrics")?;
+    let name = format!("ronde_log_lines_lost_total{{reason=\"{reason}\"}} ");
+    let value = page.lines().find_map(|line| line.strip_prefix(&name)).context("the metric is on the page")?;
+    Ok(value.parse()?)
+}
+
+/// Claims a rank and leaves, again and again: each time the sidecar sends two messages, about 60 bytes.
+fn come_and_go(sidecar: &Sidecar, job: &str, times: usize) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut done = 0;
+    while done < times {
+        match RawSession::claim(sidecar.socket_dir()?, job, 0, WELL_BEHAVED) {
+            Ok(_) => done += 1,
+            // The sidecar has not read the end of the last stream.
+            Err(error) if format!("{error:#}").contains("claimed by a live session") => {}
+            Err(error) => return Err(error.context(format!("claim {done}"))),
+        }
+        ensure!(Instant::now() < deadline, "only {done} claims in {PATIENCE:?}");
+    }
+    Ok(())
+}
+
+fn is_well(sidecar: &Sidecar) -> Result<()> {
+    let (status, body) = sidecar.page("/healthz")?;
+    ensure!(status.contains(" 200 ") && body == "ok\n", "{status}: {body}");
+    Ok(())
+}
+
+#[test]
+fn a_log_that_nobody_reads_delays_nobody_and_reports_what_it_dropped() -> Result<()> {
+    let mut cluster = Plan::of(&[0, 1]).log("trace").start(WORKER)?;
+    cluster.check_sum("while both are read", 1_000)?;
+    cluster.sidecars[1].process.pause_log()?;
+    let deadline = Instant::now() + PATIENCE;
+    for number in 0.. {
+        cluster.check_sum(&format!("while nobody reads, {number}"), 1_000)?;
+        if number % 50 == 49 && lost(&cluster.sidecars[1], "unread")? > 0 {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "no line was dropped");
+    }
+    let dropped = lost(&cluster.sidecars[1], "unread")?;
+    cluster.sidecars[1].process.resume_log();
+    let reported = cluster.sidecars[1].process.await_log("the number of dropped lines", PATIENCE, |line| {
+        line.text.contains("log lines were dropped").then(|| line.text.clone())
+    })?;
+    let count = reported.split_once("dropped=").and_then(|(_, count)| count.trim().parse::<u64>().ok());
+    ensure!(reported.contains("sidecar=1") && count.is_some_and(|count| count > 0 && count <= dropped), "{reported}");
+    cluster.check_sum("while both are read again", 1_000)
+}
+
+#[test]
+fn a_sidecar_whose_launcher_does_not_read_answers_and_ends_with_that_reason() -> Result<()> {
+    let mut cluster = Plan::of(&[0, 0, 1]).sidecars(WORKER)?;
+    let sidecar = &mut cluster.sidecars[0];
+    sidecar.process.pause_output()?;
+    let paused = Instant::now();
+    // Without the other ranks no epoch begins.
+    come_and_go(sidecar, "test", 200)?;
+    is_well(sidecar)?;
+    let reason = sidecar
+        .process
+        .await_log("why it ends", PATIENCE, |line| line.text.contains("RONDE-E408").then(|| line.text.clone()))?;
+    ensure!(reason.contains("the launcher does not read this sidecar's messages"), "{reason}");
+    ensure!(paused.elapsed() > Duration::from_secs(15), "it gave up after {:?}", paused.elapsed());
+    ensure!(!sidecar.process.await_exit(PATIENCE)?.success(), "it has failed");
+    Ok(())
+}
+
+#[test]
+fn a_sidecar_without_a_launcher_serves_when_nobody_reads_its_messages() -> Result<()> {
+    let directory = tempfile::Builder::new().prefix("ronde-test-").tempdir()?;
+    let mut command = Command::new(ronde_binary()?);
+    command.args(["sidecar", "--local-ranks", "2", "--job", "test", "--runtime-dir"]).arg(directory.path());
+    let process = Process::start("a sidecar", &mut command)?;
+    let mut sidecar = Sidecar { process, index: 0, bound: Value::Null, serving: Value::Null };
+    sidecar.await_serving()?;
+    sidecar.process.pause_output()?;
+    come_and_go(&sidecar, "test", 200)?;
+    is_well(&sidecar)?;
+    sidecar.process.resume_output();
+    // Nothing is lost that had room.
+    for number in 0..200 {
+        sidecar.process.await_line(&format!("departure {number}"), PATIENCE, |line| {
+            line.text.contains("\"left\"").then_some(())
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_last_line_of_a_sidecar_that_fails_is_written_before_it_ends() -> Result<()> {
+    for words in [&["--certs", "/nonexistent", "--peers", "127.0.0.1:1"][..], &["--bootstrap", "--log-format", "json"]]
+    {
+        let output = Command::new(ronde_binary()?).arg("sidecar").args(words).output()?;
+        let (log, messages) = (String::from_utf8(output.stderr)?, String::from_utf8(output.stdout)?);
+        ensure!(!output.status.success() && log.contains("RONDE-E"), "{words:?}: {log}");
+        ensure!(messages.contains("\"type\":\"fatal\""), "{words:?}: {messages}");
+    }
+    Ok(())
+}
+
+#[test]
+fn refusals_by_the_hundred_leave_the_log_readable() -> Result<()> {
+    let mut cluster = Plan::of(&[0, 1]).start(WORKER)?;
+    let directory = cluster.sidecars[0].socket_dir()?.to_owned();
+    let good = claim(&directory, "test", 0)?;
+    for _ in 0..300 {
+        let wrong = client_message::Message::Claim(v1::Claim { token: vec![7; 32].into(), ..good.clone() });
+        RawSession::open(&directory, Some(wrong), WELL_BEHAVED).await_end()?;
+    }
+    let limited = lost(&cluster.sidecars[0], "limited")?;
+    ensure!(limited > 0, "300 refusals, and none was left out of the log");
+    let log = cluster.sidecars[0].process.log();
+    let refusals: Vec<&str> = log.lines().filter(|line| line.contains("a claim is refused")).collect();
+    ensure!(refusals.len() >= 100 && refusals.len() as u64 + limited == 300, "{} and {limited}", refusals.len());
+    let has = |words: &str| refusals.iter().any(|line| line.contains(words));
+    ensure!(has("lines like this one are left out"), "{log}");
+    cluster.check_sum("afterwards", 1_000)
+}
