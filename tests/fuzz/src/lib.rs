@@ -18,14 +18,17 @@ use std::time::Duration;
 pub use outcome::Outcome;
 use search::{Finding, Search};
 
+/// Decodes an input, and panics when something is wrong.
+pub type Decode = Box<dyn Fn(&[u8]) -> Outcome>;
+
 /// A target: what [`Target::run`] and other fuzzers do with an input.
 pub struct Target {
     /// Its name, which is that of its folder of the corpus.
     pub name: &'static str,
     /// Valid encodings.
     pub seeds: Vec<Vec<u8>>,
-    /// Decodes an input, and panics when something is wrong.
-    pub decode: Box<dyn Fn(&[u8]) -> Outcome>,
+    /// Its decoder.
+    pub decode: Decode,
 }
 
 impl Target {
