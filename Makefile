@@ -127,13 +127,20 @@ package: ## Check that the published crates can be packaged, and build each from
 	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --exclude ronde-tests-web --allow-dirty
 
 .PHONY: lint
-lint: lint-rust lint-pure lint-deny lint-python ## Check formatting, lints, documentation, purity and types
+lint: lint-rust lint-fuzz lint-pure lint-deny lint-python ## Check formatting, lints, documentation, purity and types
 
 .PHONY: lint-rust
 lint-rust:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items --quiet
+
+# The targets as programs for `cargo fuzz`, which itself needs a nightly compiler; without libFuzzer, which is C++.
+.PHONY: lint-fuzz
+lint-fuzz: FUZZ_MANIFEST := tests/cargo-fuzz/Cargo.toml
+lint-fuzz:
+	$(CARGO) fmt --manifest-path $(FUZZ_MANIFEST) --check
+	$(CARGO) check --manifest-path $(FUZZ_MANIFEST) --locked --no-default-features --bins --examples
 
 # The pure crates have nothing but their arguments: they compile for a machine without clock, files, threads or sockets.
 .PHONY: lint-pure

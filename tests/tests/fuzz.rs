@@ -7,10 +7,14 @@
 mod codecs;
 #[path = "fuzz/engines.rs"]
 mod engines;
+#[path = "fuzz/identity.rs"]
+mod identity;
 #[path = "fuzz/lines.rs"]
 mod lines;
 #[path = "fuzz/messages.rs"]
 mod messages;
+#[path = "fuzz/pair.rs"]
+mod pair;
 #[path = "fuzz/web.rs"]
 mod web;
 #[path = "fuzz/wire.rs"]

@@ -1,8 +1,10 @@
-//! The simulated cluster: many seeds without planted bugs, and twenty-three planted bugs that must be caught.
+//! The simulated cluster: many seeds without planted bugs, some of them with a hostile sidecar that sends messages of
+//! every kind, and twenty-three planted bugs that must be caught.
 //!
 //! `RONDE_SIM_SEEDS=10000` runs more seeds; a failing one prints the command that replays it.
 
 use ronde_tests::sim::{Counts, Options, Property, Results, Saboteur, run};
+use ronde_wire::Control;
 
 /// Seeds of an ordinary run.
 const SEEDS: u64 = 500;
@@ -14,7 +16,7 @@ const SCHEDULE_SEEDS: u64 = 160;
 const CAUGHT_MIN: usize = 5;
 
 /// The situations that the seeds must meet together.
-const MET: [&str; 44] = [
+const MET: [&str; 45] = [
     "absurd",
     "adasum",
     "add set",
@@ -29,6 +31,7 @@ const MET: [&str; 44] = [
     "coded all-reduce",
     "gather",
     "group",
+    "hostile messages refused",
     "in an added set",
     "join",
     "join failed",
@@ -87,8 +90,8 @@ fn no_seed_violates_a_property() {
         counts.iter().all(|count| *count > 0),
         "early chunks, fused tensors, long operations, failures: {counts:?}"
     );
-    for what in MET {
-        assert!(met.get(what).is_some_and(|count| *count > 0), "no {what} among {met:?}");
+    for what in MET.iter().chain(Control::KINDS) {
+        assert!(met.get(*what).is_some_and(|count| *count > 0), "no {what} among {met:?}");
     }
     assert!(epochs as u64 > seeds, "{epochs} epochs in {seeds} runs");
 }

@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+#[path = "tidy/cargo_fuzz.rs"]
+mod cargo_fuzz;
 #[path = "tidy/claims.rs"]
 mod claims;
 #[path = "tidy/documents.rs"]

@@ -14,6 +14,7 @@ pub mod dtype;
 pub mod failure;
 pub mod frame;
 pub mod ids;
+mod kinds;
 pub mod limits;
 pub mod plugin;
 pub mod record;

@@ -18,6 +18,41 @@ use std::time::Duration;
 pub use outcome::Outcome;
 use search::{Finding, Search};
 
+/// Decodes an input, and panics when something is wrong.
+pub type Decode = Box<dyn Fn(&[u8]) -> Outcome>;
+
+/// A target: what [`Target::run`] and other fuzzers do with an input.
+pub struct Target {
+    /// Its name, which is that of its folder of the corpus.
+    pub name: &'static str,
+    /// Valid encodings.
+    pub seeds: Vec<Vec<u8>>,
+    /// Its decoder.
+    pub decode: Decode,
+}
+
+impl Target {
+    /// A target.
+    #[must_use]
+    pub fn new(name: &'static str, seeds: Vec<Vec<u8>>, decode: impl Fn(&[u8]) -> Outcome + 'static) -> Self {
+        Self { name, seeds, decode: Box::new(decode) }
+    }
+
+    /// Fuzzes it.
+    ///
+    /// # Panics
+    /// As [`fuzz`] does.
+    pub fn run(self) {
+        fuzz(self.name, self.seeds, self.decode);
+    }
+
+    /// Inputs at which it failed once.
+    #[must_use]
+    pub fn failures(&self) -> Vec<Vec<u8>> {
+        kept(&corpus(self.name)).into_iter().map(|(_, input)| input).collect()
+    }
+}
+
 /// Decodes the seeds, then inputs found earlier (`tests/corpus/<name>/`), then mutated inputs until the time is over.
 ///
 /// `decode` panics when something is wrong: that is a finding.

@@ -11,6 +11,7 @@ use ronde_wire::{Epoch, Invalidation, ProcessSet, Rank, SetId, SidecarIndex, Wor
 use super::checks::{Counts, Oracle, Property, Results, Violated, violated};
 use super::faults::Faults;
 use super::host::Host;
+use super::hostile::Hostile;
 use super::link::Network;
 use super::saboteur::{Sabotage, Saboteur};
 use super::schedule::{Schedule, SimEvent};
@@ -71,6 +72,8 @@ pub(super) struct Setup {
     control_fan_out: usize,
     cost: CostModel,
     recipe: Recipe,
+    /// Whether one of the sidecars is hostile.
+    is_hostile: bool,
 }
 
 pub(super) struct Cluster {
@@ -85,6 +88,7 @@ pub(super) struct Cluster {
     pub(super) oracle: Oracle,
     pub(super) faults: Faults,
     pub(super) sabotage: Option<Sabotage>,
+    pub(super) hostile: Option<Hostile>,
     pub(super) began: usize,
     pub(super) progress_us: u64,
     pub(super) next_request: u64,
@@ -104,6 +108,8 @@ const EVENTS_MAX: u64 = 5_000_000;
 /// Longer than anything takes that is not stalled, faults included.
 const STALL_SHUTDOWN_MS: u64 = 12_000;
 const STALL_WARNING_MS: u64 = 3_000;
+/// Of so many seeds one has a hostile sidecar.
+const HOSTILE_ONE_IN: u64 = 4;
 
 impl Cluster {
     pub(super) fn new(seed: u64, options: &Options) -> Self {
@@ -126,9 +132,15 @@ impl Cluster {
             }
             Some(Saboteur::ForgottenLoss) => Faults::one_long_crash(&mut fixed, world),
             Some(_) => Faults::none(),
-            None if options.floats_variant.is_some() => Faults::none(),
+            None if options.floats_variant.is_some() || setup.is_hostile => Faults::none(),
             None => Faults::new(&mut fixed, world),
         };
+        let hostile = setup.is_hostile.then(|| Hostile::new(&mut fixed, world));
+        let (mut faults, mut oracle) = (faults, Oracle::default());
+        if let Some(hostile) = &hostile {
+            faults.expect(hostile.index(), hostile.ranks());
+            oracle.unchecked_through = Some(Epoch(u64::MAX));
+        }
         let sabotage = options.saboteur.map(|saboteur| Sabotage::new(saboteur, world.coordinator(), fixed.u32(..4)));
         let schedule = Schedule::default();
         let hosts = sidecars.iter().map(|me| setup.host(*me, 0, schedule.now())).collect();
@@ -139,9 +151,10 @@ impl Cluster {
             hosts,
             workers,
             network,
-            oracle: Oracle::default(),
+            oracle,
             faults,
             sabotage,
+            hostile,
             began: 0,
             progress_us: 0,
             next_request: 0,
@@ -158,6 +171,10 @@ impl Cluster {
         for index in 0..self.workers.len() {
             let (rank, delay_us) = (self.workers[index].rank, self.rng.u64(..2_000));
             self.schedule.after(delay_us, SimEvent::Step { rank, session: 0 });
+        }
+        if let Some(hostile) = &self.hostile {
+            let (host, delay_us) = (hostile.host(), self.rng.u64(..5_000));
+            self.schedule.after(delay_us, SimEvent::Intrude { host, life: 0 });
         }
         while let Some(event) = self.schedule.pop() {
             let now_us = self.schedule.now_us();
@@ -223,6 +240,7 @@ impl Cluster {
             SimEvent::Work { host, lane, .. } => self.work(host, lane)?,
             SimEvent::Step { rank, session } => self.step(rank, session),
             SimEvent::Withdraw { rank, session } => self.withdraw(rank, session),
+            SimEvent::Intrude { host, life } => self.intrude(host, life),
             SimEvent::Break(fault) => self.break_something(fault),
             SimEvent::StartHost { host } => self.start_host(host),
             SimEvent::StartWorker { rank } => self.start_worker(rank),
@@ -235,6 +253,7 @@ impl Cluster {
     fn paused_until(&mut self, event: SimEvent) -> Option<u64> {
         let host = match event {
             SimEvent::Drain { host, life }
+            | SimEvent::Intrude { host, life }
             | SimEvent::Timeout { host, life }
             | SimEvent::Command { host, life, .. }
             | SimEvent::Report { host, life, .. }
@@ -322,6 +341,8 @@ impl Setup {
     /// `fixed` determines what results depend on, `rng` what they must not depend on.
     fn new(seed: u64, fixed: &mut Rng, rng: &mut Rng, options: &Options) -> Self {
         let world = world(fixed);
+        let is_plain = options.saboteur.is_none() && options.floats_variant.is_none();
+        let is_hostile = is_plain && seed % HOSTILE_ONE_IN == 3 && world.sidecars().len() > 1;
         let floats = options.floats_variant.is_some() || options.saboteur == Some(Saboteur::UnroundedOwner);
         let cost = CostModel {
             alpha_us: [0.5, 5.0, 60.0][fixed.usize(..3)],
@@ -329,7 +350,8 @@ impl Setup {
             gamma_us_per_byte: 1e-4,
         };
         let leavers_until = Epoch(if floats || options.saboteur.is_some() { 0 } else { fixed.u64(..3) });
-        let (stalls, saboteur) = (fixed.u8(..4) == 0 && options.saboteur.is_none(), options.saboteur);
+        let stalls = fixed.u8(..4) == 0 && options.saboteur.is_none() && !is_hostile;
+        let saboteur = options.saboteur;
         let small = fixed.u8(..5) == 0 && !floats && options.saboteur.is_none();
         // A part of what the bits depend on.
         let eager_bytes = [0, 0, 40, 4_096][fixed.usize(..4)];
@@ -359,10 +381,13 @@ impl Setup {
             control_fan_out: match saboteur {
                 // The others find messages as the children of the coordinator receive them.
                 Some(saboteur) if !saboteur.relays() => 8,
+                // A relay may forge messages of the coordinator, which nothing can detect.
+                None if is_hostile => 8,
                 _ => [1, 2, 2, 3, 8][rng.usize(..if saboteur.is_some() { 3 } else { 5 })],
             },
             cost,
             recipe,
+            is_hostile,
         }
     }
 

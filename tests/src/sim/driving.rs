@@ -128,9 +128,7 @@ impl Cluster {
             }
             Action::Complete { rank, request, outcome } => self.complete(host, (rank, request), &outcome)?,
             Action::Notice { text, .. } => self.note(|| format!("{me} notices: {text}")),
-            Action::Disconnect { peer, reason } => {
-                return violated(Property::Protocol, format!("{me} disconnects {peer}: {reason}"));
-            }
+            Action::Disconnect { peer, reason } => self.break_off(host, peer, &reason)?,
             Action::EndSession { rank, failure } => self.end_session(rank, &failure)?,
         }
         Ok(())
@@ -139,6 +137,9 @@ impl Cluster {
     fn send_control(&mut self, host: usize, to: SidecarIndex, frame: (Epoch, Seq, Control)) {
         let (epoch, seq, message) = frame;
         let direction = Direction { plane: Plane::Control, from: host, to: self.position(to) };
+        if let Some(hostile) = &mut self.hostile {
+            hostile.observe(seq, &message);
+        }
         let sent = match &mut self.sabotage {
             Some(sabotage) => {
                 let ahead = self.network.undelivered(direction).iter_mut();
@@ -158,11 +159,15 @@ impl Cluster {
     fn epoch_ended(&mut self, host: usize, epoch: Epoch, failure: &Failure) -> Result<(), Violated> {
         let me = self.hosts[host].index;
         self.note(|| format!("{me}: {epoch} ends: {failure}"));
-        if failure.cause == ronde_wire::Cause::Bug {
+        let by_hostile =
+            self.hostile.as_ref().is_some_and(|hostile| hostile.host() == host || hostile.is_named(failure));
+        if failure.cause == ronde_wire::Cause::Bug && !by_hostile {
             return violated(Property::NoBug, format!("{epoch} ends on {me}: {failure}"));
         }
         let workload = self.workload(epoch);
-        blame(failure, &self.faults, &workload, &format!("{me} at the end of {epoch}: {failure}"))?;
+        if !by_hostile {
+            blame(failure, &self.faults, &workload, &format!("{me} at the end of {epoch}: {failure}"))?;
+        }
         self.detach_all(host);
         self.send_to_lanes(host, &Command::EpochEnd(epoch));
         Ok(())

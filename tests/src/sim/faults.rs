@@ -70,6 +70,13 @@ impl Faults {
         Self { waiting: vec![crash], ..Self::default() }
     }
 
+    /// A sidecar is hostile, and will be replaced.
+    pub(super) fn expect(&mut self, sidecar: SidecarIndex, ranks: &BTreeSet<Rank>) {
+        self.imminent += 1;
+        self.hosts.insert(sidecar);
+        self.ranks.extend(ranks);
+    }
+
     pub(super) fn none() -> Self {
         Self::default()
     }

@@ -208,6 +208,11 @@ impl Network {
         }
     }
 
+    /// Breaks a connection, which both ends notice.
+    pub(super) fn break_link(&mut self, schedule: &mut Schedule, rng: &mut Rng, id: ConnectionId, why: &'static str) {
+        self.break_up(schedule, rng, id, None, why);
+    }
+
     pub(super) fn generation(&mut self, direction: Direction) -> u64 {
         self.connection(direction.connection()).generation
     }

@@ -3,7 +3,8 @@
 //! restart.
 //!
 //! [`run`] simulates a seed's cluster until all work is done. Safety is checked at every event, liveness once nothing
-//! breaks any more; [`Property`] lists what is checked. A planted [`Saboteur`] must be caught.
+//! breaks any more; [`Property`] lists what is checked. A planted [`Saboteur`] must be caught. Every fourth seed has a
+//! hostile sidecar, which sends messages of every kind.
 //!
 //! Only the engine and the executor are real: there is no clock, no socket, no thread, and no randomness besides the
 //! seed. So a failure can be replayed: [`Failed`] shows how.
@@ -15,6 +16,7 @@ mod driving;
 mod fake_plugins;
 mod faults;
 mod host;
+mod hostile;
 mod item;
 mod link;
 mod mix;

@@ -34,6 +34,8 @@ pub(super) enum SimEvent {
     Step { rank: Rank, session: u32 },
     /// A worker withdraws its oldest request that is to be withdrawn.
     Withdraw { rank: Rank, session: u32 },
+    /// A hostile sidecar sends something.
+    Intrude { host: usize, life: u32 },
     /// A fault occurs.
     Break(Fault),
     /// A sidecar is started again.

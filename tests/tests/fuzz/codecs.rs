@@ -1,21 +1,20 @@
 //! Encoded tensors of other sidecars: those of the kernels, and of the plugins that come with ronde, as native code.
 
 use ronde_collectives::kernels::{decode, encode};
-use ronde_fuzz::{Outcome, fuzz};
+use ronde_fuzz::{Outcome, Target};
 use ronde_plugin::{Bf16, CodecFor, Element, Error, F16, Float, Plugin, Span};
 use ronde_wire::{Codec, DType};
 
 const ELEMENTS: usize = 300;
 
-#[test]
-fn fuzz_codecs_of_kernels() {
+pub(crate) fn codecs_of_kernels() -> Target {
     let values: Vec<u8> = (0..ELEMENTS).flat_map(|n| (n as f32 / 7.0).to_le_bytes()).collect();
     let seeds = [Codec::F16, Codec::Bf16].map(|codec| {
         let mut encoded = vec![0; 2 * ELEMENTS];
         encode(codec, DType::F32, &values, &mut encoded).expect("values");
         [&[u8::from(codec == Codec::F16)], &encoded[..]].concat()
     });
-    fuzz("codecs_of_kernels", seeds.to_vec(), |bytes| {
+    Target::new("codecs_of_kernels", seeds.to_vec(), move |bytes| {
         let Some((codec, encoded)) = bytes.split_first() else { return Outcome::refused(&"nothing") };
         let codec = if *codec & 1 == 1 { Codec::F16 } else { Codec::Bf16 };
         let mut values = vec![0xa5; 4 * ELEMENTS];
@@ -31,21 +30,30 @@ fn fuzz_codecs_of_kernels() {
         decode(codec, DType::F32, &again, &mut same).expect("an encoding");
         assert_eq!(same, values);
         Outcome::of(&decoded)
-    });
+    })
+}
+
+#[test]
+fn fuzz_codecs_of_kernels() {
+    codecs_of_kernels().run();
 }
 
 /// The first byte of an input selects the codec, and the type of elements it decodes to.
-#[test]
-fn fuzz_codecs_of_plugins() {
+pub(crate) fn codecs_of_plugins() -> Target {
     let seeds: Vec<Vec<u8>> = (0..KINDS).map(|kind| [&[kind], &seed(kind)[..]].concat()).collect();
-    fuzz("codecs_of_plugins", seeds, |bytes| {
+    Target::new("codecs_of_plugins", seeds, move |bytes| {
         let Some((kind, encoded)) = bytes.split_first() else { return Outcome::refused(&"nothing") };
         let result = decoded_as(kind % KINDS, encoded);
         if let Err(error) = &result {
             assert_eq!(error.code(), Error::malformed("").code(), "{error}");
         }
         Outcome::of(&result.map(|()| kind % KINDS))
-    });
+    })
+}
+
+#[test]
+fn fuzz_codecs_of_plugins() {
+    codecs_of_plugins().run();
 }
 
 /// Four codecs of three types, and two casts.

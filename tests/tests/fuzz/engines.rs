@@ -1,32 +1,38 @@
 //! Arbitrary frames of an authenticated peer, received by a whole engine and the executor of a lane.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use bytes::Bytes;
 use ronde_engine::{
-    Action, Admission, Contributions, Engine, EngineConfig, Event, Executor, ExecutorAction, ExecutorConfig,
-    InputPlace, Memory, MemoryError, OutputPlace, Plugins, Time,
+    Admission, Contributions, Executor, ExecutorAction, ExecutorConfig, InputPlace, Memory, MemoryError, OutputPlace,
+    Plugins,
 };
-use ronde_fuzz::{Outcome, fuzz};
-use ronde_wire::control::{decode, encode};
+use ronde_fuzz::{Outcome, Target};
+use ronde_wire::control::decode;
 use ronde_wire::frame::{Chunk, ChunkHeader, HEADER_BYTES, MAGIC};
-use ronde_wire::{
-    Collective, Control, DType, Epoch, Frame, FrameHeader, FrameKind, Lane, Rank, ReduceOp, Request, RequestId, Seq,
-    SetId, Shape, SidecarIndex, TensorName, World, limits,
-};
+use ronde_wire::{Control, Epoch, Frame, FrameHeader, FrameKind, Lane, Seq, SidecarIndex};
 
-const NOW: Time = Time(1_000_000);
-/// Actions that one engine may want after so few messages.
-const ACTIONS_MAX: usize = 10_000;
+use crate::pair::{Pair, frames_to};
+use crate::wire::every_message;
+
+/// Steps of an executor for one small operation.
+const STEPS_MAX: usize = 10_000;
 
 /// Control messages after the beginning of an epoch: those of a member to the coordinator, or the other direction. The
 /// first byte of an input selects the direction; the rest is frames.
-#[test]
-fn fuzz_engines_control() {
-    let seeds: Vec<Vec<u8>> = (0..2).map(|to| [&[to], &Pair::honest().sent_to(usize::from(to))[..]].concat()).collect();
-    assert!(seeds.iter().all(|seed| seed.len() > 100), "the engines send little");
-    fuzz("engines_control", seeds, |bytes| {
+pub(crate) fn engines_control() -> Target {
+    let honest = Pair::honest(perform);
+    let mut seeds: Vec<Vec<u8>> = vec![seed(0, &honest), seed(1, &honest)];
+    let sent: BTreeSet<&str> = honest.iter().map(|(.., message)| message.kind()).collect();
+    // What these two never send each other.
+    for message in every_message().into_iter().filter(|message| !sent.contains(message.kind())) {
+        let alone = |to| vec![(to, Epoch(1), Seq(1), message.clone())];
+        seeds.extend([seed(0, &alone(0)), seed(1, &alone(1))]);
+    }
+    Target::new("engines_control", seeds, |bytes| {
         let Some((to, frames)) = bytes.split_first() else { return Outcome::refused(&"nothing") };
-        let mut pair = Pair::started();
-        pair.submit();
+        let mut pair = Pair::started(perform);
         let to = usize::from(*to) % 2;
         let mut outcome = Outcome::read(&"nothing else");
         for frame in controls(frames) {
@@ -40,12 +46,30 @@ fn fuzz_engines_control() {
         }
         // An engine that receives a malformed message ends the link or the epoch; its actions are part of the outcome.
         if outcome.is_read() { Outcome::read(&pair.seen(to)) } else { outcome }
-    });
+    })
+}
+
+#[test]
+fn fuzz_engines_control() {
+    engines_control().run();
+}
+
+#[test]
+fn every_kind_of_message_is_among_the_seeds_of_engines() {
+    let seeds = engines_control().seeds;
+    let messages = seeds.iter().flat_map(|seed| controls(&seed[1..]).collect::<Vec<_>>());
+    let kinds: BTreeSet<&str> =
+        messages.map(|frame| decode::<Control>(FrameKind::Control, &frame.payload).expect("a seed").kind()).collect();
+    let missing: Vec<&&str> = Control::KINDS.iter().filter(|kind| !kinds.contains(**kind)).collect();
+    assert!(missing.is_empty(), "no {missing:?} among the seeds");
+}
+
+fn seed(to: u8, messages: &[(usize, Epoch, Seq, Control)]) -> Vec<u8> {
+    [&[to], &frames_to(usize::from(to), messages)[..]].concat()
 }
 
 /// Unexpected chunks, as whole frames: the executor buffers no more than was granted.
-#[test]
-fn fuzz_engines_chunks() {
+pub(crate) fn engines_chunks() -> Target {
     const GRANT: u64 = 9_000;
     let header = |sub_schedule, start| ChunkHeader { lane: Lane(0), sub_schedule, round: 0, start, len: 1_000 };
     let chunk = |seq, early, sub_schedule| {
@@ -54,7 +78,7 @@ fn fuzz_engines_chunks() {
         [&chunk.encode_head()[..], &chunk.data].concat()
     };
     let seeds = vec![chunk(1, true, 0), [chunk(1, true, 0), chunk(2, true, 3)].concat()];
-    fuzz("engines_chunks", seeds, |bytes| {
+    Target::new("engines_chunks", seeds, |bytes| {
         let config = ExecutorConfig { me: SidecarIndex(0), lane: Lane(0), early_grant_bytes: GRANT };
         let mut executor = Executor::new(config);
         executor.handle_epoch(Epoch(1));
@@ -71,154 +95,28 @@ fn fuzz_engines_chunks() {
             }
         }
         Outcome::read(&executor.private_bytes())
-    });
+    })
 }
 
-/// Two engines, of which sidecar 0 has rank 0 and thus the coordinator, and sidecar 1 has rank 1.
-struct Pair {
-    engines: [Engine; 2],
-    sent: Vec<(usize, Epoch, Seq, Control)>,
-    answered: Vec<(Rank, RequestId, bool)>,
-    admitted: usize,
-    ended: Vec<String>,
-}
-
-impl Pair {
-    /// In the middle of an epoch.
-    fn started() -> Self {
-        let world = World::new(vec![SidecarIndex(0), SidecarIndex(1)]).expect("a world");
-        let engine = |me| Engine::new(EngineConfig::new(SidecarIndex(me), world.clone()), NOW);
-        let engines = [engine(0), engine(1)];
-        let (sent, answered, ended) = (Vec::new(), Vec::new(), Vec::new());
-        let mut pair = Self { engines, sent, answered, admitted: 0, ended };
-        for (me, peer) in [(0, 1), (1, 0)] {
-            pair.event(me, Event::LinkUp { peer: SidecarIndex(peer), lanes: 1 });
-        }
-        for (me, rank) in [(0, 0), (1, 1)] {
-            pair.event(me, Event::RankAttached { rank: Rank(rank) });
-        }
-        pair.deliver_all();
-        pair
-    }
-
-    /// Runs an epoch in which both ranks submit the same and complete it; with all messages.
-    fn honest() -> Self {
-        let mut pair = Self::started();
-        pair.sent.clear();
-        pair.submit();
-        let from = pair.deliver_all();
-        assert!(pair.answered.iter().filter(|(_, _, good)| *good).count() >= 4, "{:?}", pair.answered);
-        pair.sent = from;
-        pair
-    }
-
-    /// Small tensors, which travel with their announcements, and one that does not.
-    fn submit(&mut self) {
-        for (me, rank) in [(0, Rank(0)), (1, Rank(1))] {
-            for (number, elements) in [(1, 3_u64), (2, 16), (3, 100_000)] {
-                let name = TensorName::new(format!("grad.{number}")).expect("a name");
-                let shape = Shape::new(vec![elements]).expect("a shape");
-                let sum = Collective::AllReduce { op: ReduceOp::Sum };
-                let what = Request::new(SetId::WORLD, name, sum, DType::F32, shape);
-                let contribution = vec![1; self.engines[me].contribution_bytes(rank, &what)].into();
-                self.event(me, Event::Submitted { rank, request: RequestId(number), what, contribution });
-            }
-        }
-    }
-
-    fn deliver(&mut self, to: usize, epoch: Epoch, seq: Seq, message: Control) {
-        let from = SidecarIndex(if to == 0 { 1 } else { 0 });
-        self.event(to, Event::Control { from, epoch, seq, message });
-    }
-
-    /// Delivers messages until none is left; returns all of them.
-    fn deliver_all(&mut self) -> Vec<(usize, Epoch, Seq, Control)> {
-        let mut all = Vec::new();
-        for _ in 0..100 {
-            let sent = std::mem::take(&mut self.sent);
-            if sent.is_empty() {
-                return all;
-            }
-            for (to, epoch, seq, message) in sent {
-                all.push((to, epoch, seq, message.clone()));
-                self.deliver(to, epoch, seq, message);
-            }
-        }
-        panic!("the engines do not stop sending");
-    }
-
-    /// Returns the messages to one of them, as frames.
-    fn sent_to(&self, to: usize) -> Vec<u8> {
-        let of = |(_, epoch, seq, message): &(usize, Epoch, Seq, Control)| {
-            let frame = Frame::new(FrameKind::Control, *epoch, *seq, encode(message));
-            [&frame.header.encode()[..], &frame.payload].concat()
-        };
-        self.sent.iter().filter(|sent| sent.0 == to).flat_map(of).collect()
-    }
-
-    fn event(&mut self, me: usize, event: Event) {
-        self.engines[me].handle_event(NOW, event);
-        for _ in 0..ACTIONS_MAX {
-            let Some(action) = self.engines[me].poll_action() else { return };
-            self.perform(me, action);
-        }
-        panic!("an engine wants more than {ACTIONS_MAX} actions");
-    }
-
-    fn perform(&mut self, me: usize, action: Action) {
-        match action {
-            Action::Send { to, epoch, seq, message } => {
-                assert!(encode(&message).len() <= limits::CONTROL_FRAME_BYTES_MAX, "a message that fits no frame");
-                self.sent.push((to.index(), epoch, seq, message));
-            }
-            Action::Admit(admission) => {
-                self.admitted += 1;
-                let (epoch, seq) = (admission.epoch, admission.seq);
-                if admission.is_eager() {
-                    performed(me, &admission);
-                }
-                self.engines[me].handle_event(NOW, Event::Executed { epoch, seq });
-            }
-            Action::Cancel { epoch, last, .. } => {
-                self.engines[me].handle_event(NOW, Event::Cancelled { epoch, last });
-            }
-            Action::Complete { rank, request, outcome } => {
-                assert_eq!(rank.0 as usize, me, "an answer to a rank that is not here");
-                let twice = self.answered.iter().any(|(r, q, _)| (*r, *q) == (rank, request));
-                assert!(!twice, "{request} of {rank} is answered twice");
-                self.answered.push((rank, request, outcome.is_ok()));
-            }
-            Action::EpochEnded { failure, .. } => self.ended.push(failure.reason),
-            Action::Disconnect { reason, .. } => self.ended.push(reason),
-            Action::EpochBegan { .. } | Action::Commit { .. } | Action::Notice { .. } => {}
-            Action::SetForgotten { .. } | Action::EndSession { .. } => {}
-        }
-    }
-
-    /// The outcome of an input.
-    fn seen(&self, at: usize) -> impl std::fmt::Debug + use<> {
-        let good = self.answered.iter().filter(|(_, _, good)| *good).count();
-        let status = self.engines[at].status(NOW);
-        let kind = |count: usize| "x".repeat(count.min(5));
-        (kind(self.admitted), kind(good), self.ended.clone(), format!("{:?}", status.phase))
-    }
+#[test]
+fn fuzz_engines_chunks() {
+    engines_chunks().run();
 }
 
 /// Performs an operation that arrived with all its inputs: it may read these bytes only.
-fn performed(me: usize, admission: &std::sync::Arc<Admission>) {
-    let me = SidecarIndex(u32::try_from(me).expect("two"));
+fn perform(me: SidecarIndex, admission: &Arc<Admission>) {
     let mut executor = Executor::new(ExecutorConfig { me, lane: Lane(0), early_grant_bytes: 0 });
     executor.handle_epoch(admission.epoch);
     executor.handle_admission(admission.clone());
     let mut memory = EagerInputs { admission };
-    for _ in 0..ACTIONS_MAX {
+    for _ in 0..STEPS_MAX {
         match executor.poll_action(&mut memory) {
             Some(ExecutorAction::Done { .. }) => return,
             Some(ExecutorAction::Worked { .. } | ExecutorAction::Admitted { .. }) => {}
             other => panic!("an eager operation wants {other:?}"),
         }
     }
-    panic!("an eager operation is not done after {ACTIONS_MAX} steps");
+    panic!("an eager operation is not done after {STEPS_MAX} steps");
 }
 
 /// The contributions of an eager operation.

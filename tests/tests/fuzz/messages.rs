@@ -1,7 +1,7 @@
 //! Messages between workers and their sidecar, as protobuf: over gRPC or the session's ring.
 
 use bytes::Bytes;
-use ronde_fuzz::{Outcome, fuzz};
+use ronde_fuzz::{Outcome, Target};
 use ronde_rpc::v1::{client_message, server_message};
 use ronde_rpc::{Claim, Claimed, Completion, EpochView, Place, Submission, ring, v1};
 use ronde_wire::{Failure, Rank, limits};
@@ -9,10 +9,9 @@ use ronde_wire::{Failure, Rank, limits};
 const ME: Rank = Rank(1);
 
 /// All messages of a worker: a sidecar parses them before it trusts the worker.
-#[test]
-fn fuzz_messages_of_workers() {
+pub(crate) fn messages_of_workers() -> Target {
     use client_message::Message;
-    fuzz("messages_of_workers", seeds_of_workers(), |bytes| {
+    Target::new("messages_of_workers", seeds_of_workers(), move |bytes| {
         let message: v1::ClientMessage = match ring::decode(bytes) {
             Ok(message) => message,
             Err(error) => return Outcome::refused(&error),
@@ -30,14 +29,18 @@ fn fuzz_messages_of_workers() {
             Some(Message::Submit(submit)) => submission(submit),
             Some(other) => Outcome::read(&other),
         }
-    });
+    })
+}
+
+#[test]
+fn fuzz_messages_of_workers() {
+    messages_of_workers().run();
 }
 
 /// All messages of a sidecar: a worker's process parses them.
-#[test]
-fn fuzz_messages_of_sidecars() {
+pub(crate) fn messages_of_sidecars() -> Target {
     use server_message::Message;
-    fuzz("messages_of_sidecars", seeds_of_sidecars(), |bytes| {
+    Target::new("messages_of_sidecars", seeds_of_sidecars(), move |bytes| {
         let message: v1::ServerMessage = match ring::decode(bytes) {
             Ok(message) => message,
             Err(error) => return Outcome::refused(&error),
@@ -76,7 +79,12 @@ fn fuzz_messages_of_sidecars() {
             }
             Some(other) => Outcome::read(&other),
         }
-    });
+    })
+}
+
+#[test]
+fn fuzz_messages_of_sidecars() {
+    messages_of_sidecars().run();
 }
 
 fn submission(message: v1::Submit) -> Outcome {

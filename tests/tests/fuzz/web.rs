@@ -1,13 +1,12 @@
 //! Input from clients of the gRPC-Web listener: the token in a head, and bodies before they are decoded.
 
-use ronde_fuzz::{Outcome, fuzz};
+use ronde_fuzz::{Outcome, Target};
 use ronde_rpc::v1::client_message::Message;
 use ronde_rpc::{RankToken, ring, v1, web};
 use ronde_wire::limits;
 
 /// An accepted body has no more messages than a call may have, and the size that was counted.
-#[test]
-fn fuzz_web_bodies() {
+pub(crate) fn web_bodies() -> Target {
     let release = |request| v1::ClientMessage { message: Some(Message::Release(v1::Release { request })) };
     let request = |count| v1::SayRequest {
         session_token: vec![5; 16].into(),
@@ -21,7 +20,7 @@ fn fuzz_web_bodies() {
         [&[0][..], &length.to_be_bytes(), &bytes].concat()
     };
     let seeds = vec![framed(&request(0)), framed(&request(3)), framed(&request(200))];
-    fuzz("web_bodies", seeds, |bytes| {
+    Target::new("web_bodies", seeds, move |bytes| {
         if let Err(error) = web::check_body(bytes) {
             return Outcome::refused(&error);
         }
@@ -33,20 +32,29 @@ fn fuzz_web_bodies() {
         let counted: usize = request.messages.iter().map(web::element_bytes).sum();
         assert!(framed(&request).len() <= counted + request.session_token.len() + 64, "more bytes than were counted");
         Outcome::read(&request.messages.len().checked_ilog2())
-    });
+    })
+}
+
+#[test]
+fn fuzz_web_bodies() {
+    web_bodies().run();
 }
 
 /// A decoded token has the same encoding but for the case of its letters.
-#[test]
-fn fuzz_web_tokens() {
+pub(crate) fn web_tokens() -> Target {
     let token = RankToken::new(&[0xA7; 32]).expect("32 bytes");
     let good = web::bearer(&token).into_bytes();
     let seeds = vec![good.clone(), good.to_ascii_uppercase()];
-    fuzz("web_tokens", seeds, |bytes| match web::token_in(bytes) {
+    Target::new("web_tokens", seeds, move |bytes| match web::token_in(bytes) {
         Some(token) => {
             assert!(web::bearer(&token).as_bytes().eq_ignore_ascii_case(bytes), "another token comes back");
             Outcome::read(&"a token")
         }
         None => Outcome::refused(&"no token"),
-    });
+    })
+}
+
+#[test]
+fn fuzz_web_tokens() {
+    web_tokens().run();
 }

@@ -2,19 +2,22 @@
 //! code.
 
 use bytes::Bytes;
-use ronde_fuzz::{Outcome, fuzz};
+use ronde_fuzz::{Outcome, Target};
 use ronde_wire::control::{Close, Hello, Refusal, decode, encode};
 use ronde_wire::frame::{Chunk, HEADER_BYTES};
-use ronde_wire::{Ascent, Control, Enclosed, Epoch, Frame, FrameError, FrameHeader, FrameKind, Seq, limits};
+use ronde_wire::{
+    Ascent, Cause, Control, Enclosed, Epoch, Failure, Frame, FrameError, FrameHeader, FrameKind, Rank, Seq, SetId,
+    SidecarIndex, TensorName, limits,
+};
 use serde::{Deserialize, Serialize};
 
 /// A stream of frames, read as a link reads it.
-#[test]
-fn fuzz_wire_frames() {
+pub(crate) fn wire_frames() -> Target {
     let (mut seeds, all) = (examples(), examples().concat());
     seeds.push(all);
+    seeds.extend(other_messages().iter().map(|message| frame(FrameKind::Control, message)));
     seeds.push(frame(FrameKind::Close, &Close { code: 3, reason: "the job is over".to_owned() }));
-    fuzz("wire_frames", seeds, |bytes| {
+    Target::new("wire_frames", seeds, move |bytes| {
         let mut rest = bytes;
         loop {
             match first_frame(rest) {
@@ -28,34 +31,40 @@ fn fuzz_wire_frames() {
                 Err(error) => return Outcome::refused(&error),
             }
         }
-    });
+    })
+}
+
+#[test]
+fn fuzz_wire_frames() {
+    wire_frames().run();
 }
 
 /// The payload of a control frame, and what is enclosed in it.
-#[test]
-fn fuzz_wire_control() {
-    let is_control = |frame: &Vec<u8>| frame[6] == FrameKind::Control as u8;
-    let mut seeds: Vec<Vec<u8>> =
-        examples().into_iter().filter(is_control).map(|frame| frame[HEADER_BYTES..].to_vec()).collect();
+pub(crate) fn wire_control() -> Target {
+    let mut seeds = controls();
     assert!(seeds.len() > 12, "docs/PROTOCOL.md shows only {} control messages; the scan is broken", seeds.len());
     seeds.extend(other_messages().iter().map(|message| encode(message).to_vec()));
-    fuzz("wire_control", seeds, |bytes| {
+    Target::new("wire_control", seeds, move |bytes| {
         let message: Result<Control, _> = decode(FrameKind::Control, bytes);
         message.as_ref().map_or_else(Outcome::refused, |message| {
             same_again(message);
             let opened = enclosed(message).into_iter().find_map(|enclosed| enclosed.open().err());
             opened.map_or_else(|| Outcome::read(message), |error| Outcome::refused(&error))
         })
-    });
+    })
+}
+
+#[test]
+fn fuzz_wire_control() {
+    wire_control().run();
 }
 
 /// The hello: the first frame of a peer, read before the peer is authenticated to the job.
-#[test]
-fn fuzz_wire_hello() {
+pub(crate) fn wire_hello() -> Target {
     let is_hello = |frame: &Vec<u8>| frame[6] == FrameKind::Hello as u8;
     let seeds: Vec<_> = examples().into_iter().filter(is_hello).map(|frame| frame[HEADER_BYTES..].to_vec()).collect();
     let own: Hello = decode(FrameKind::Hello, &seeds[0]).expect("an example");
-    fuzz("wire_hello", seeds, |bytes| {
+    Target::new("wire_hello", seeds, move |bytes| {
         let hello: Hello = match decode(FrameKind::Hello, bytes) {
             Ok(hello) => hello,
             Err(error) => return Outcome::refused(&error),
@@ -68,7 +77,12 @@ fn fuzz_wire_hello() {
             assert_eq!(claims, (&own.job, own.sidecar, own.planner_version), "let in");
         }
         refusal.map_or_else(|| Outcome::read(&hello), |refusal| Outcome::refused(&refusal.reason))
-    });
+    })
+}
+
+#[test]
+fn fuzz_wire_hello() {
+    wire_hello().run();
 }
 
 /// Splits the input after the first frame; nothing when there are not enough bytes.
@@ -120,23 +134,57 @@ fn enclosed(message: &Control) -> Vec<&Enclosed> {
     }
 }
 
+/// A message of every kind: those of the document, and others.
+pub(crate) fn every_message() -> Vec<Control> {
+    let shown = controls().into_iter().map(|payload| decode(FrameKind::Control, &payload).expect("an example"));
+    shown.chain(other_messages()).collect()
+}
+
+/// The payloads of the control frames that the document shows.
+fn controls() -> Vec<Vec<u8>> {
+    let is_control = |frame: &Vec<u8>| frame[6] == FrameKind::Control as u8;
+    examples().into_iter().filter(is_control).map(|frame| frame[HEADER_BYTES..].to_vec()).collect()
+}
+
 /// Messages that the document has no examples of.
 fn other_messages() -> Vec<Control> {
-    let sidecar = ronde_wire::SidecarIndex(3);
-    let ranks = vec![ronde_wire::Rank(1), ronde_wire::Rank(5)];
-    let failure = ronde_wire::Failure::new(ronde_wire::Cause::SidecarLost, "gone");
+    let sidecar = SidecarIndex(3);
+    let ranks = vec![Rank(1), Rank(5)];
+    let failure = Failure::new(Cause::SidecarLost, "gone");
     let reason = "it broke the protocol".to_owned();
+    let name = |name| TensorName::new(name).expect("a name");
+    let (set, excused) = (SetId(4), vec![Rank(2)]);
     vec![
+        Control::Left { rank: Rank(1), failure: failure.clone() },
+        Control::Reject { set, name: name("grad"), failure: failure.clone(), excused },
+        Control::SetRemoved { name: name("remove_process_set.0"), set },
+        Control::SetForgotten { set },
+        Control::AllJoined { name: name("join"), last: Rank(1) },
         Control::Suspects { sidecars: vec![sidecar], ranks: ranks.clone() },
         Control::SuspectRanks { ranks },
         Control::Unreachable { sidecar, reason: reason.clone() },
+        Control::PathDown { sidecar, reason: reason.clone() },
         Control::Expel { sidecar, reason },
         Control::Silent { sidecars: vec![(sidecar, 700)] },
         Control::Welcome { sidecar, generation: 2 },
         Control::Failed { failure: failure.clone() },
         Control::Performed { failure: Some(failure) },
         Control::Commit { failure: None },
+        Control::Matched { set, receive: name("receive.1.9.0"), message: name("message.0.1.9.0") },
     ]
+}
+
+#[test]
+fn every_kind_of_message_is_among_the_seeds_of_decoders() {
+    for (seeds, head) in [(wire_control().seeds, 0), (wire_frames().seeds, HEADER_BYTES)] {
+        let payloads = seeds.iter().filter(|seed| head == 0 || seed[6] == FrameKind::Control as u8);
+        let kinds: std::collections::BTreeSet<&str> = payloads
+            .filter_map(|seed| decode::<Control>(FrameKind::Control, &seed[head..]).ok())
+            .map(|message| message.kind())
+            .collect();
+        let missing: Vec<&&str> = Control::KINDS.iter().filter(|kind| !kinds.contains(**kind)).collect();
+        assert!(missing.is_empty(), "no {missing:?} among the seeds");
+    }
 }
 
 fn frame(kind: FrameKind, message: &impl Serialize) -> Vec<u8> {

@@ -262,6 +262,9 @@ pub(crate) async fn write<M: Serialize>(writer: &mut (impl AsyncWrite + Unpin), 
     writer.write_all(&line).await
 }
 
+/// The most bytes of output or log in one message.
+pub(crate) const TEXT_BYTES_MAX: usize = 384 << 10;
+
 /// The most bytes of one line: a bootstrap line in its envelope, or an environment with every byte escaped.
 const ENVELOPE_BYTES_MAX: u64 = 4 * LINE_BYTES_MAX as u64;
 

@@ -1,6 +1,7 @@
 //! Tests of engines in a small cluster in one thread.
 
 mod any_source;
+mod arbitrary;
 mod cluster;
 mod collectives;
 mod dynamic;
@@ -12,6 +13,7 @@ mod liveness;
 mod messages;
 mod mixtures;
 mod names;
+mod numbers;
 mod operations;
 mod plugins;
 mod request_cache;

@@ -32,6 +32,7 @@ mod stream;
 mod worker;
 
 pub(crate) use group::{Group, Order};
+pub(crate) use stream::{TAIL_LINE_BYTES, TAIL_LINES};
 
 /// Serves a launcher on standard input and output until the input ends.
 pub fn main() -> ExitCode {
@@ -290,7 +291,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 const QUEUE_TO_LAUNCHER: usize = 64;
 const QUEUE_OF_COMMANDS: usize = 64;
 /// A host of many containers has a few hundred addresses; the launcher chooses among the first of them.
-const INTERFACES_MAX: usize = 512;
+pub(crate) const INTERFACES_MAX: usize = 512;
 const OUTPUT_BUFFER_BYTES: usize = 256 << 10;
 /// The time between SIGTERM and SIGKILL after the launcher has exited.
 const LEAVE_GRACE: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::ToLauncher;
-use crate::envelope::FromAgent;
+use crate::envelope::{FromAgent, TEXT_BYTES_MAX};
 
 /// Forwards `source` to its end in texts of whole lines, and records the last ones in `tail`.
 ///
@@ -112,8 +112,12 @@ const READ_BYTES: usize = 64 << 10;
 /// The longest part of a line in one text; with the bytes of one read, a text has at most twice as many.
 const LINE_PIECE_BYTES: usize = 64 << 10;
 const CHARACTER_BYTES_MAX: usize = 4;
-const TAIL_LINES: usize = 20;
-const TAIL_LINE_BYTES: usize = 1 << 10;
+/// A byte that is no text becomes three.
+const _: () = assert!(3 * (LINE_PIECE_BYTES + READ_BYTES) <= TEXT_BYTES_MAX);
+/// The last lines of a stream that are kept.
+pub(crate) const TAIL_LINES: usize = 20;
+/// The most bytes of each.
+pub(crate) const TAIL_LINE_BYTES: usize = 1 << 10;
 
 #[cfg(test)]
 mod tests {

@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
+use ronde_wire::Failure;
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStderr, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::output::Item;
+use super::scope::Scope;
 use crate::envelope::{self, FromAgent, Status, ToAgent};
 
 /// The connection to an agent.
@@ -24,8 +26,10 @@ pub(super) struct Link {
 /// Events of a connection, in order; output goes to the printer instead.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A message of the agent.
+    /// A message of the agent, which its [`Scope`] accepts.
     Message(FromAgent),
+    /// The agent breaks the protocol, as this text behind "it" says; nothing more is read from it.
+    Violation(String),
     /// The agent or the remote shell wrote a line to its standard error.
     RemoteShellOutput(String),
     /// The connection has ended; nothing follows.
@@ -46,13 +50,13 @@ pub(super) struct Receivers {
 }
 
 impl Link {
-    /// Starts the agent of the host with index `host`, or the remote shell that reaches it. At most `commands_max` commands
-    /// may ever be sent.
+    /// Starts the agent of the host with index `host`, or the remote shell that reaches it, and accepts what is within
+    /// `scope`. At most `commands_max` commands may ever be sent.
     ///
     /// # Errors
     /// When the process cannot be started.
     pub(super) fn start(
-        host: usize,
+        (host, scope): (usize, Scope),
         command: &[String],
         commands_max: usize,
         receivers: Receivers,
@@ -68,7 +72,7 @@ impl Link {
             .spawn()?;
         let (commands, queue) = mpsc::channel(commands_max);
         let (kill, killed) = watch::channel(false);
-        tokio::spawn(supervise(host, child, queue, killed, receivers));
+        tokio::spawn(supervise((host, scope), child, queue, killed, receivers));
         Ok(Self { commands: Some(commands), kill })
     }
 
@@ -93,7 +97,7 @@ impl Link {
 }
 
 async fn supervise(
-    host: usize,
+    (host, scope): (usize, Scope),
     mut child: Child,
     queue: mpsc::Receiver<ToAgent>,
     mut killed: watch::Receiver<bool>,
@@ -104,7 +108,7 @@ async fn supervise(
     let output = child.stdout.take().expect("piped at start");
     let stderr = child.stderr.take().expect("piped at start");
     let writer = tokio::spawn(write_commands(input, queue));
-    let mut reader = tokio::spawn(read_messages(host, output, receivers.clone()));
+    let mut reader = tokio::spawn(read_messages((host, scope), output, receivers.clone()));
     let mut stderr_reader = tokio::spawn(read_stderr(host, stderr, receivers.clone()));
     let status = tokio::select! {
         status = child.wait() => status,
@@ -152,33 +156,41 @@ async fn write_commands(mut input: ChildStdin, mut queue: mpsc::Receiver<ToAgent
     }
 }
 
-/// Reads messages to the end; returns false for an invalid one.
-async fn read_messages(host: usize, output: ChildStdout, receivers: Receivers) -> bool {
+/// Reads messages to the end; returns false for one that is invalid or out of scope.
+async fn read_messages(
+    (host, mut scope): (usize, Scope),
+    output: impl AsyncRead + Unpin,
+    receivers: Receivers,
+) -> bool {
     let mut output = BufReader::with_capacity(READ_BYTES, output);
     let mut banner_lines = 0;
     let mut greeted = false;
     loop {
-        let error = match envelope::read_line(&mut output).await {
+        let event = match envelope::read_line(&mut output).await {
             Ok(None) => return true,
             // A login script of the other host may greet before the agent does.
             Ok(Some(line)) if !greeted && !line.starts_with(b"{") && banner_lines < BANNER_LINES_MAX => {
                 banner_lines += 1;
                 continue;
             }
-            Ok(Some(line)) => match serde_json::from_slice(&line) {
-                Ok(message) => {
+            Ok(Some(line)) => match serde_json::from_slice(&line).map(|message| scope.accept(message)) {
+                Ok(Ok(message)) => {
                     greeted = true;
                     deliver(host, message, &receivers).await;
                     continue;
                 }
-                Err(error) => error.to_string(),
+                Ok(Err(violation)) => Event::Violation(violation),
+                Err(error) => unparsable(&error),
             },
-            Err(error) => error.to_string(),
+            Err(error) => unparsable(&error),
         };
-        let text = format!("ronde: cannot parse the output of the host: {error}");
-        let _ = receivers.events.send((host, Event::RemoteShellOutput(text))).await;
+        let _ = receivers.events.send((host, event)).await;
         return false;
     }
+}
+
+fn unparsable(error: &dyn std::error::Error) -> Event {
+    Event::RemoteShellOutput(format!("ronde: cannot parse the output of the host: {error}"))
 }
 
 /// The receivers live as long as the launcher, so sending fails only at its very end.
@@ -209,7 +221,7 @@ async fn read_stderr(host: usize, stderr: ChildStderr, receivers: Receivers) {
             Ok(count) if count > 0 => {}
             _ => return,
         }
-        let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+        let text = Failure::line(String::from_utf8_lossy(&line).trim_end());
         let _ = receivers.events.send((host, Event::RemoteShellOutput(text))).await;
     }
 }
@@ -255,3 +267,54 @@ const BANNER_LINES_MAX: usize = 100;
 const TAIL_LINES: usize = 20;
 /// The longest wait for the last lines of an ended connection.
 const REST_WAIT: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::super::hosts::parse_list;
+    use super::super::placement::Placement;
+    use super::*;
+
+    /// What the launcher gets of an agent on the second of two hosts with one rank each.
+    async fn received(lines: &str) -> (bool, Vec<Event>, usize) {
+        let placement = Placement::new(2, &parse_list("a:1,b:1").expect("valid"), None).expect("fits");
+        let (events, mut seen) = mpsc::channel(8);
+        let (output, mut printed) = mpsc::channel(8);
+        let receivers = Receivers { events, output };
+        let is_valid = read_messages((1, Scope::new(&placement, 1)), lines.as_bytes(), receivers).await;
+        let mut all = Vec::new();
+        while let Some((host, event)) = seen.recv().await {
+            assert_eq!(host, 1);
+            all.push(event);
+        }
+        let mut lines = 0;
+        while printed.recv().await.is_some() {
+            lines += 1;
+        }
+        (is_valid, all, lines)
+    }
+
+    const HELLO: &str = "{\"type\":\"hello\",\"version\":\"1\",\"hostname\":\"h\",\"interfaces\":[],\"port\":1}\n";
+
+    fn output(rank: u32) -> String {
+        format!("{{\"type\":\"output\",\"rank\":{rank},\"stream\":\"stdout\",\"text\":\"hi\\n\"}}\n")
+    }
+
+    #[tokio::test]
+    async fn output_of_ranks_elsewhere_is_not_printed_and_ends_the_connection() {
+        let (is_valid, events, printed) = received(&format!("{HELLO}{}", output(1))).await;
+        assert!(is_valid && events.len() == 1 && printed == 1, "{events:?}");
+        for rank in [0, 2, u32::MAX] {
+            let (is_valid, events, printed) = received(&format!("{HELLO}{}{}", output(rank), output(1))).await;
+            let Some(Event::Violation(violation)) = events.last() else { panic!("{events:?}") };
+            assert_eq!(violation, &format!("sent a message about rank {rank}, which does not run there"));
+            assert!(!is_valid && printed == 0, "nothing is read after it");
+        }
+    }
+
+    #[tokio::test]
+    async fn logs_of_sidecars_elsewhere_are_not_printed() {
+        let log = "{\"type\":\"sidecar_log\",\"sidecar\":0,\"text\":\"forged\\n\"}\n";
+        let (is_valid, events, printed) = received(&format!("{HELLO}{log}")).await;
+        assert!(!is_valid && printed == 0 && matches!(events.last(), Some(Event::Violation(_))), "{events:?}");
+    }
+}

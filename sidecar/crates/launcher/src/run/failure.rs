@@ -275,6 +275,8 @@ fn tail(what: &str, lines: &[String]) -> String {
     if lines.is_empty() {
         return String::new();
     }
+    // They are untrusted: without control characters none of them passes for a line of anything else.
+    let lines: Vec<String> = lines.iter().map(|line| ronde_wire::Failure::line(line)).collect();
     format!("\nlast lines of {what}:\n  {}", lines.join("\n  "))
 }
 
@@ -332,6 +334,15 @@ mod tests {
         assert!(starved.to_string().contains("on host beta was killed by the out-of-memory killer; give"), "{starved}");
         assert_eq!(starved.exit_code(), 137);
         assert!(worker(Status::Code(127)).to_string().contains("exited with code 127 (command not found: pythn)"));
+    }
+
+    #[test]
+    fn last_lines_are_shown_without_control_characters() {
+        let lines = ["one\r\nrank 0 on host a failed".to_owned(), "\x1b[2Jtwo".to_owned()];
+        assert_eq!(
+            tail("its log", &lines),
+            "\nlast lines of its log:\n  one\\r\\nrank 0 on host a failed\n  \\u{1b}[2Jtwo"
+        );
     }
 
     #[test]

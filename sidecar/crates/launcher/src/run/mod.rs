@@ -37,6 +37,7 @@ mod output;
 mod placement;
 mod report;
 mod routes;
+mod scope;
 mod shell;
 mod start;
 mod starter;

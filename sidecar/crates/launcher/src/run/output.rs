@@ -3,6 +3,7 @@
 //! One thread writes, so that lines are never interleaved and a blocked terminal blocks only this thread. Its queue is
 //! bounded: backpressure reaches the agents, and then their workers.
 
+use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use anyhow::Context;
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::logs;
+use serde::Deserialize;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
@@ -148,11 +150,14 @@ fn write_console(item: &Item, form: &Form) -> io::Result<()> {
 impl Form {
     /// The lines of a sidecar's log.
     fn log(&self, sidecar: u32, text: &str) -> String {
-        let Some(job) = &self.json_of_job else { return prefixed(&format!("[sidecar {sidecar}]: "), text) };
+        let Some(job) = &self.json_of_job else {
+            return prefixed(&format!("[sidecar {sidecar}]: "), &visible(text));
+        };
         let target = format!("sidecar {sidecar}");
         // Not all that a process writes is its own doing: the system's loader and allocator have other forms.
         let line = |line: &str| {
-            if line.starts_with('{') { line.to_owned() } else { json_line("WARN", job, &target, line) }
+            let is_its_own = serde_json::from_str::<LogOrigin<'_>>(line).is_ok_and(|own| own.is(job, sidecar));
+            if is_its_own { line.to_owned() } else { json_line("WARN", job, Some(sidecar), &target, line) }
         };
         text.lines().map(|text| line(text) + "\n").collect()
     }
@@ -161,13 +166,37 @@ impl Form {
     fn notice(&self, text: &str) -> String {
         let Some(job) = &self.json_of_job else { return format!("ronde: {text}\n") };
         let level = if Code::of(text).is_some() { "ERROR" } else { "INFO" };
-        json_line(level, job, "ronde::run", text) + "\n"
+        json_line(level, job, None, "ronde::run", text) + "\n"
     }
 }
 
-/// A line of JSON in the launcher's name.
-fn json_line(level: &str, job: &str, target: &str, message: &str) -> String {
-    logs::json_line(&logs::Head { level, job: Some(job), sidecar: None, target, message }, &[])
+/// A line of JSON by the launcher.
+fn json_line(level: &str, job: &str, sidecar: Option<u32>, target: &str, message: &str) -> String {
+    logs::json_line(&logs::Head { level, job: Some(job), sidecar, target, message }, &[])
+}
+
+/// Whose line of JSON it is, as the line itself says. A line that says it twice does not parse.
+#[derive(Deserialize)]
+struct LogOrigin<'a> {
+    #[serde(borrow)]
+    job: Option<Cow<'a, str>>,
+    sidecar: Option<u32>,
+}
+
+impl LogOrigin<'_> {
+    fn is(&self, job: &str, sidecar: u32) -> bool {
+        self.job.as_deref() == Some(job) && self.sidecar == Some(sidecar)
+    }
+}
+
+/// The text with control characters escaped, other than those that end lines: a host's log must not move the cursor to
+/// the lines of another one.
+fn visible(text: &str) -> Cow<'_, str> {
+    let is_hidden = |c: char| c.is_control() && !matches!(c, '\n' | '\r' | '\t');
+    if !text.contains(is_hidden) {
+        return Cow::Borrowed(text);
+    }
+    text.chars().flat_map(|c| if is_hidden(c) { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 /// Adds the prefix to each line, and a line feed where it is missing.
@@ -214,7 +243,7 @@ impl RankFiles {
     }
 }
 
-/// Texts that wait to be written: at most 128 KiB each, so 8 MiB.
+/// Texts that wait to be written: at most 384 KiB each, so 24 MiB.
 const QUEUE_ITEMS: usize = 64;
 const NOTICE_WAIT: Duration = Duration::from_secs(1);
 
@@ -232,8 +261,8 @@ mod tests {
     #[test]
     fn with_json_every_line_but_the_workers_is_an_object() {
         let form = Form { timestamps: false, json_of_job: Some("run-1".to_owned()) };
-        let lines =
-            form.log(3, "{\"job\":\"run-1\"}\nstack overflow\n") + &form.notice("ended [RONDE-E301]\nlast lines");
+        let lines = form.log(3, "{\"job\":\"run-1\",\"sidecar\":3}\nstack overflow\n")
+            + &form.notice("ended [RONDE-E301]\nlast lines");
         let lines: Vec<serde_json::Value> =
             lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
         assert!(lines.len() == 3 && lines.iter().all(|line| line["job"] == "run-1"), "{lines:?}");
@@ -241,6 +270,29 @@ mod tests {
         assert_eq!((&lines[2]["level"], &lines[2]["target"]), (&"ERROR".into(), &"ronde::run".into()));
         let text = Form { timestamps: false, json_of_job: None };
         assert_eq!(text.log(3, "a\nb\n") + &text.notice("c"), "[sidecar 3]: a\n[sidecar 3]: b\nronde: c\n");
+    }
+
+    #[test]
+    fn a_sidecars_log_cannot_pass_for_another_ones() {
+        let form = Form { timestamps: false, json_of_job: Some("run-1".to_owned()) };
+        let own = "{\"job\":\"run-1\",\"sidecar\":3,\"message\":\"m\"}";
+        assert_eq!(form.log(3, own), format!("{own}\n"));
+        for forged in [
+            "{\"job\":\"run-1\",\"sidecar\":0,\"message\":\"m\"}",
+            "{\"job\":\"run-2\",\"sidecar\":3,\"message\":\"m\"}",
+            "{\"job\":\"run-1\",\"target\":\"ronde::run\",\"message\":\"m\"}",
+            "{\"job\":\"run-1\",\"sidecar\":3,\"sidecar\":0}",
+            "{\"job\":\"run-1\",\"sidecar\":3}}",
+        ] {
+            let line: serde_json::Value = serde_json::from_str(&form.log(3, forged)).expect("JSON");
+            let shown = (&line["sidecar"], &line["target"], &line["message"]);
+            assert_eq!(shown, (&3.into(), &"sidecar 3".into(), &forged.into()));
+        }
+        let text = Form { timestamps: false, json_of_job: None };
+        assert_eq!(
+            text.log(3, "a\tb\r[0]<stdout>:c\x1b[2Ad\n"),
+            "[sidecar 3]: a\tb\n[sidecar 3]: [0]<stdout>:c\\u{1b}[2Ad\n"
+        );
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::failure::{Failure, ranks};
 use super::job::Job;
 use super::placement::SidecarPlace;
 use super::routes;
+use super::scope::Scope;
 use super::starter::Starter;
 use super::state::{SidecarState, State, Step};
 use super::world::{Served, WORLD, World};
@@ -83,10 +84,11 @@ impl Job<'_> {
             } else {
                 settings.remote_shell.command(&host.name, &settings.remote_agent)
             };
-            let placed = settings.placement.ranks_of_host(index);
-            let link = Link::start(index, &command, self.commands_max(index), self.receivers()).map_err(|error| {
-                Failure::Spawn { host: host.name.clone(), placed, program: command[0].clone(), error }
-            })?;
+            let (placed, scope) = (settings.placement.ranks_of_host(index), Scope::new(&settings.placement, index));
+            let link =
+                Link::start((index, scope), &command, self.commands_max(index), self.receivers()).map_err(|error| {
+                    Failure::Spawn { host: host.name.clone(), placed, program: command[0].clone(), error }
+                })?;
             self.links.push(link);
         }
         Ok(())

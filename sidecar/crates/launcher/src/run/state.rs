@@ -181,6 +181,10 @@ impl State {
     pub(super) fn handle_event(&mut self, host: usize, event: Event) -> Result<(), Failure> {
         let noted = match event {
             Event::Message(message) => self.handle_message(host, message),
+            Event::Violation(what) => {
+                let reason = format!("it {what}; see that host");
+                Err(Failure::Refused { host: self.host_name(host), reason })
+            }
             Event::RemoteShellOutput(text) => {
                 self.hosts[host].stderr.push(&text);
                 Ok(())
@@ -300,6 +304,7 @@ impl State {
         &self.left[..end.unwrap_or(self.left.len())]
     }
 
+    /// Handles a message that the host's scope has accepted: it names ranks and sidecars of that host.
     fn handle_message(&mut self, host: usize, message: FromAgent) -> Result<(), Failure> {
         match message {
             FromAgent::Hello { version, hostname: _, interfaces, port } => {
@@ -311,9 +316,9 @@ impl State {
                 self.hosts[host].hello = Some(Hello { interfaces, port });
             }
             FromAgent::Sidecar { sidecar, line } => return self.handle_line(host, sidecar, line),
-            FromAgent::SidecarLog { sidecar, text } => self.sidecar_on(host, sidecar)?.log.push(&text),
+            FromAgent::SidecarLog { sidecar, text } => self.sidecars[sidecar as usize].log.push(&text),
             FromAgent::SidecarExited { sidecar, status } => {
-                self.sidecar_on(host, sidecar)?.exited = Some(status);
+                self.sidecars[sidecar as usize].exited = Some(status);
                 let log_tail = self.sidecars[sidecar as usize].log.lines();
                 return Err(Failure::Sidecar {
                     served: self.served(sidecar),
@@ -322,15 +327,15 @@ impl State {
                     log_tail,
                 });
             }
-            FromAgent::WorkerStarted { rank, pid: _ } => self.worker_on(host, rank)?.started = true,
+            FromAgent::WorkerStarted { rank, pid: _ } => self.workers[rank as usize].started = true,
             FromAgent::WorkerExited { rank, status } => {
-                self.worker_on(host, rank)?.exited = Some(status);
+                self.workers[rank as usize].exited = Some(status);
                 if !status.is_success() {
                     self.first_failed.get_or_insert(rank);
                 }
             }
             FromAgent::WorkerDrained { rank, stderr_tail } => {
-                self.worker_on(host, rank)?.stderr_tail = Some(stderr_tail);
+                self.workers[rank as usize].stderr_tail = Some(stderr_tail);
             }
             FromAgent::Refused { reason } => return Err(Failure::Refused { host: self.host_name(host), reason }),
             // The printer gets them.
@@ -342,7 +347,7 @@ impl State {
     fn handle_line(&mut self, host: usize, sidecar: u32, line: FromSidecar) -> Result<(), Failure> {
         let served = self.served(sidecar);
         let host_name = self.host_name(host);
-        let state = self.sidecar_on(host, sidecar)?;
+        let state = &mut self.sidecars[sidecar as usize];
         match line {
             FromSidecar::Bound { certificate_request, control, lanes, version: _ } => {
                 state.bound = Some(Bound { certificate_request, control, lanes });
@@ -362,13 +367,12 @@ impl State {
             FromSidecar::Linked { peer, address } => {
                 state.linked.insert(peer, address);
             }
-            FromSidecar::Attached { rank } => self.worker_on(host, rank)?.attached = true,
+            FromSidecar::Attached { rank } => self.workers[rank as usize].attached = true,
             FromSidecar::Noted { rank, last_call } => {
-                let worker = self.worker_on(host, rank)?;
+                let worker = &mut self.workers[rank as usize];
                 (worker.noted, worker.last_call) = (true, last_call);
             }
             FromSidecar::Left { rank } => {
-                self.worker_on(host, rank)?;
                 // A worker may attach again: its latest end counts.
                 self.left.retain(|left| *left != rank);
                 self.left.push(rank);
@@ -391,28 +395,6 @@ impl State {
         } else {
             Failure::Unreachable { host, placed, status, trouble, stderr_tail }
         })
-    }
-
-    /// The state of a sidecar. An agent may report only what is placed on its host.
-    fn sidecar_on(&mut self, host: usize, sidecar: u32) -> Result<&mut SidecarState, Failure> {
-        if self.placement.sidecars.get(sidecar as usize).is_none_or(|place| place.host != host) {
-            return Err(self.not_its_own(host, &format!("sidecar {sidecar}")));
-        }
-        Ok(&mut self.sidecars[sidecar as usize])
-    }
-
-    fn worker_on(&mut self, host: usize, rank: u32) -> Result<&mut WorkerState, Failure> {
-        if !self.placement.ranks_of_host(host).contains(&rank) {
-            return Err(self.not_its_own(host, &format!("rank {rank}")));
-        }
-        Ok(&mut self.workers[rank as usize])
-    }
-
-    fn not_its_own(&self, host: usize, what: &str) -> Failure {
-        Failure::Refused {
-            host: self.host_name(host),
-            reason: format!("it sent a message about {what}, which does not run there"),
-        }
     }
 
     fn missing_hosts(&self) -> Vec<Missing> {

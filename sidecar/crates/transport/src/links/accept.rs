@@ -8,13 +8,13 @@ use quinn::Incoming;
 use ronde_wire::control::{self, Hello, Refusal};
 use ronde_wire::{FrameKind, SidecarIndex};
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use super::auth::LinkAuth;
 use super::close::{CloseCode, CloseReason};
 use super::connection::{Connection, ReadStop, RecvHalf, SendHalf};
 use super::endpoints::ServerConfigs;
+use super::handshakes::{Evicted, HandshakePermit, Handshakes};
 use super::link::{self, LinkStream};
 use super::state::Shared;
 use crate::hello;
@@ -24,11 +24,11 @@ use crate::{quic, tcp};
 /// Accepts connections over both carriers until the port is closed. Ignores connections to local addresses that are not
 /// in `own`, unless `own` is empty.
 pub(super) async fn accept_all(shared: Arc<Shared>, own: Vec<IpAddr>) {
-    let permits = Arc::new(Semaphore::new(HANDSHAKES_MAX));
-    tokio::join!(accept_quic(&shared, &own, &permits), accept_tcp(&shared, &own, &permits));
+    let handshakes = Handshakes::default();
+    tokio::join!(accept_quic(&shared, &own, &handshakes), accept_tcp(&shared, &own, &handshakes));
 }
 
-async fn accept_quic(shared: &Arc<Shared>, own: &[IpAddr], permits: &Arc<Semaphore>) {
+async fn accept_quic(shared: &Arc<Shared>, own: &[IpAddr], handshakes: &Handshakes) {
     let Some(endpoint) = shared.endpoints.quic.as_ref().map(|endpoint| &endpoint.quinn) else { return };
     let port = endpoint.local_addr().map_or(0, |address| address.port());
     while let Some(incoming) = endpoint.accept().await {
@@ -43,23 +43,23 @@ async fn accept_quic(shared: &Arc<Shared>, own: &[IpAddr], permits: &Arc<Semapho
             incoming.refuse();
             continue;
         }
-        let Some(permit) = permit(permits, from) else {
-            incoming.refuse();
-            continue;
-        };
         // Under load, requires senders to validate their address by a retry packet, so that spoofed ones cost no
-        // handshake.
-        if permits.available_permits() < HANDSHAKES_MAX / 2 && incoming.may_retry() {
+        // handshake, and replace none.
+        if handshakes.are_many() && incoming.may_retry() {
             if let Err(error) = incoming.retry() {
                 error.into_incoming().ignore();
             }
             continue;
         }
+        let Some(permit) = handshakes.admit(from.ip()) else {
+            incoming.refuse();
+            continue;
+        };
         tokio::spawn(accept_one(shared.clone(), IncomingConnection::Quic(Box::new(incoming)), from, permit));
     }
 }
 
-async fn accept_tcp(shared: &Arc<Shared>, own: &[IpAddr], permits: &Arc<Semaphore>) {
+async fn accept_tcp(shared: &Arc<Shared>, own: &[IpAddr], handshakes: &Handshakes) {
     let Some(endpoint) = &shared.endpoints.tcp else { return };
     while let Some(stream) = endpoint.accept().await {
         // A connection that was closed already has no peer address.
@@ -67,7 +67,7 @@ async fn accept_tcp(shared: &Arc<Shared>, own: &[IpAddr], permits: &Arc<Semaphor
         if !is_served_address(own, tcp::local_ip(&stream), from) {
             continue;
         }
-        let Some(permit) = permit(permits, from) else { continue };
+        let Some(permit) = handshakes.admit(from.ip()) else { continue };
         tokio::spawn(accept_one(shared.clone(), IncomingConnection::Tcp(stream), from, permit));
     }
 }
@@ -101,14 +101,6 @@ fn is_served_address(own: &[IpAddr], to: Option<IpAddr>, from: SocketAddr) -> bo
     is_served_address
 }
 
-fn permit(permits: &Arc<Semaphore>, from: SocketAddr) -> Option<OwnedSemaphorePermit> {
-    let permit = permits.clone().try_acquire_owned().ok();
-    if permit.is_none() {
-        tracing::warn!(%from, "too many handshakes are in progress; this one was rejected, and the peer retries");
-    }
-    permit
-}
-
 /// Reports `Down` for a link whose peer has not dialled before the start timeout.
 pub(super) async fn accept_timeout(shared: Arc<Shared>, peer: SidecarIndex, generation: u64) {
     let start_timeout = shared.options.start_timeout;
@@ -126,12 +118,11 @@ async fn accept_one(
     shared: Arc<Shared>,
     incoming_connection: IncomingConnection,
     from: SocketAddr,
-    permit: OwnedSemaphorePermit,
+    permit: (HandshakePermit, Evicted),
 ) {
-    let Ok(outcome) = timeout(HELLO_TIMEOUT, receive_hello(&shared, incoming_connection)).await else {
-        return tracing::debug!(%from, "a connection sent no hello in time");
+    let Some(outcome) = handshake(&shared, incoming_connection, permit).await else {
+        return tracing::debug!(%from, "a connection sent no hello in time, or had to give way to another one");
     };
-    drop(permit);
     let (stream, hello) = match outcome {
         Ok(HelloOutcome::NewLink(stream, hello)) => (*stream, hello),
         Ok(HelloOutcome::Replacement) => return,
@@ -158,6 +149,20 @@ async fn accept_one(
     }
 }
 
+/// Receives the hello within the time for it; `None` when that is over, or when the handshake has to give way to another
+/// one.
+async fn handshake(
+    shared: &Shared,
+    incoming_connection: IncomingConnection,
+    (permit, evicted): (HandshakePermit, Evicted),
+) -> Option<Result<HelloOutcome, Rejected>> {
+    tokio::select! {
+        outcome = timeout(HELLO_TIMEOUT, receive_hello(shared, incoming_connection, &permit)) => outcome.ok(),
+        // Dropping the connection closes it; a peer that dialled tries again.
+        _ = evicted => None,
+    }
+}
+
 /// What an accepted hello leads to.
 enum HelloOutcome {
     NewLink(Box<LinkStream>, Hello),
@@ -175,9 +180,14 @@ enum Rejected {
     Refused { connection: Connection, peer: SidecarIndex, send: SendHalf, text: String },
 }
 
-async fn receive_hello(shared: &Shared, incoming_connection: IncomingConnection) -> Result<HelloOutcome, Rejected> {
+async fn receive_hello(
+    shared: &Shared,
+    incoming_connection: IncomingConnection,
+    permit: &HandshakePermit,
+) -> Result<HelloOutcome, Rejected> {
     let (identity, servers) = shared.accepting();
     let connection = incoming_connection.authenticate(shared, servers).await.map_err(Rejected::Lost)?;
+    permit.mark_authenticated();
     let violation = |code, text| Rejected::Violation { connection: connection.clone(), code, text };
     let auth = LinkAuth::of(&connection, identity).map_err(|error| violation(CloseCode::Refused, error.to_string()))?;
     let peer = auth.peer.id.sidecar;
@@ -239,8 +249,6 @@ async fn refuse(connection: &Connection, mut send: SendHalf, text: String) {
     connection.close(CloseCode::Refused, &text);
 }
 
-/// Limit for simultaneous handshakes; further peers must retry.
-const HANDSHAKES_MAX: usize = 256;
 /// Limit for the time from the first packet to the hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);

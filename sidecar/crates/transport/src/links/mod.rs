@@ -8,6 +8,7 @@
 //! |---|---|
 //! | this one | the port and its public methods |
 //! | `accept`, `dial` | incoming connections up to the hello; outgoing ones, with retries until the start timeout |
+//! | `handshakes` | how many handshakes may be in progress, and which one gives way |
 //! | `address_race` | dials a peer's addresses in parallel (Happy Eyeballs) |
 //! | `auth` | the certificates by which both sides authenticated |
 //! | `close` | close codes and reasons |
@@ -25,6 +26,7 @@ pub(crate) mod connection;
 mod dial;
 mod endpoints;
 mod handover;
+mod handshakes;
 mod link;
 mod options;
 mod outbox;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
 
 use ronde_transport::{DownReason, Port, PortEvent, Role};
 use ronde_wire::control::{Purpose, Transport};
@@ -136,17 +137,41 @@ async fn random_datagrams_do_not_disturb_the_port() {
 #[tokio::test]
 async fn idle_connections_do_not_block_handshakes() {
     let mut scene = AttackScene::new(Transport::Quic, CONTROL).await;
-    // More than half of the handshake permits are taken: further senders must validate their address.
-    let mut silent = Vec::new();
-    for _ in 0..140 {
-        silent.push(raw::dial(scene.at(), Some(scene.ca.good(2)), ALPN).await.expect("good credentials"));
-    }
     let hello = local(2, CONTROL).hello(SidecarIndex(2));
-    let link = raw::greet(scene.at(), scene.ca.good(2), &hello).await;
+    // More connections than there are places, which have shown a certificate and then fall silent. From the half on
+    // senders must validate their address; those that find no place are refused.
+    let mut silent = Vec::new();
+    for _ in 0..SILENT_CONNECTIONS {
+        silent.extend(raw::dial(scene.at(), Some(scene.ca.good(2)), ALPN).await);
+    }
+    assert!(silent.len() >= HANDSHAKES_MAX, "only {} connections", silent.len());
+    let began = Instant::now();
+    // A peer at another address gets in at once.
+    let elsewhere = raw::greet_from(ELSEWHERE, scene.at(), scene.ca.good(2), &hello).await.expect("a place");
+    up(&mut scene.target, 2).await;
+    drop(elsewhere);
+    assert!(matches!(event(&mut scene.target).await, PortEvent::Down { .. }));
+    // One at the same address does when it tries again, as peers do, long before the connections time out.
+    let link = loop {
+        match raw::greet_from(HERE, scene.at(), scene.ca.good(2), &hello).await {
+            Ok(link) => break link,
+            Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
+        }
+        assert!(began.elapsed() < PLACE_WAIT, "no place after {PLACE_WAIT:?}");
+    };
     up(&mut scene.target, 2).await;
     scene.still_works().await;
     drop((silent, link));
 }
+
+/// The port's places for handshakes.
+const HANDSHAKES_MAX: usize = 256;
+const SILENT_CONNECTIONS: usize = HANDSHAKES_MAX + 44;
+/// Connections time out after 10 s, which would make room in any case.
+const PLACE_WAIT: Duration = Duration::from_secs(5);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
+const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 #[tokio::test]
 async fn a_process_that_is_gone_is_noticed() {

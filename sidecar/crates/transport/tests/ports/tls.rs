@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ronde_transport::{DownReason, NetworkPort, Port, PortEvent, Role};
 use ronde_wire::control::{Close, Purpose, Transport, decode};
@@ -24,9 +24,13 @@ impl Peer {
     }
 
     fn dial_by(to: SocketAddr, config: rustls::ClientConfig) -> Self {
+        Self::over(connect(to), config)
+    }
+
+    fn over(stream: TcpStream, config: rustls::ClientConfig) -> Self {
         let name = "anything".try_into().expect("a name");
         let tls = ClientConnection::new(Arc::new(config), name).expect("a configuration");
-        let mut peer = Self(StreamOwned::new(tls, connect(to)));
+        let mut peer = Self(StreamOwned::new(tls, stream));
         // A rejected peer learns of it when it reads.
         while peer.0.conn.is_handshaking() && peer.0.conn.complete_io(&mut peer.0.sock).is_ok() {}
         peer
@@ -193,18 +197,61 @@ async fn random_bytes_do_not_disturb_the_port() {
     send_after_hello(&mut scene, CONTROL, &[], true).await;
 }
 
+/// The port has 256 places for handshakes.
+const SILENT_CONNECTIONS: usize = 300;
+/// Connections time out after 10 s, which would make room in any case.
+const PLACE_WAIT: Duration = Duration::from_secs(5);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Connects from another address of this host.
+fn connect_from_elsewhere(to: SocketAddr) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    socket.bind(&SocketAddr::from(([127, 0, 0, 2], 0)).into()).expect("an address of this host");
+    socket.connect(&to.into()).expect("somebody listens");
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
+    stream
+}
+
+/// Sends a valid hello over a connection, and returns the peer when it is answered.
+fn greeted(stream: TcpStream, credentials: Credentials) -> Option<Peer> {
+    let hello = raw::first_frame_over(Transport::Tls, &local(2, CONTROL).hello(SidecarIndex(2)));
+    let mut peer = Peer::over(stream, raw::client(Some(credentials), ALPN));
+    peer.0.write_all(&hello).and_then(|()| peer.0.flush()).ok()?;
+    let mut answer = [0; HEADER_BYTES];
+    peer.0.read_exact(&mut answer).ok()?;
+    assert_eq!(FrameHeader::decode(&answer).expect("a frame").kind, FrameKind::Hello);
+    Some(peer)
+}
+
 #[tokio::test]
 async fn idle_connections_do_not_block_handshakes_and_time_out() {
     let mut scene = AttackScene::new(Transport::Tls, CONTROL).await;
     let to = scene.at();
-    let mut silent: Vec<TcpStream> = apart(move || (0..140).map(|_| connect(to)).collect()).await;
+    let mut silent: Vec<TcpStream> = apart(move || (0..SILENT_CONNECTIONS).map(|_| connect(to)).collect()).await;
     // A peer that sends a byte now and then gets no more time than the others.
     let mut slow = connect(to);
     slow.write_all(&[22]).expect("the port reads");
-    let peer = send_after_hello(&mut scene, CONTROL, &[], false).await;
+    silent.push(slow);
+    let began = Instant::now();
+    // A peer at another address gets in at once.
+    let credentials = scene.ca.good(2);
+    let elsewhere = apart(move || greeted(connect_from_elsewhere(to), credentials)).await.expect("a place");
+    up(&mut scene.target, 2).await;
+    drop(elsewhere);
+    let _ = down(&mut scene.target, 2).await;
+    // One at the same address does when it tries again, as peers do, long before the connections time out.
+    let peer = loop {
+        let credentials = scene.ca.good(2);
+        match apart(move || greeted(connect(to), credentials)).await {
+            Some(peer) => break peer,
+            None => tokio::time::sleep(RETRY_PAUSE).await,
+        }
+        assert!(began.elapsed() < PLACE_WAIT, "no place after {PLACE_WAIT:?}");
+    };
+    up(&mut scene.target, 2).await;
     scene.still_works().await;
     drop(peer);
-    silent.push(slow);
     apart(move || {
         for mut stream in silent {
             let mut answer = Vec::new();

@@ -40,7 +40,7 @@ pub(crate) struct Agreement {
     request_caches: RequestCaches,
     pub(super) scheduling: Scheduling,
     /// The failure that has to end the epoch.
-    fatal: Option<Failure>,
+    pub(super) fatal: Option<Failure>,
     /// The rank whose announcement completed the newest round, and for how many microseconds the others had waited.
     last_to_be_ready: Option<(Rank, u64)>,
 }

@@ -230,7 +230,8 @@ impl Coordinator {
         ranks: &[Rank],
     ) -> Result<(), Violation> {
         check_served(cx, from, ranks)?;
-        if epoch.0 > EPOCH_MAX {
+        // Epochs after a false claim are greater than that, and not false.
+        if epoch.0 > EPOCH_MAX && epoch > self.epoch {
             return Err(format!("claims to have seen {epoch}"));
         }
         match &mut self.phase {
@@ -330,6 +331,10 @@ impl Coordinator {
 
     fn frozen(&mut self, cx: &mut Context, from: SidecarIndex, frozen: FrozenSchedule) -> Result<(), Violation> {
         self.agreement.frozen(cx, from, frozen)?;
+        if let Some(failure) = self.agreement.take_fatal() {
+            self.end(cx, &failure);
+            return Ok(());
+        }
         match self.agreement.scheduling.take_pending_exit() {
             Some(PendingExit { from, rank, failure }) => self.left(cx, from, rank, &failure),
             None => Ok(()),

@@ -13,17 +13,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ronde_wire::{
-    Control, Epoch, Failure, Invalidation, Rank, ScheduledBucket, Seq, SetId, SidecarIndex, SidecarSet, TensorName,
-    control, limits,
+    Cause, Control, Epoch, Failure, Invalidation, Rank, ScheduledBucket, Seq, SetId, SidecarIndex, SidecarSet,
+    TensorName, control, limits,
 };
 
 use super::Violation;
 use super::agreement::Agreement;
 use super::ordering::make_order;
 use super::repetition::{Bucket, Repetition};
-use crate::engine::shared::TensorKey;
 use crate::engine::shared::config::RunAhead;
 use crate::engine::shared::context::Context;
+use crate::engine::shared::{SEQ_MAX, TensorKey, wording};
 use crate::trace::Trace;
 
 /// The schedules of the epoch.
@@ -60,6 +60,8 @@ struct Issued {
     first: Seq,
     /// The names of each operation of an iteration.
     names: Vec<(SetId, Vec<TensorName>)>,
+    /// The members of each set in it.
+    members: BTreeMap<SetId, SidecarSet>,
     /// The answers, while it is being withdrawn.
     answers: Option<Answers>,
 }
@@ -68,8 +70,10 @@ struct Issued {
 #[derive(Debug)]
 struct Answers {
     missing: BTreeSet<SidecarIndex>,
-    last: Seq,
-    completed: BTreeMap<SetId, Seq>,
+    /// The last operation that each sidecar has admitted.
+    admitted: BTreeMap<SidecarIndex, Seq>,
+    /// The last completed operation of each set, and a sidecar that has completed it.
+    completed: BTreeMap<SetId, (Seq, SidecarIndex)>,
 }
 
 impl Scheduling {
@@ -113,10 +117,20 @@ impl Scheduling {
     fn withdraw(&mut self, cx: &mut Context, epoch: Epoch, invalidation: Invalidation) {
         let Some(issued) = self.issued.as_mut().filter(|issued| issued.answers.is_none()) else { return };
         let missing = cx.sidecars.iter().copied().collect();
-        let last = Seq(issued.first.0 - 1);
-        issued.answers = Some(Answers { missing, last, completed: BTreeMap::new() });
+        issued.answers = Some(Answers { missing, admitted: BTreeMap::new(), completed: BTreeMap::new() });
         cx.stats.schedules_withdrawn[invalidation as usize] += 1;
         cx.send_down(&cx.all_sidecars.clone(), epoch, Seq(0), Control::Withdraw { number: self.number });
+    }
+}
+
+impl Answers {
+    /// An operation is complete nowhere before all members of its set have admitted it. Returns one for which the answers
+    /// contradict that, with the two sidecars.
+    fn contradiction(&self, members: &BTreeMap<SetId, SidecarSet>) -> Option<(Seq, SidecarIndex, SidecarIndex)> {
+        self.completed.iter().find_map(|(set, (seq, by))| {
+            let lacks = |member: &SidecarIndex| self.admitted.get(member).is_none_or(|admitted| admitted < seq);
+            members.get(set)?.iter().find(lacks).map(|member| (*seq, *by, member))
+        })
     }
 }
 
@@ -124,7 +138,7 @@ impl Issued {
     /// The tensors after the committed operations in the last iteration of each set.
     fn left(&self) -> BTreeSet<TensorKey> {
         let completed = self.answers.iter().flat_map(|answers| &answers.completed);
-        let rest = completed.flat_map(|(set, last)| {
+        let rest = completed.flat_map(|(set, (last, _))| {
             let stands = (last.0 - self.first.0) % self.names.len() as u64;
             let rest = (0..).zip(&self.names).filter(move |(at, (of, _))| of == set && *at > stands);
             rest.flat_map(|(_, (set, names))| names.iter().map(|name| TensorKey::new(*set, name)))
@@ -151,12 +165,14 @@ impl Agreement {
 
     fn issue(&mut self, cx: &mut Context, run_ahead: RunAhead) {
         let steps = run_ahead.steps.max(2) << self.scheduling.setbacks.min(run_ahead.setbacks_max).min(SETBACKS_MOST);
-        if self.scheduling.repetition.step(steps).is_none() || !self.is_plain() {
+        let has_seqs = self.ordering.last().0 < SEQ_MAX - SCHEDULE_SEQS_MAX;
+        if self.scheduling.repetition.step(steps).is_none() || !self.is_plain() || !has_seqs {
             return;
         }
         let Some((buckets, last_us)) = self.scheduling.repetition.step(steps) else { return };
         let sets: BTreeSet<SetId> = buckets.iter().map(|bucket| bucket.view.topology.set).collect();
         let buckets = buckets.to_vec();
+        let members = buckets.iter().map(|bucket| (bucket.view.topology.set, bucket.view.sidecars)).collect();
         let patience_us = last_us.clamp(PATIENCE_LEAST_US, PATIENCE_MOST_US);
         let fits = sets.len() <= limits::SCHEDULE_SETS_MAX && buckets.len() <= limits::SCHEDULE_BUCKETS_MAX;
         let scheduled = if fits { scheduled(cx, buckets) } else { None };
@@ -176,7 +192,7 @@ impl Agreement {
             (bucket.order.set, names.collect())
         };
         let names = buckets.iter().map(names).collect();
-        self.scheduling.issued = Some(Issued { first, names, answers: None });
+        self.scheduling.issued = Some(Issued { first, names, members, answers: None });
         cx.traces.note(|| Trace::Cycle);
         let schedule = Control::Schedule { number, buckets, patience_us };
         cx.send_down(&cx.all_sidecars.clone(), self.epoch, first, schedule);
@@ -206,13 +222,15 @@ impl Agreement {
     ) -> Result<(), Violation> {
         let current = number == self.scheduling.number;
         let issued = self.scheduling.issued.as_mut().filter(|_| current);
-        let (first, names) = match &issued {
-            Some(Issued { first, names, .. }) => (*first, names),
+        let (first, members) = match &issued {
+            Some(Issued { first, members, .. }) => (*first, members),
             None => return Err(format!("answers for schedule {number}, for which it was not asked")),
         };
-        let possible =
-            |(set, seq): &(SetId, Seq)| names.iter().any(|(of, _)| of == set) && (first..=admitted).contains(seq);
-        if admitted.0 < first.0 - 1 || admitted.0 > SEQ_MAX || !completed.iter().all(possible) {
+        let possible = |(set, seq): &(SetId, Seq)| {
+            members.get(set).is_some_and(|members| members.contains(from)) && (first..=admitted).contains(seq)
+        };
+        let ahead = admitted.0.checked_sub(first.0 - 1).is_some_and(|ahead| ahead <= SCHEDULE_SEQS_MAX);
+        if !ahead || !completed.iter().all(possible) {
             return Err(format!(
                 "reports for schedule {number} that it admitted {admitted} and completed {completed:?}"
             ));
@@ -222,10 +240,10 @@ impl Agreement {
             return Err(format!("answers for schedule {number}, for which it was not asked"));
         };
         answers.missing.remove(&from);
-        answers.last = answers.last.max(admitted);
+        answers.admitted.insert(from, admitted);
         for (set, seq) in completed {
-            let last = answers.completed.entry(set).or_insert(seq);
-            *last = seq.max(*last);
+            let last = answers.completed.entry(set).or_insert((seq, from));
+            *last = (seq, from).max(*last);
         }
         if answers.missing.is_empty() {
             self.resume(cx);
@@ -236,14 +254,26 @@ impl Agreement {
     fn resume(&mut self, cx: &mut Context) {
         let Some(issued) = self.scheduling.issued.take() else { return };
         let left = issued.left();
-        let Issued { first, names, answers: Some(answers) } = issued else { return };
-        let performed = answers.completed.values().map(|last| last.0 + 1 - first.0).max().unwrap_or(0);
+        let Issued { first, names, members, answers: Some(answers) } = issued else { return };
+        if let Some((seq, one, other)) = answers.contradiction(&members) {
+            let world = &cx.config.world;
+            let reason = format!(
+                "{} has completed {seq}, as it reports, but {} has not admitted it, so one of them breaks the protocol; see \
+                 their logs",
+                wording::sidecar(world, one),
+                wording::sidecar(world, other)
+            );
+            self.fatal = Some(Failure::new(Cause::SidecarLost, reason).with_sidecar(one));
+            return;
+        }
+        let performed = answers.completed.values().map(|(last, _)| last.0 + 1 - first.0).max().unwrap_or(0);
         let worth_it = performed / (names.len() as u64).max(1) >= ITERATIONS_WORTH_IT;
         self.scheduling.setbacks = if worth_it { 0 } else { self.scheduling.setbacks.saturating_add(1) };
         self.scheduling.repetition.restart(left);
-        self.ordering.pass_over(answers.last);
-        let completed = answers.completed.into_iter().collect();
-        let resume = Control::Resume { number: self.scheduling.number, last: answers.last, completed };
+        let last = answers.admitted.values().copied().max().unwrap_or(Seq(first.0 - 1));
+        self.ordering.pass_over(last);
+        let completed = answers.completed.into_iter().map(|(set, (seq, _))| (set, seq)).collect();
+        let resume = Control::Resume { number: self.scheduling.number, last, completed };
         let all_sidecars: SidecarSet = cx.all_sidecars;
         cx.send_down(&all_sidecars, self.epoch, Seq(0), resume);
     }
@@ -277,5 +307,6 @@ const PATIENCE_MOST_US: u64 = 250_000;
 const ITERATIONS_WORTH_IT: u64 = 32;
 /// Bounds the shift; no job has that many steps.
 const SETBACKS_MOST: u32 = 20;
-/// Seqs that a peer may claim; far above any real one, far below the end of the range.
-const SEQ_MAX: u64 = u64::MAX / 2;
+/// Operations of one schedule that a sidecar may claim to have admitted: as many as it could in months, and so few that
+/// hundreds of thousands of false claims leave numbers to honest sidecars.
+const SCHEDULE_SEQS_MAX: u64 = 1 << 44;

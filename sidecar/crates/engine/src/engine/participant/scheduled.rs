@@ -12,7 +12,7 @@ use super::requests::{RankKey, Unordered};
 use super::{Participant, Running};
 use crate::engine::shared::context::Context;
 use crate::engine::shared::status::ScheduleStatus;
-use crate::engine::shared::{RequestKey, TensorKey};
+use crate::engine::shared::{RequestKey, SEQ_MAX, TensorKey};
 use crate::event::{Action, Time};
 use crate::trace::{Trace, operation};
 
@@ -411,6 +411,10 @@ impl Participant {
         first: Seq,
         buckets: Vec<ScheduledBucket>,
     ) -> Result<(Vec<Position>, TensorPositions), String> {
+        // Its operations are numbered here, so there have to be numbers for all of them.
+        if first.0 > SEQ_MAX {
+            return Err(format!("it begins with {first}; no operation has a number beyond {SEQ_MAX}"));
+        }
         if first <= self.last_seq || self.scheduled.is_some() {
             return Err(format!(
                 "it begins with {first}, which does not follow {}, or another schedule is active",

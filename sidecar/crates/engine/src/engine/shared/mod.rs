@@ -70,6 +70,10 @@ pub(crate) type RankRequests = BTreeMap<Rank, Request>;
 /// The contributions in the announcements of one name, by rank.
 pub(crate) type RankContributions = BTreeMap<Rank, Bytes>;
 
+/// The greatest number of an operation: far above any real one, and so far below the end of the range that counting on from
+/// it cannot overflow.
+pub(crate) const SEQ_MAX: u64 = u64::MAX / 2;
+
 /// Poisoned rounds of all names that may wait for ranks at the same time.
 pub(crate) const POISONED_MAX: usize = limits::PENDING_PER_SESSION_MAX;
 

@@ -342,7 +342,7 @@ fn orders_of_every_collective_are_checked_against_local_requests() {
         cluster.tamper((0, 1), |_, message| {
             if let Control::Order(order) = message {
                 change(order);
-                super::hostile::seal_for(&[0, 1], order);
+                super::arbitrary::seal_for(&[0, 1], order);
             }
         });
         cluster.run();

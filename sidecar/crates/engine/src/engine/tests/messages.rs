@@ -162,7 +162,7 @@ fn an_order_for_a_pair_outside_the_set_ends_the_epoch_with_the_reason() {
         cluster.tamper((0, 1), |_, message| {
             if let Control::Order(order) = message {
                 change(order);
-                super::hostile::seal_for(&[0, 1], order);
+                super::arbitrary::seal_for(&[0, 1], order);
             }
         });
         cluster.run();

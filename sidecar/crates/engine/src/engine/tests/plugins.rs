@@ -14,12 +14,12 @@ use crate::event::Event;
 
 const FOUR_ON_TWO: [u32; 4] = [0, 0, 1, 1];
 
-fn topk() -> PluginUse {
+pub(super) fn topk() -> PluginUse {
     let work = PluginWork::Codec { block_elements: 64, encoded_bytes: 300 };
     PluginUse { name: "topk".into(), version: "1.0.0".into(), digest: [7; 32], parameters: vec![1], work }
 }
 
-fn coded(tensor: &str, plugin: PluginUse) -> Request {
+pub(super) fn coded(tensor: &str, plugin: PluginUse) -> Request {
     Request { codec: Codec::Plugin, plugin: Some(Arc::new(plugin)), ..sum(tensor, &[8]) }
 }
 

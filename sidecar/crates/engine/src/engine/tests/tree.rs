@@ -2,12 +2,11 @@
 //! The fan-out is 2: below 0 are 1 and 2, below 1 are 3 and 4, below 2 are 5 and 6.
 
 use proptest::collection::vec;
-use proptest::option;
 use proptest::prelude::*;
 use ronde_wire::{Ascent, Cause, Control, Enclosed, Epoch, Failure, Rank, Seq, SidecarIndex, World};
 
+use super::arbitrary::relayed;
 use super::cluster::{Cluster, index, sum};
-use super::hostile::{control, number, small};
 use crate::engine::EngineConfig;
 use crate::event::Event;
 
@@ -296,39 +295,6 @@ fn coordinator_messages_are_accepted_from_the_parent_only() {
         let by: Vec<_> = cluster.disconnects.iter().map(|(by, whom, _)| (*by, whom.0)).collect();
         assert_eq!(by, [(1, from)], "{:?}", cluster.disconnects);
     }
-}
-
-fn ascent() -> impl Strategy<Value = Ascent> {
-    let sidecar = || small().prop_map(SidecarIndex);
-    let message = (sidecar(), 0_u64..3, 0_u64..4, control()).prop_map(|(origin, epoch, seq, message)| {
-        Ascent::Message { origin, epoch: Epoch(epoch), seq: Seq(seq), message: Enclosed::new(&message) }
-    });
-    let joined = (sidecar(), 0_u64..8, any::<u16>()).prop_map(|(sidecar, generation, lanes)| Ascent::Joined {
-        sidecar,
-        generation,
-        lanes,
-    });
-    let lost = (sidecar(), ".{0,20}").prop_map(|(sidecar, reason)| Ascent::Lost { sidecar, reason });
-    prop_oneof![3 => message, 1 => joined, 1 => lost]
-}
-
-fn relayed() -> impl Strategy<Value = Control> {
-    let sidecar = || small().prop_map(SidecarIndex);
-    let generation = || prop_oneof![4 => 0_u64..8, 1 => number()];
-    prop_oneof![
-        3 => control(),
-        3 => (generation(), vec(ascent(), 0..4))
-            .prop_map(|(generation, ascents)| Control::Ascending { generation, ascents }),
-        3 => (option::of(vec(sidecar(), 0..4)), control()).prop_map(|(to, message)| Control::Descending {
-            to: to.map(|to| to.into_iter().collect()),
-            message: Enclosed::new(&message),
-        }),
-        1 => generation().prop_map(|generation| Control::PathUp { generation }),
-        1 => (sidecar(), ".{0,20}").prop_map(|(sidecar, reason)| Control::PathDown { sidecar, reason }),
-        1 => (sidecar(), generation()).prop_map(|(sidecar, generation)| Control::Welcome { sidecar, generation }),
-        1 => (sidecar(), ".{0,20}").prop_map(|(sidecar, reason)| Control::Expel { sidecar, reason }),
-        1 => vec((sidecar(), number()), 0..4).prop_map(|sidecars| Control::Silent { sidecars }),
-    ]
 }
 
 proptest! {

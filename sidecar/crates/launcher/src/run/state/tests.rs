@@ -66,7 +66,8 @@ fn the_first_worker_that_left_and_then_failed_is_the_culprit() {
     assert!(state.worker_failure_is_complete());
     let failure = state.worker_failure().expect("a worker failed").to_string();
     assert_eq!(failure, "rank 1 on host a exited with code 2\nlast lines of its stderr:\n  my fault");
-    assert!(matches!(state.handle_event(0, left(0, 3)), Ok(())), "nothing counts behind the first failure");
+    let later = Event::Message(FromAgent::Refused { reason: "no room".to_owned() });
+    assert!(state.handle_event(0, later).is_ok(), "nothing counts behind the first failure");
 }
 
 #[test]
@@ -125,16 +126,10 @@ fn another_version_is_refused() {
 }
 
 #[test]
-fn an_agent_speaks_for_its_own_ranks_and_sidecars_only() {
-    for event in [
-        exited(0, Status::Code(0)),
-        exited(4_000_000_000, Status::Code(0)),
-        Event::Message(FromAgent::SidecarExited { sidecar: 0, status: Status::Code(0) }),
-        Event::Message(FromAgent::Sidecar { sidecar: 7, line: FromSidecar::Fatal { reason: String::new() } }),
-    ] {
-        let failure = state().handle_event(1, event).expect_err("not its own").to_string();
-        assert!(failure.starts_with("host b: it sent a message about"), "{failure}");
-    }
+fn an_agent_that_breaks_the_protocol_ends_the_job_by_the_name_of_its_host() {
+    let violation = Event::Violation("sent a second greeting".to_owned());
+    let failure = state().handle_event(1, violation).expect_err("the job ends").to_string();
+    assert_eq!(failure, "host b: it sent a second greeting; see that host");
 }
 
 #[test]
@@ -194,10 +189,6 @@ fn links_are_missing_until_both_ends_report_them() {
             "sidecar 0 (a) at 10.0.0.1 over eth0; not used: 172.17.0.1 docker0",
             "sidecar 1 (b) at 10.9.9.9, which is not its own; not used: 10.0.0.2 eth0, 172.17.0.1 docker0",
         ]
-    );
-    assert!(
-        state.handle_event(0, from_sidecar(1, linked(0, "10.0.0.1"))).is_err(),
-        "a host speaks for its own sidecars"
     );
 }
 

@@ -162,8 +162,18 @@ pub(crate) async fn dial(
     credentials: Option<Credentials>,
     protocol: &[u8],
 ) -> Result<Connection, ConnectionError> {
+    dial_from(Ipv4Addr::LOCALHOST, to, credentials, protocol).await
+}
+
+/// Dials a port over QUIC from an address of this host.
+async fn dial_from(
+    from: Ipv4Addr,
+    to: SocketAddr,
+    credentials: Option<Credentials>,
+    protocol: &[u8],
+) -> Result<Connection, ConnectionError> {
     let tls = client(credentials, protocol);
-    let mut endpoint = Endpoint::client((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
+    let mut endpoint = Endpoint::client((from, 0).into()).expect("a free port");
     endpoint.set_default_client_config(ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).expect("AES"))));
     endpoint.connect(to, "anything").expect("a good address").await
 }
@@ -174,13 +184,28 @@ pub(crate) async fn greet(
     credentials: Credentials,
     hello: &Hello,
 ) -> (Connection, SendStream, RecvStream) {
-    let connection = dial(to, Some(credentials), ALPN).await.expect("good credentials");
-    let (mut send, mut recv) = connection.open_bi().await.expect("one stream is allowed");
-    send.write_all(&first_frame(hello)).await.expect("an open stream");
+    greet_from(Ipv4Addr::LOCALHOST, to, credentials, hello).await.expect("good credentials and a place")
+}
+
+/// Like [`greet`], from an address of this host.
+pub(crate) async fn greet_from(
+    from: Ipv4Addr,
+    to: SocketAddr,
+    credentials: Credentials,
+    hello: &Hello,
+) -> Result<(Connection, SendStream, RecvStream), ConnectionError> {
+    let connection = dial_from(from, to, Some(credentials), ALPN).await?;
+    let (mut send, mut recv) = connection.open_bi().await?;
     let mut answer = [0; 28];
-    recv.read_exact(&mut answer).await.expect("the port's hello");
+    let answered = async {
+        send.write_all(&first_frame(hello)).await.ok()?;
+        recv.read_exact(&mut answer).await.ok()
+    };
+    if answered.await.is_none() {
+        return Err(connection.closed().await);
+    }
     assert_eq!(answer[6], FrameKind::Hello as u8);
-    (connection, send, recv)
+    Ok((connection, send, recv))
 }
 
 pub(crate) fn first_frame(hello: &Hello) -> Vec<u8> {

@@ -1,0 +1,3 @@
+#![no_main]
+
+ronde_cargo_fuzz::program!(web_tokens);
