@@ -2,6 +2,7 @@
 //!
 //! They form one program: its libraries are linked once, and the waits of one test overlap those of the others.
 
+mod agents;
 mod ahead;
 mod averages;
 mod certs;
