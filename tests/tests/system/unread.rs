@@ -106,6 +106,21 @@ fn a_sidecar_without_a_launcher_serves_when_nobody_reads_its_messages() -> Resul
     Ok(())
 }
 
+/// Once a line that could not be written aborted the sidecar.
+#[test]
+fn a_log_on_a_full_disk_ends_nobody_and_its_lines_are_counted() -> Result<()> {
+    let directory = tempfile::Builder::new().prefix("ronde-test-").tempdir()?;
+    let mut command = Command::new("sh");
+    let script = "exec \"$0\" sidecar --local-ranks 2 --job test --log-level trace --runtime-dir \"$1\" 2>/dev/full";
+    command.args(["-c", script]).arg(ronde_binary()?).arg(directory.path());
+    let process = Process::start("a sidecar", &mut command)?;
+    let mut sidecar = Sidecar { process, index: 0, bound: Value::Null, serving: Value::Null };
+    sidecar.await_serving()?;
+    come_and_go(&sidecar, "test", 20)?;
+    ensure!(lost(&sidecar, "unread")? > 0);
+    is_well(&sidecar)
+}
+
 #[test]
 fn the_last_line_of_a_sidecar_that_fails_is_written_before_it_ends() -> Result<()> {
     for words in [&["--certs", "/nonexistent", "--peers", "127.0.0.1:1"][..], &["--bootstrap", "--log-format", "json"]]

@@ -48,7 +48,7 @@ pub(super) const METRICS: &[Metric] = &[
     }),
     counter(
         "ronde_log_lines_lost_total",
-        "Log lines that were not written: nobody read standard error (`unread`), or too many came from one place (`limited`).",
+        "Log lines that were not written: standard error was not read or could not be written (`unread`), or too many came from one place (`limited`).",
         &["reason"],
         |s| {
             let LostLines { unread, limited } = s.lost_log_lines;
