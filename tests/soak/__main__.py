@@ -1,6 +1,6 @@
 """Runs a job of 8 workers on 4 hosts under random faults, and checks every element of every result.
 
-    python -m soak [--seconds 1200] [--seed N] [--hosts 4] [--ranks-per-host 2]
+    python -m soak [--seconds 1200] [--seed N] [--only FAULT] [--hosts 4] [--ranks-per-host 2]
 
 Ends with a table. The exit status is 1 when there was a hang, a wrong element or a wrong culprit, or when a sidecar's
 memory or descriptors have grown. Needs root, for the network namespaces of the hosts.
@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 
 from soak import trap
+from soak.faults import FAULTS
 from soak.network import Network
 from soak.processes import Job, faketime
 from soak.supervisor import Supervisor
@@ -38,6 +39,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1200.0)
     parser.add_argument("--seed", type=int, default=None, help="of the order of faults; drawn and printed without it")
+    parser.add_argument("--only", choices=sorted(FAULTS), action="append", help="a fault, instead of all")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--ranks-per-host", type=int, default=2)
     given = parser.parse_args()
@@ -51,7 +53,7 @@ def main() -> int:
     with _folder(given.hosts) as folder, contextlib.closing(Network(given.hosts, folder)) as network:
         job = Job(network, _binary(), folder, given.ranks_per_host)
         _prepare(job)
-        supervisor = Supervisor(job, random.Random(seed))
+        supervisor = Supervisor(job, random.Random(seed), given.only or list(FAULTS))
         try:
             began = time.monotonic()
             _run(supervisor, given.seconds)
@@ -93,6 +95,8 @@ def _progress(supervisor: Supervisor, name: str, left: float) -> None:
     print(
         f"{max(0.0, left):5.0f} s left: {totals['operations']} operations, {faults} faults ({name}), {bad}", flush=True
     )
+    for text in supervisor.new_events():
+        print(f"    {text}", flush=True)
 
 
 def _is_good(supervisor: Supervisor) -> bool:

@@ -31,10 +31,10 @@ class Culprit:
 
 @dataclasses.dataclass(frozen=True)
 class Excuse:
-    """A reason that a rank of one host may have to fail, and that its failure must name."""
+    """A reason for which a sidecar or one of its ranks may have to fail, and which the failure must name."""
 
     sidecar: int
-    text: str
+    texts: tuple[str, ...]
 
 
 Expected = Union[Culprit, Excuse, None]
@@ -124,14 +124,17 @@ def fill_disk(job: Job, rng: random.Random) -> Iterator[Expected]:
 
 @fault("descriptors exhausted")
 def exhaust_descriptors(job: Job, rng: random.Random) -> Iterator[Expected]:
-    """Limits the file descriptors of a sidecar to those in use. A worker that needs another segment then is refused."""
+    """Limits the file descriptors of a sidecar to those in use.
+
+    A worker that needs another segment then is refused; a sidecar that needs one for results ends the epoch.
+    """
     host = rng.randrange(len(job.sidecars))
     pid = job.sidecars[host].pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (1, before[1]))
     time.sleep(BAD_S)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-    yield Excuse(host, "too many files open")
+    yield Excuse(host, ("too many files open", "Too many open files"))
 
 
 @fault("clock moved by an hour")

@@ -9,7 +9,7 @@ import re
 import time
 from typing import Any
 
-from soak.faults import FAULTS, Culprit, Excuse, Expected
+from soak.faults import FAULTS, Culprit, Expected
 from soak.processes import Job, Process, Usage, last, usage
 
 # From the end of a fault until all ranks have done something again: starting a worker and a sidecar, and an epoch.
@@ -35,8 +35,9 @@ class Tally:
 class Supervisor:
     """Watches a job."""
 
-    def __init__(self, job: Job, rng: random.Random) -> None:
-        self.job, self.rng = job, rng
+    def __init__(self, job: Job, rng: random.Random, faults: list[str]) -> None:
+        self.job, self.rng, self._faults = job, rng, faults
+        self._shown = [0, 0, 0]
         self.tally = Tally()
         self.last: dict[int, Usage] = {}
         self._bag: list[str] = []
@@ -59,7 +60,7 @@ class Supervisor:
     def inject(self) -> str:
         """The next fault, from its beginning until the job works again. All kinds come before one comes again."""
         if not self._bag:
-            self._bag = self.rng.sample(list(FAULTS), len(FAULTS))
+            self._bag = self.rng.sample(self._faults, len(self._faults))
         name = self._bag.pop()
         self.check_nobody_failed("between faults", self._checked_until)
         began = time.monotonic()
@@ -100,6 +101,13 @@ class Supervisor:
                 self.last[host] = usage(sidecar.pid)
                 sidecar.first_usage = sidecar.first_usage or self.last[host]
 
+    def new_events(self) -> list[str]:
+        """Hangs, wrong elements and wrong culprits since the last time."""
+        kinds = (self.tally.hangs, self.tally.wrong_culprits, self.tally.wrong_elements)
+        new = [text for texts, shown in zip(kinds, self._shown) for text in texts[shown:]]
+        self._shown = [len(texts) for texts in kinds]
+        return new
+
     def totals(self) -> dict[str, int]:
         """The totals of all workers."""
         workers = [*self.job.past, *self.job.workers]
@@ -127,23 +135,20 @@ class Supervisor:
                     self.tally.wrong_culprits.append(f"{name} ({culprit}): rank {rank} reports {line}")
 
     def _check_the_others(self, name: str, began: float, expected: Expected) -> None:
-        """Nobody has failed without a culprit, but for ranks with an excuse, and those that name such a rank."""
+        """Nobody has failed, or for the excuse: one failure gives the reason, and all name the sidecar or its ranks."""
         if isinstance(expected, Culprit):
             return
-        excused = self._excused(began, expected) if expected is not None else []
-        if not excused:
+        if expected is None:
             self.check_nobody_failed(name, began)
             return
-        for rank, worker in enumerate(self.job.workers):
-            for line in _failures(worker, began):
-                if rank not in excused and not any(re.search(rf"rank {other}\b", line["text"]) for other in excused):
-                    self.tally.wrong_culprits.append(f"{name}: rank {rank} names none of {excused}: {line['text']}")
-
-    def _excused(self, began: float, excuse: Excuse) -> list[int]:
-        """The ranks of the host that have failed for the reason."""
-        workers = self.job.workers
-        has_excuse = [any(excuse.text in line["text"] for line in _failures(worker, began)) for worker in workers]
-        return [rank for rank in self.job.served(excuse.sidecar) if has_excuse[rank]]
+        served = self.job.served(expected.sidecar)
+        failures = [(rank, line["text"]) for rank, w in enumerate(self.job.workers) for line in _failures(w, began)]
+        reasons = [(rank, text) for rank, text in failures if any(reason in text for reason in expected.texts)]
+        culprits = [f"sidecar {expected.sidecar}", *(f"rank {rank}" for rank in served)] if reasons else []
+        for rank, text in failures:
+            is_own = rank in served and (rank, text) in reasons
+            if not is_own and not any(re.search(rf"\b{culprit}\b", text) for culprit in culprits):
+                self.tally.wrong_culprits.append(f"{name}: rank {rank} names none of {culprits}: {text}")
 
     def check_nobody_failed(self, name: str, began: float) -> None:
         """Counts ranks whose session has failed since a time."""

@@ -82,7 +82,7 @@ impl Driver {
                 });
             }
             Err(error) => {
-                let reason = format!("no memory for the result: {error:#}");
+                let reason = format!("no memory for the result: {error}");
                 self.handle(Event::ExecutionFailed { epoch, seq, reason, plugin: false });
             }
         }

@@ -56,7 +56,7 @@ pub fn message(line: String) -> bool {
     queued
 }
 
-/// Waits until everything is written, for at most [`FLUSH_MAX`] for each stream.
+/// Waits until everything is written, for at most a second for each stream.
 pub fn flush() {
     for stream in [&LOG, &MESSAGES].into_iter().filter_map(OnceLock::get) {
         // What is not read by then is lost with the process.
