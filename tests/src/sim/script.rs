@@ -11,7 +11,7 @@ use super::cluster::Cluster;
 use super::fake_plugins::Kept;
 use super::faults::Fault;
 use super::host::Command;
-use super::item::{Added, InjectedError};
+use super::item::{ANY_SOURCE_TAGS, Added, InjectedError, Kind};
 use super::schedule::SimEvent;
 use super::worker::{Part, Rate, State};
 use super::workload::Workload;
@@ -179,8 +179,10 @@ impl Cluster {
         self.note(|| format!("{rank} asks for item {item}, {name} of {set}, as {request}"));
         self.oracle.asked(rank, request, &workload, item);
         self.hosts[host].inputs.insert((rank, request), Arc::new(workload.input(given, rank)));
-        let plain =
-            asked.injected == InjectedError::None && asked.excuse.is_none() && asked.is_performed() && !asked.too_large;
+        // A second receive from any source has no name in common with the first: it waits for a second message.
+        let from_any = matches!(asked.kind, Kind::Message(_, ANY_SOURCE_TAGS..));
+        let unharmed = asked.injected == InjectedError::None && asked.excuse.is_none() && !from_any;
+        let plain = unharmed && asked.is_performed() && !asked.too_large;
         let again = (plain && self.rng.u8(..64) == 0).then(|| what.clone());
         let contribution = self.hosts[host].contribution(rank, request, &what);
         self.handle_event(host, Event::Submitted { rank, request, what, contribution });
