@@ -64,6 +64,8 @@ impl Options {
     #[must_use]
     pub fn new(socket_dir: impl Into<PathBuf>, job: JobName, rank: Rank) -> Self {
         let socket_dir = socket_dir.into();
+        // Shared memory is connected later, perhaps from another working directory.
+        let socket_dir = std::path::absolute(&socket_dir).unwrap_or(socket_dir);
         Self {
             token_file: paths::token_file(&socket_dir, rank),
             socket_dir,

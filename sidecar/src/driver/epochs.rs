@@ -38,7 +38,6 @@ struct Announcement {
 impl Driver {
     pub(super) fn begin_epoch(&mut self, epoch: Epoch) {
         self.execution.plugins.clear();
-        self.execution.operations.forget_sets();
         self.epoch.has_begun = true;
         self.epoch.running = Some(epoch);
         tracing::info!(epoch = epoch.0, ranks = self.world.size(), "an epoch has begun");

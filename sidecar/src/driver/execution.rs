@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ronde_engine::{Admission, Completion, Event};
-use ronde_wire::{Epoch, Failure, Rank, RequestId, Seq, SetId};
+use ronde_wire::{Epoch, Failure, Rank, RequestId, Seq};
 
 use super::Driver;
 use crate::operation::delivery::{deliver, fail, result_id};
@@ -86,12 +86,6 @@ impl Driver {
                 self.handle(Event::ExecutionFailed { epoch, seq, reason, plugin: false });
             }
         }
-    }
-
-    /// Drops what is kept for a process set.
-    pub(super) fn forget_set(&mut self, set: SetId) {
-        self.execution.plugins.forget_set(set);
-        self.execution.operations.forget_set(set);
     }
 
     /// Commits the codec state that an operation leaves.

@@ -229,17 +229,17 @@ impl Driver {
         }
     }
 
-    /// Ends the lanes, then the remaining sessions, whose memory is unused then, and last the control links.
-    pub(crate) async fn shut_down(mut self, cause: Cause, reason: &str) {
+    /// Closes the lanes and the control links, and ends their threads.
+    pub(crate) async fn shut_down(mut self, reason: &str) {
         for lane in std::mem::take(&mut self.execution.lanes) {
             lane.stop(reason.to_owned()).await;
         }
-        self.end_sessions(cause, reason);
         self.links.control.shutdown(reason).await;
     }
 
-    /// Ends all remaining sessions: for a shutdown, or because of a failure of this sidecar.
-    fn end_sessions(&mut self, cause: Cause, reason: &str) {
+    /// Ends all remaining sessions: for a shutdown, or because of a failure of this sidecar. Lanes may still use the
+    /// workers' memory: a client does not use it again after such an end.
+    pub(crate) fn end_sessions(&mut self, cause: Cause, reason: &str) {
         let failure = Failure::new(cause, reason).with_sidecar(self.me);
         for session in self.clients.sessions.iter_mut() {
             session.send(Message::EpochEnded(v1::EpochEnded { epoch: 0, failure: Some((&failure).into()) }));
@@ -339,7 +339,7 @@ impl Driver {
                 Action::EpochEnded { epoch, failure } => self.end_epoch(epoch, &failure),
                 Action::Admit(admission) => self.admit(&admission),
                 Action::Commit { epoch, seq } => self.commit(epoch, seq),
-                Action::SetForgotten { set } => self.forget_set(set),
+                Action::SetForgotten { set } => self.execution.plugins.forget_set(set),
                 Action::Cancel { epoch, last, dropped } => self.cancel(epoch, last, &dropped.into()),
                 Action::Complete { rank, request, outcome } => self.complete(rank, request, outcome),
                 Action::Notice { sidecars, ranks, text } => self.notice(&sidecars, &ranks, &text),

@@ -142,7 +142,7 @@ impl Fixture {
         let (handle, lane) = TestLane::start();
         let world = World::new(vec![ME; 2]).expect("two ranks");
         let segments = Segments::default();
-        let results = Results::new(1 << 30, segments.clone());
+        let results = Results::new(1 << 30, vec![Rank(0), Rank(1)], segments.clone());
         let tokens = [Rank(0), Rank(1)].map(|rank| (rank, token(rank)));
         let mut driver = Driver::new(
             EngineConfig { eager_bytes: 0, run_ahead: None, ..EngineConfig::new(ME, world) },

@@ -193,12 +193,7 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
     let mut place = Place::None;
     match operations.result(result, session.rank) {
         None => {}
-        Some(slot) if inline && slot.slot.len > limits::INLINE_BYTES_MAX as u64 => {
-            let reason = format!(
-                "the result has {} bytes, but one that travels inside messages has at most {}; use shared memory",
-                slot.slot.len,
-                limits::INLINE_BYTES_MAX
-            );
+        Some(slot) if inline && let Err(reason) = check_inline_result(session, slot.slot.len) => {
             operations.release(result, session.rank);
             send_failed(session, request, &Failure::new(Cause::Refused, reason).with_rank(session.rank));
             return;
@@ -222,6 +217,23 @@ pub(crate) fn deliver(session: &mut Session, operations: &mut Operations, reques
     if inline {
         send_waiting(session, operations);
     }
+}
+
+/// Checks that a result can travel inside messages, and that the session has room for it until it is read.
+fn check_inline_result(session: &Session, bytes: u64) -> Result<(), String> {
+    let (most_each, most) = (limits::INLINE_BYTES_MAX as u64, limits::MESSAGE_BYTES_PER_SESSION_MAX);
+    if bytes > most_each {
+        return Err(format!(
+            "the result has {bytes} bytes, but one that travels inside messages has at most {most_each}; use shared memory"
+        ));
+    }
+    let held = session.message_bytes;
+    if held.saturating_add(bytes) > most {
+        return Err(format!(
+            "the result of {bytes} bytes exceeds MESSAGE_BYTES_PER_SESSION_MAX = {most}: {held} bytes of requests and of results that were not read are held; read results sooner, or use shared memory"
+        ));
+    }
+    Ok(())
 }
 
 /// Sends what waits for room on its path to the worker, as far as there is room, and releases the results that were sent.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_engine::{Admission, AdmittedRequest, AdmittedTensor};
-use ronde_wire::{Epoch, Failure, OpId, Rank, RequestId, Seq, SetId, TensorName};
+use ronde_wire::{Epoch, Failure, OpId, Rank, RequestId, Seq, TensorName};
 
 use crate::operation::memory::{Destination, OperationMemory, TensorMemory};
 use crate::operation::results::{ResultSlot, Results};
@@ -122,7 +122,7 @@ impl Operations {
             } else if let Some(readers) = outputs.iter_mut().find_map(|output| readers_of(output, key)) {
                 readers.push(wanted.rank);
             } else {
-                match self.results.lease(admission.topology.set, &admission.served, bytes) {
+                match self.results.lease(&admission.set_served, bytes) {
                     Ok(slot) => outputs.push((key, Destination::Slot(slot, vec![wanted.rank]))),
                     Err(error) => {
                         self.release_slots(&outputs);
@@ -275,16 +275,6 @@ impl Operations {
         for (epoch, seq) in ended {
             self.forget(epoch, seq);
         }
-    }
-
-    /// Drops the memory for results of a set that is gone.
-    pub(crate) fn forget_set(&mut self, set: SetId) {
-        self.results.forget_set(set);
-    }
-
-    /// Drops that of all sets but that of all ranks, because an epoch begins without them.
-    pub(crate) fn forget_sets(&mut self) {
-        self.results.forget_sets();
     }
 
     /// Returns the figures for metrics.

@@ -132,7 +132,8 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     // The control thread: engine, control links, sessions.
     let control_peers = addresses(&peers, |peer| Some(peer.control));
     let control = start(ports.control, Purpose::Control, control_peers)()?;
-    let results = Results::new(result_bytes_max(&settings, &world), segments.clone());
+    let served = world.ranks_of(settings.me);
+    let results = Results::new(result_bytes_max(&settings, &world), served, segments.clone());
     let mut driver = Driver::new(
         engine_config(&settings, &peers, &world),
         Links { control, web_tls, transport: settings.tuning.transport },
@@ -195,9 +196,10 @@ async fn finish(mut driver: Driver, settings: &Settings, report: Option<&Path>) 
     let reason = driver.fatal.take();
     let close_reason = reason.clone().unwrap_or_else(|| format!("{} is shutting down", settings.me));
     let cause = if reason.is_some() { Cause::SidecarLost } else { Cause::ShutDown };
+    driver.end_sessions(cause, &close_reason);
     let summary = driver.summary().await;
     let failure = reason.or_else(|| driver.liveness.failure());
-    Box::pin(driver.shut_down(cause, &close_reason)).await;
+    Box::pin(driver.shut_down(&close_reason)).await;
     if let Some(path) = report {
         write_report(path, settings.me, &summary, failure.as_deref()).context(Code::ReportUnwritable)?;
     }

@@ -159,6 +159,13 @@ impl Place {
     }
 }
 
+impl Claim {
+    /// Whether it keeps this connection claimed.
+    pub(crate) fn is_of(&self, place: &Arc<Place>) -> bool {
+        Arc::ptr_eq(&self.0, place)
+    }
+}
+
 impl Drop for Claim {
     fn drop(&mut self) {
         let place = &self.0;

@@ -9,7 +9,7 @@ use anyhow::Context;
 use ronde_shm::ring::PeerRing;
 use ronde_shm::{MemHost, OwnedSegment, SegmentId, ServeOutcome, SessionToken, WorkerSegment, serve_one};
 
-use crate::session::gate::{ACCEPT_PAUSE, AcceptGate, Admitted, Claim};
+use crate::session::gate::{ACCEPT_PAUSE, AcceptGate, Admitted};
 use crate::session::ring::AttachedRing;
 use crate::session::segments::{Segments, SessionSegments};
 
@@ -53,7 +53,7 @@ fn serve_connection(mut host: ConnectionHost) {
     }
     loop {
         match serve_one(stream, &mut host) {
-            Ok(ServeOutcome::Granted(_) | ServeOutcome::Idle) => host.leave_ended_session(),
+            Ok(ServeOutcome::Granted(_) | ServeOutcome::Idle) => {}
             Ok(ServeOutcome::Refused { request, reason }) => tracing::warn!(?request, reason, "mem.sock: refused"),
             // The session's reader owns the ring's bell now.
             Ok(ServeOutcome::Closed | ServeOutcome::Ringing) => return,
@@ -70,7 +70,7 @@ struct ConnectionHost {
     segments: Segments,
     connection: Arc<Admitted<UnixStream>>,
     /// The session that uses the connection: that of the last request.
-    session: Option<(SessionToken, Claim)>,
+    session: Option<SessionToken>,
 }
 
 impl ConnectionHost {
@@ -85,31 +85,22 @@ impl ConnectionHost {
         then: impl FnOnce(&mut SessionSegments) -> Result<T, String>,
     ) -> Result<T, String> {
         let uid = self.uid();
-        if self.session.as_ref().is_none_or(|(user, _)| user != token) {
-            self.segments.with_session(token, uid, SessionSegments::add_connection)?;
+        if self.session.as_ref() != Some(token) {
+            self.segments.with_session(token, uid, |session| session.add_connection(self.connection.place()))?;
             self.leave_session();
-            self.session = Some((*token, self.connection.place().claim()));
+            self.session = Some(*token);
         }
         self.segments.with_session(token, uid, then)
     }
 
     /// Stops counting the connection for its session.
     fn leave_session(&mut self) {
-        if let Some((token, _claim)) = self.session.take() {
+        if let Some(token) = self.session.take() {
             // A session that has ended counts nothing any more.
             drop(self.segments.with_session(&token, self.uid(), |session| {
-                session.remove_connection();
+                session.remove_connection(self.connection.place());
                 Ok(())
             }));
-        }
-    }
-
-    /// Lets the connection become unclaimed when its session has ended.
-    fn leave_ended_session(&mut self) {
-        let lives =
-            |(token, _): &(SessionToken, Claim)| self.segments.with_session(token, self.uid(), |_| Ok(())).is_ok();
-        if !self.session.as_ref().is_none_or(lives) {
-            self.session = None;
         }
     }
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ronde_shm::{OwnedSegment, SegmentId, SessionToken, WorkerSegment};
 use ronde_wire::{Rank, limits};
 
+use crate::session::gate::{Claim, Place};
 use crate::session::ring::AttachedRing;
 
 /// The table; cheap to clone.
@@ -41,8 +42,8 @@ pub(crate) struct SessionSegments {
     bytes: u64,
     inputs: HashMap<SegmentId, InputState>,
     ring: RingState,
-    /// Connections to mem.sock that the session uses.
-    connections: usize,
+    /// The connections to mem.sock that the session uses; they are unclaimed again when it ends.
+    connections: Vec<Claim>,
 }
 
 /// An input segment of a session.
@@ -65,7 +66,8 @@ impl Segments {
     /// Allows a session to attach segments, up to its limit, and to map those with results of its rank's process sets.
     pub(crate) fn open_session(&self, token: SessionToken, rank: Rank, uid: u32, limit_bytes: u64) {
         let (inputs, ring) = (HashMap::new(), RingState::Free);
-        let session = SessionSegments { token, rank, uid, limit_bytes, bytes: 0, inputs, ring, connections: 0 };
+        let session =
+            SessionSegments { token, rank, uid, limit_bytes, bytes: 0, inputs, ring, connections: Vec::new() };
         self.lock().sessions.push(session);
     }
 
@@ -135,11 +137,6 @@ impl Segments {
         self.lock().results.insert(id, ResultSegment { segment, members });
     }
 
-    /// Withdraws a result segment; it is unmapped when the last worker that maps it has left.
-    pub(crate) fn remove_result(&self, id: SegmentId) {
-        self.lock().results.remove(&id);
-    }
-
     fn lock(&self) -> MutexGuard<'_, Tables> {
         // No code panics while it holds the lock in an inconsistent state: every change is a single insert or remove.
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
@@ -162,23 +159,23 @@ impl SessionSegments {
         self.rank
     }
 
-    /// Counts a connection to mem.sock that the session uses.
+    /// Adds a connection to mem.sock that the session uses.
     ///
     /// # Errors
     /// When it has as many as it may.
-    pub(crate) fn add_connection(&mut self) -> Result<(), String> {
-        if self.connections >= CONNECTIONS_PER_SESSION_MAX {
+    pub(crate) fn add_connection(&mut self, place: &Arc<Place>) -> Result<(), String> {
+        if self.connections.len() >= CONNECTIONS_PER_SESSION_MAX {
             return Err(format!(
                 "the session has {CONNECTIONS_PER_SESSION_MAX} connections to mem.sock already; close one of them"
             ));
         }
-        self.connections += 1;
+        self.connections.push(place.claim());
         Ok(())
     }
 
-    /// Counts one less.
-    pub(crate) fn remove_connection(&mut self) {
-        self.connections = self.connections.saturating_sub(1);
+    /// Removes a connection.
+    pub(crate) fn remove_connection(&mut self, place: &Arc<Place>) {
+        self.connections.retain(|claim| !claim.is_of(place));
     }
 
     /// Reserves an input segment.
@@ -268,9 +265,15 @@ const CONNECTIONS_PER_SESSION_MAX: usize = 8;
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    use std::time::{Duration, Instant};
+
     use ronde_shm::Share;
 
     use super::*;
+    use crate::session::gate::{AcceptGate, Admitted};
 
     const LIMIT: u64 = 1 << 20;
     const TOKEN: [u8; 16] = [5; 16];
@@ -286,6 +289,41 @@ mod tests {
         let segments = Segments::default();
         segments.open_session(SessionToken::from_bytes(TOKEN), Rank(0), 7, LIMIT);
         segments
+    }
+
+    #[test]
+    fn connections_are_unclaimed_again_when_their_session_ends() {
+        let gate = AcceptGate::new("test.sock", BTreeSet::from([nix::unistd::geteuid().as_raw()]));
+        let segments = opened();
+        let (_peers, connections): (Vec<_>, Vec<_>) = (0..CONNECTIONS_PER_SESSION_MAX)
+            .map(|_| {
+                let (peer, stream) = UnixStream::pair().expect("sockets");
+                let connection = gate.admit(stream).expect("this process has a uid");
+                with_session(&segments, |session| session.add_connection(connection.place())).expect("room");
+                (peer, connection)
+            })
+            .unzip();
+        let one_more = with_session(&segments, |session| session.add_connection(connections[0].place()));
+        assert!(one_more.is_err_and(|reason| reason.contains("8 connections to mem.sock")));
+        with_session(&segments, |session| {
+            session.remove_connection(connections[0].place());
+            session.add_connection(connections[0].place())
+        })
+        .expect("one was closed");
+        let overdue = || gate.close_overdue(Instant::now() + Duration::from_secs(3_600));
+        let closed = || {
+            let is_closed = |connection: &&Admitted<UnixStream>| {
+                connection.stream().set_nonblocking(true).expect("a socket");
+                let mut stream = connection.stream();
+                matches!(stream.read(&mut [0]), Ok(0))
+            };
+            connections.iter().filter(is_closed).count()
+        };
+        overdue();
+        assert_eq!(closed(), 0, "the session uses them");
+        segments.close_session(&SessionToken::from_bytes(TOKEN));
+        overdue();
+        assert_eq!(closed(), CONNECTIONS_PER_SESSION_MAX);
     }
 
     #[test]
@@ -322,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_has_one_ring_and_a_few_connections() {
+    fn a_session_has_one_ring() {
         let segments = opened();
         let ring = || with_session(&segments, |session| session.reserve_ring(limits::RING_BYTES as u64));
         ring().expect("the first");
@@ -333,16 +371,5 @@ mod tests {
         })
         .expect("it lives");
         ring().expect("it was given back");
-        for _ in 0..CONNECTIONS_PER_SESSION_MAX {
-            with_session(&segments, SessionSegments::add_connection).expect("there is room");
-        }
-        let refused = with_session(&segments, SessionSegments::add_connection);
-        assert!(refused.is_err_and(|reason| reason.contains("8 connections to mem.sock")));
-        with_session(&segments, |session| {
-            session.remove_connection();
-            Ok(())
-        })
-        .expect("it lives");
-        with_session(&segments, SessionSegments::add_connection).expect("one was closed");
     }
 }

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::output::LineWriter;
 
@@ -56,11 +56,12 @@ pub fn message(line: String) -> bool {
     queued
 }
 
-/// Waits until everything is written, for at most a second for each stream.
+/// Waits until everything is written, for at most a second in all.
 pub fn flush() {
-    for stream in [&LOG, &MESSAGES].into_iter().filter_map(OnceLock::get) {
+    let until = Instant::now() + FLUSH_MAX;
+    for stream in [&MESSAGES, &LOG].into_iter().filter_map(OnceLock::get) {
         // What is not read by then is lost with the process.
-        let _ = stream.flush(FLUSH_MAX);
+        let _ = stream.flush(until.saturating_duration_since(Instant::now()));
     }
 }
 

@@ -279,6 +279,8 @@ pub struct Admission {
     pub local_ranks: Vec<Rank>,
     /// The ranks of the operation that this sidecar serves, ascending; they get results.
     pub served: Vec<Rank>,
+    /// The ranks of the whole process set that this sidecar serves, ascending; more than `served` for a message.
+    pub set_served: Vec<Rank>,
     /// The served ranks that have joined, ascending; they contribute zeros and have no request.
     pub joined: Vec<Rank>,
     /// For an eager operation, the contributions of `local_ranks` to each tensor. Empty otherwise.

@@ -22,6 +22,8 @@ pub(crate) struct SetView {
     pub(crate) me: Option<Member>,
     /// The ranks of the set that this sidecar serves, ascending.
     pub(crate) local_ranks: Vec<Rank>,
+    /// The same of the whole set, where these are only some ranks of it.
+    pub(crate) set_local_ranks: Vec<Rank>,
     /// Whether these are the two ranks of a message.
     pub(crate) is_pair: bool,
 }
@@ -31,19 +33,24 @@ impl SetView {
         let me = topology.member(me);
         let local_ranks = me.map(|me| topology.members[me.index()].ranks.clone()).unwrap_or_default();
         let sidecars = topology.members.iter().map(|member| member.sidecar).collect();
-        Self { sidecars, ranks: topology.ranks(), me, local_ranks, topology: Arc::new(topology), is_pair: false }
+        let (ranks, set_local_ranks) = (topology.ranks(), local_ranks.clone());
+        Self { sidecars, ranks, me, local_ranks, set_local_ranks, topology: Arc::new(topology), is_pair: false }
     }
 
     /// The two ranks of a message; `None` when the set lacks one of them, or they are equal.
     pub(crate) fn pair(&self, me: SidecarIndex, pair: Pair) -> Option<Self> {
         let inside = pair.from != pair.to && self.contains(pair.from) && self.contains(pair.to);
-        let restricted = || Self::new(me, self.topology.restricted_to(&[pair.from, pair.to]));
-        inside.then(|| Self { is_pair: true, ..restricted() })
+        inside.then(|| Self { is_pair: true, ..self.restricted(me, &[pair.from, pair.to]) })
     }
 
     /// One rank of the set, which receives from any source; `None` when it is not in the set.
     fn only(&self, me: SidecarIndex, rank: Rank) -> Option<Self> {
-        self.contains(rank).then(|| Self::new(me, self.topology.restricted_to(&[rank])))
+        self.contains(rank).then(|| self.restricted(me, &[rank]))
+    }
+
+    fn restricted(&self, me: SidecarIndex, ranks: &[Rank]) -> Self {
+        let set_local_ranks = self.set_local_ranks.clone();
+        Self { set_local_ranks, ..Self::new(me, self.topology.restricted_to(ranks)) }
     }
 
     pub(crate) fn contains(&self, rank: Rank) -> bool {

@@ -50,6 +50,7 @@ impl Fixture {
             arithmetic,
             plugin: None,
             tensors,
+            set_served: served.clone(),
             served,
             local_ranks,
             joined,
