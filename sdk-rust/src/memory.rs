@@ -13,7 +13,7 @@ use std::time::Duration;
 use ronde_rpc::Claimed;
 use ronde_shm::{
     ArenaConfig, ArenaUsage, LeaseOutcome, LeasedSlot, MemClient, MemClientConfig, OwnedSegment, PeerSegment,
-    SegmentId, SessionToken, Share, Slot, SlotHold, WeakSlot, WorkerArena,
+    SegmentId, SessionToken, Share, ShmError, Slot, SlotHold, WeakSlot, WorkerArena,
 };
 use ronde_wire::limits;
 
@@ -61,11 +61,31 @@ struct Exchange {
 }
 
 impl Exchange {
-    fn client(&mut self) -> Result<&mut MemClient, Error> {
-        match &mut self.client {
-            Some(client) => Ok(client),
-            none => Ok(none.insert(MemClient::connect(&self.socket, self.config)?)),
+    /// Performs one exchange. A connection that failed is not used again. When the sidecar has closed it since the last
+    /// exchange, another one is made at once.
+    fn perform<T>(&mut self, exchange: impl Fn(&mut MemClient) -> Result<T, ShmError>) -> Result<T, Error> {
+        let was_connected = self.client.is_some();
+        let performed = self.attempt(&exchange)?;
+        let performed = match performed {
+            Err(ShmError::PeerClosed { .. }) if was_connected => self.attempt(&exchange)?,
+            performed => performed,
+        };
+        Ok(performed?)
+    }
+
+    fn attempt<T>(
+        &mut self,
+        exchange: &impl Fn(&mut MemClient) -> Result<T, ShmError>,
+    ) -> Result<Result<T, ShmError>, Error> {
+        let client = match &mut self.client {
+            Some(client) => client,
+            none => none.insert(MemClient::connect(&self.socket, self.config)?),
+        };
+        let performed = exchange(client);
+        if performed.as_ref().is_err_and(|error| !matches!(error, ShmError::Refused { .. })) {
+            self.client = None;
         }
+        Ok(performed)
     }
 }
 
@@ -200,7 +220,7 @@ impl Memory {
         if let Some(known) = lock(&self.results).get(&segment) {
             return Ok(Arc::clone(known));
         }
-        let fetched = Arc::new(exchange.client()?.result(&self.token, SegmentId(segment))?);
+        let fetched = Arc::new(exchange.perform(|client| client.result(&self.token, SegmentId(segment)))?);
         lock(&self.results).insert(segment, Arc::clone(&fetched));
         Ok(fetched)
     }
@@ -218,7 +238,7 @@ impl Memory {
         let id = SegmentId(exchange.next);
         let size = usize::try_from(bytes).map_err(|error| Error::Limit { reason: error.to_string() })?;
         let segment = OwnedSegment::create("ronde-input", size, Share::Writable)?;
-        exchange.client()?.attach(&self.token, id, &segment)?;
+        exchange.perform(|client| client.attach(&self.token, id, &segment))?;
         exchange.next += 1;
         self.own.add_segment(id, segment).map_err(|error| Error::Limit { reason: error.to_string() })
     }
