@@ -58,7 +58,7 @@ impl Results {
     /// # Errors
     /// When the limit is reached or the system has no memory; both fail the operation on all ranks. Submissions count
     /// their own size beforehand, and the limit leaves room for what all-gathers add.
-    pub(crate) fn lease(&mut self, ranks: &[Rank], bytes: u64) -> anyhow::Result<ResultSlot> {
+    pub(crate) fn lease(&mut self, ranks: &Arc<[Rank]>, bytes: u64) -> anyhow::Result<ResultSlot> {
         let index = self.arena_of(ranks)?;
         for _ in 0..LEASE_ATTEMPTS {
             let of_ranks = &mut self.arenas[index];
@@ -94,20 +94,19 @@ impl Results {
     }
 
     /// Returns the index of the arena of these ranks, which is created if there is none.
-    fn arena_of(&mut self, ranks: &[Rank]) -> anyhow::Result<usize> {
+    fn arena_of(&mut self, ranks: &Arc<[Rank]>) -> anyhow::Result<usize> {
         if let Some(index) = self.of_ranks.get(ranks) {
             return Ok(*index);
         }
-        let is_all = ranks == self.served;
+        let is_all = **ranks == *self.served;
         let config = ArenaConfig {
             segment_bytes_min: if is_all { SEGMENT_BYTES_MIN } else { PARTIAL_SEGMENT_BYTES_MIN },
             limit_bytes: self.limit_bytes,
             alignment: ALIGNMENT_BYTES,
             setting: "result_bytes_max",
         };
-        let ranks: Arc<[Rank]> = ranks.into();
-        self.arenas.push(RanksArena { arena: Arena::new(config)?, owned: BTreeMap::new(), ranks: Arc::clone(&ranks) });
-        self.of_ranks.insert(ranks, self.arenas.len() - 1);
+        self.arenas.push(RanksArena { arena: Arena::new(config)?, owned: BTreeMap::new(), ranks: Arc::clone(ranks) });
+        self.of_ranks.insert(Arc::clone(ranks), self.arenas.len() - 1);
         Ok(self.arenas.len() - 1)
     }
 
@@ -145,20 +144,23 @@ const LEASE_ATTEMPTS: usize = 2;
 mod tests {
     use super::*;
 
-    const ALL: [Rank; 2] = [Rank(0), Rank(1)];
+    /// All ranks, and one of them.
+    fn ranks() -> (Arc<[Rank]>, Arc<[Rank]>) {
+        ([Rank(0), Rank(1)].into(), [Rank(0)].into())
+    }
 
     fn results(limit_bytes: u64) -> Results {
-        Results::new(limit_bytes, ALL.into(), Segments::default())
+        Results::new(limit_bytes, vec![Rank(0), Rank(1)], Segments::default())
     }
 
     #[test]
     fn sets_with_other_local_ranks_share_no_segment_and_those_with_the_same_share_one() {
-        let mut results = results(64 << 20);
-        let all = results.lease(&ALL, 100).expect("room");
-        let of_one = results.lease(&[Rank(0)], 100).expect("room");
+        let (mut results, (every, single)) = (results(64 << 20), ranks());
+        let all = results.lease(&every, 100).expect("room");
+        let of_one = results.lease(&single, 100).expect("room");
         assert_ne!(all.slot.segment, of_one.slot.segment);
         for _ in 0..100 {
-            let (again, of_one_again) = (results.lease(&ALL, 100), results.lease(&[Rank(0)], 100));
+            let (again, of_one_again) = (results.lease(&every, 100), results.lease(&single, 100));
             let (again, of_one_again) = (again.expect("room"), of_one_again.expect("room"));
             assert_eq!(again.slot.segment, all.slot.segment);
             assert_eq!(of_one_again.slot.segment, of_one.slot.segment);
@@ -173,11 +175,11 @@ mod tests {
 
     #[test]
     fn all_segments_together_have_a_limit() {
-        let mut results = results(20 << 20);
-        let held = results.lease(&ALL, 16 << 20).expect("room");
-        let error = results.lease(&[Rank(1)], 8 << 20).map(drop).expect_err("no room");
+        let (mut results, (every, single)) = (results(20 << 20), ranks());
+        let held = results.lease(&every, 16 << 20).expect("room");
+        let error = results.lease(&single, 8 << 20).map(drop).expect_err("no room");
         assert!(error.to_string().contains("result_bytes_max = 20971520"), "{error}");
         results.release(&held);
-        results.lease(&ALL, 16 << 20).expect("its own segment is free");
+        results.lease(&every, 16 << 20).expect("its own segment is free");
     }
 }

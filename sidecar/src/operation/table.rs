@@ -74,12 +74,9 @@ impl Operations {
         let operation = OpId { epoch: admission.epoch, seq: admission.seq };
         let mut tensors = Vec::with_capacity(admission.tensors.len());
         for (index, tensor) in admission.tensors.iter().enumerate() {
-            for admitted in &tensor.requests {
-                sessions.note_operation(admitted.rank, admitted.request, operation);
-            }
             match self.lease_outputs(admission, tensor, sessions) {
                 Ok(outputs) => {
-                    let mut input = |of: &AdmittedRequest| (of.rank, sessions.input(of.rank, of.request));
+                    let mut input = |of: &AdmittedRequest| (of.rank, sessions.input(of.rank, of.request, operation));
                     let inputs = match admission.contributions.get(index) {
                         Some(came) => contributed(admission, came),
                         None => tensor.requests.iter().map(&mut input).collect(),
@@ -108,6 +105,7 @@ impl Operations {
         tensor: &AdmittedTensor,
         sessions: &mut Sessions,
     ) -> anyhow::Result<Vec<(Option<Rank>, Destination)>> {
+        let operation = OpId { epoch: admission.epoch, seq: admission.seq };
         let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
         let mut outputs: Vec<(Option<Rank>, Destination)> = Vec::new();
         for wanted in &tensor.requests {
@@ -117,7 +115,7 @@ impl Operations {
             if bytes == 0 {
                 continue;
             }
-            if let Some(output) = sessions.output(wanted.rank, wanted.request, bytes) {
+            if let Some(output) = sessions.output(wanted.rank, wanted.request, bytes, operation) {
                 outputs.push((key, Destination::Worker(output)));
             } else if let Some(readers) = outputs.iter_mut().find_map(|output| readers_of(output, key)) {
                 readers.push(wanted.rank);

@@ -348,23 +348,19 @@ impl Sessions {
 }
 
 impl Sessions {
-    /// Notes the operation that performs a request.
-    pub(crate) fn note_operation(&mut self, rank: Rank, request: RequestId, operation: OpId) {
-        if let Some(pending) = self.pending_mut(rank, request) {
-            pending.operation = Some(operation);
-        }
+    /// Returns the contribution of a request, and notes the operation whose lanes read it.
+    pub(crate) fn input(&mut self, rank: Rank, request: RequestId, operation: OpId) -> Input {
+        let Some(pending) = self.pending_mut(rank, request) else { return Input::None };
+        pending.operation = Some(operation);
+        pending.input.clone()
     }
 
-    /// Returns the contribution of a request.
-    pub(crate) fn input(&mut self, rank: Rank, request: RequestId) -> Input {
-        self.pending_mut(rank, request).map_or(Input::None, |pending| pending.input.clone())
-    }
-
-    /// Returns the location that the rank named for a result of this many bytes, and marks that the result goes there.
-    pub(crate) fn output(&mut self, rank: Rank, request: RequestId, bytes: u64) -> Option<Output> {
+    /// Returns the location that the rank named for a result of this many bytes. Marks that the result goes there, and
+    /// notes the operation whose lanes write it.
+    pub(crate) fn output(&mut self, rank: Rank, request: RequestId, bytes: u64, operation: OpId) -> Option<Output> {
         let pending = self.pending_mut(rank, request)?;
         let output = pending.output.clone().filter(|output| output.bytes == bytes)?;
-        pending.in_output = true;
+        (pending.in_output, pending.operation) = (true, Some(operation));
         Some(output)
     }
 }

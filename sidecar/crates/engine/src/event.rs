@@ -280,7 +280,7 @@ pub struct Admission {
     /// The ranks of the operation that this sidecar serves, ascending; they get results.
     pub served: Vec<Rank>,
     /// The ranks of the whole process set that this sidecar serves, ascending; more than `served` for a message.
-    pub set_served: Vec<Rank>,
+    pub set_served: Arc<[Rank]>,
     /// The served ranks that have joined, ascending; they contribute zeros and have no request.
     pub joined: Vec<Rank>,
     /// For an eager operation, the contributions of `local_ranks` to each tensor. Empty otherwise.

@@ -57,7 +57,7 @@ fn unclaimed_connections_have_a_deadline() {
     assert!(is_closed(&silent) && !is_closed(&used));
     drop(claim);
     gate.close_overdue(Instant::now());
-    assert!(!is_closed(&used), "its time begins anew");
+    assert!(!is_closed(&used), "its deadline starts over");
     gate.close_overdue(Instant::now() + UNCLAIMED_FOR_MAX);
     assert!(is_closed(&used));
 }

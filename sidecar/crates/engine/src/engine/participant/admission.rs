@@ -113,7 +113,7 @@ impl Template {
             tensors,
             local_ranks: self.local_ranks.clone(),
             served: view.local_ranks.clone(),
-            set_served: view.set_local_ranks.clone(),
+            set_served: Arc::clone(&view.set_local_ranks),
             joined,
             contributions: Vec::new(),
         })

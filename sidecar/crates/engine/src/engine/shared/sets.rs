@@ -23,7 +23,7 @@ pub(crate) struct SetView {
     /// The ranks of the set that this sidecar serves, ascending.
     pub(crate) local_ranks: Vec<Rank>,
     /// The same of the whole set, where these are only some ranks of it.
-    pub(crate) set_local_ranks: Vec<Rank>,
+    pub(crate) set_local_ranks: Arc<[Rank]>,
     /// Whether these are the two ranks of a message.
     pub(crate) is_pair: bool,
 }
@@ -33,7 +33,7 @@ impl SetView {
         let me = topology.member(me);
         let local_ranks = me.map(|me| topology.members[me.index()].ranks.clone()).unwrap_or_default();
         let sidecars = topology.members.iter().map(|member| member.sidecar).collect();
-        let (ranks, set_local_ranks) = (topology.ranks(), local_ranks.clone());
+        let (ranks, set_local_ranks) = (topology.ranks(), local_ranks.as_slice().into());
         Self { sidecars, ranks, me, local_ranks, set_local_ranks, topology: Arc::new(topology), is_pair: false }
     }
 
@@ -49,7 +49,7 @@ impl SetView {
     }
 
     fn restricted(&self, me: SidecarIndex, ranks: &[Rank]) -> Self {
-        let set_local_ranks = self.set_local_ranks.clone();
+        let set_local_ranks = Arc::clone(&self.set_local_ranks);
         Self { set_local_ranks, ..Self::new(me, self.topology.restricted_to(ranks)) }
     }
 

@@ -50,7 +50,7 @@ impl Fixture {
             arithmetic,
             plugin: None,
             tensors,
-            set_served: served.clone(),
+            set_served: served.as_slice().into(),
             served,
             local_ranks,
             joined,

@@ -76,7 +76,7 @@ fn admission(epoch: Epoch, seq: Seq) -> Arc<Admission> {
         tensors: Vec::new(),
         local_ranks: vec![Rank(0)],
         served: vec![Rank(0)],
-        set_served: vec![Rank(0)],
+        set_served: [Rank(0)].into(),
         joined: Vec::new(),
         contributions: Vec::new(),
     })

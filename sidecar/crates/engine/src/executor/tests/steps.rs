@@ -30,7 +30,7 @@ fn perform(layout: Layout, rounds: Vec<Round>, memory: &mut PlainMemory) -> Vec<
         tensors: Vec::new(),
         local_ranks: vec![Rank(0), Rank(1), Rank(3)],
         served: vec![Rank(0), Rank(1), Rank(3)],
-        set_served: vec![Rank(0), Rank(1), Rank(3)],
+        set_served: [Rank(0), Rank(1), Rank(3)].into(),
         joined: vec![Rank(1)],
         contributions: Vec::new(),
     };

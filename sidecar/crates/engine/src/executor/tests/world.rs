@@ -196,7 +196,7 @@ impl Net {
                 tensors: job.admitted_tensors(),
                 local_ranks: topology.members[me.index()].ranks.clone(),
                 served: topology.members[me.index()].ranks.clone(),
-                set_served: topology.members[me.index()].ranks.clone(),
+                set_served: topology.members[me.index()].ranks.as_slice().into(),
                 joined: topology.members[me.index()].ranks.iter().copied().filter(|r| job.joined.contains(r)).collect(),
                 topology: Arc::new(topology.clone()),
                 contributions: Vec::new(),
