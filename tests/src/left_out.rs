@@ -20,3 +20,16 @@ pub fn note(what: &str, test: &str, why: &str) {
         panic!("cannot write to RONDE_LEFT_OUT, {}: {error}", path.display());
     }
 }
+
+/// Whether a test is skipped because this user is not root; it is reported then.
+///
+/// # Panics
+/// When RONDE_REQUIRE names `root`.
+#[must_use]
+pub fn without_root(test: &str, why: &str) -> bool {
+    let is_skipped = !nix::unistd::geteuid().is_root();
+    if is_skipped {
+        note("root", test, why);
+    }
+    is_skipped
+}

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use ronde_rpc::v1;
 use ronde_rpc::v1::client_message;
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Process, Sidecar, Worker, ronde_binary};
+use ronde_tests::left_out::without_root;
 use ronde_tests::raw::{RawSession, WELL_BEHAVED, claim};
 use ronde_tests::script::Answer;
 use ronde_transport::{
@@ -78,8 +79,7 @@ fn open_to_all(cluster: &Cluster) -> Result<()> {
 
 #[test]
 fn a_worker_of_another_user_is_refused() -> Result<()> {
-    if !nix::unistd::geteuid().is_root() {
-        eprintln!("LEFT OUT: a_worker_of_another_user_is_refused needs root to become another user");
+    if without_root("a_worker_of_another_user_is_refused", "only root can become another user") {
         return Ok(());
     }
     let mut cluster = Plan::of(&[0, 1]).sidecars(WORKER)?;
