@@ -11,7 +11,7 @@ use std::time::Duration;
 use fake::{Fake, Settings};
 use ronde::blocking::{self, Progress};
 use ronde::{
-    Blame, Cause, Client, Error, Operation, Options, ReduceOp, ReduceOptions, Ring, Tensor, TensorRef, Transfer,
+    Blame, Cause, Client, DType, Error, Operation, Options, ReduceOp, ReduceOptions, Ring, Tensor, TensorRef, Transfer,
 };
 
 /// How tensors and messages reach the sidecar.
@@ -82,6 +82,20 @@ fn every_result_in_shared_memory_is_released_once() {
         let count = |word: &str| fake.received().iter().filter(|received| *received == word).count();
         assert_eq!(count("release"), 5);
         assert_eq!(count("goodbye"), 1);
+    }
+}
+
+#[test]
+fn a_connection_for_segments_that_the_sidecar_closed_is_replaced() {
+    for path in SHARED_MEMORY_PATHS {
+        let fake = Fake::start(Settings { exchanges_max: 1, ..Settings::default() });
+        let client = connect(&fake, path);
+        let (values, shape) = (numbers(5 << 20), [5 << 20]);
+        // Three exchanges: a segment for the buffer, one for the input, and the one with the result.
+        let kept = client.buffer(DType::F32, &shape).expect("memory");
+        let all = client.allgather(None, TensorRef::of(&shape, &values).expect("a tensor")).expect("a result");
+        assert_eq!(all.to_vec::<f32>().expect("floats"), values);
+        drop(kept);
     }
 }
 

@@ -47,6 +47,8 @@ pub(crate) struct Settings {
     pub(crate) rings: bool,
     /// Requests with this word in their name are never answered.
     pub(crate) never: &'static str,
+    /// How many segments are exchanged over a connection before the sidecar closes it.
+    pub(crate) exchanges_max: usize,
 }
 
 impl Default for Settings {
@@ -60,6 +62,7 @@ impl Default for Settings {
             peer_timeout_ms: 60_000,
             rings: true,
             never: "never",
+            exchanges_max: usize::MAX,
         }
     }
 }
@@ -72,7 +75,7 @@ impl Fake {
         std::fs::write(paths::token_file(directory.path(), RANK), [7; TOKEN_BYTES]).expect("a token file");
         let shared = Arc::new(Shared::default());
         let log = Arc::clone(&shared.log);
-        serve_memory(directory.path(), Arc::clone(&shared));
+        serve_memory(directory.path(), Arc::clone(&shared), settings.exchanges_max);
         let socket = paths::rpc_socket(directory.path());
         server.block_on(async {
             let listener = UnixListener::bind(socket).expect("a socket");
@@ -186,17 +189,21 @@ impl Shared {
     }
 }
 
-fn serve_memory(directory: &Path, shared: Arc<Shared>) {
+fn serve_memory(directory: &Path, shared: Arc<Shared>, exchanges_max: usize) {
     let socket: PathBuf = paths::mem_socket(directory);
     let listener = StdUnixListener::bind(socket).expect("a socket");
     std::thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
             let mut host = Host(Arc::clone(&shared));
             std::thread::spawn(move || {
-                while matches!(
-                    serve_one(&stream, &mut host),
-                    Ok(ServeOutcome::Granted(_) | ServeOutcome::Refused { .. } | ServeOutcome::Idle)
-                ) {}
+                let mut exchanges = 0;
+                while exchanges < exchanges_max {
+                    match serve_one(&stream, &mut host) {
+                        Ok(ServeOutcome::Granted(_)) => exchanges += 1,
+                        Ok(ServeOutcome::Refused { .. } | ServeOutcome::Idle) => {}
+                        _ => break,
+                    }
+                }
             });
         }
     });

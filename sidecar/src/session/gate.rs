@@ -79,6 +79,10 @@ impl AcceptGate {
             .inspect_err(|error| tracing::warn!(socket = self.inner.socket, %error, "a peer has no credentials"))
             .ok()?
             .uid();
+        Some(self.admit_user(stream, uid))
+    }
+
+    fn admit_user<S: AsRawFd>(&self, stream: S, uid: u32) -> Admitted<S> {
         let of_user = Some(uid).filter(|uid| self.inner.allowed.contains(uid));
         let mut table = self.lock();
         table.failures = 0;
@@ -89,7 +93,7 @@ impl AcceptGate {
         table.close_over(of_user, self.inner.share);
         drop(table);
         let place = Place { gate: self.clone(), number, uid, claims: AtomicUsize::new(0) };
-        Some(Admitted { place: Arc::new(place), unclaimed_bytes: 0, stream })
+        Admitted { place: Arc::new(place), unclaimed_bytes: 0, stream }
     }
 
     /// Notes that accepting failed, for example for want of descriptors; wait for [`ACCEPT_PAUSE`] before another try.

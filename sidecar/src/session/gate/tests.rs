@@ -40,10 +40,20 @@ fn the_oldest_unclaimed_connection_makes_room_within_its_users_share() {
 
 #[test]
 fn users_that_are_not_allowed_share_few_places_and_take_none_of_the_others() {
-    let gate = AcceptGate::new("test.sock", (100_000..100_063).collect());
-    let (_peers, connections): (Vec<_>, Vec<_>) = (0..SHARE_MIN + 1).map(|_| connected(&gate)).unzip();
-    assert_eq!(connections.iter().map(is_closed).collect::<Vec<_>>(), [&[true][..], &[false; SHARE_MIN]].concat());
-    assert!(connections.iter().all(|connection| connection.place().uid() == own_uid()));
+    const ALLOWED: u32 = 100_000;
+    let gate = AcceptGate::new("test.sock", (ALLOWED..ALLOWED + 63).collect());
+    let connected = |uid| {
+        let (peer, stream) = StdStream::pair().expect("sockets");
+        (peer, gate.admit_user(stream, uid))
+    };
+    // Each of the strangers is another user.
+    let users = (0..).map(|stranger| 200_000 + stranger).take(SHARE_MIN + 1);
+    let (_a, allowed): (Vec<_>, Vec<_>) = (0..SHARE_MIN).map(|_| connected(ALLOWED)).unzip();
+    let (_b, strangers): (Vec<_>, Vec<_>) = users.map(connected).unzip();
+    assert_eq!(strangers.iter().map(is_closed).collect::<Vec<_>>(), [&[true][..], &[false; SHARE_MIN]].concat());
+    assert!(!allowed.iter().any(is_closed), "the strangers have one share together");
+    let _one_more = connected(ALLOWED);
+    assert!(is_closed(&allowed[0]) && !strangers[1..].iter().any(is_closed), "each user has a share");
 }
 
 #[test]

@@ -155,9 +155,15 @@ impl Form {
         };
         let target = format!("sidecar {sidecar}");
         // Not all that a process writes is its own doing: the system's loader and allocator have other forms.
+        let is_its_own = |line: &str| serde_json::from_str::<LogOrigin<'_>>(line).is_ok_and(|own| own.is(job, sidecar));
         let line = |line: &str| {
-            let is_its_own = serde_json::from_str::<LogOrigin<'_>>(line).is_ok_and(|own| own.is(job, sidecar));
-            if is_its_own { line.to_owned() } else { json_line("WARN", job, Some(sidecar), &target, line) }
+            if is_its_own(line) {
+                return line.to_owned();
+            }
+            // Before its start a sidecar does not know who it is.
+            let started = format!("\"job\":{},\"sidecar\":{sidecar}", serde_json::Value::from(job.as_str()));
+            let named = line.replacen("\"job\":null,\"sidecar\":null", &started, 1);
+            if is_its_own(&named) { named } else { json_line("WARN", job, Some(sidecar), &target, line) }
         };
         text.lines().map(|text| line(text) + "\n").collect()
     }
@@ -277,7 +283,15 @@ mod tests {
         let form = Form { timestamps: false, json_of_job: Some("run-1".to_owned()) };
         let own = "{\"job\":\"run-1\",\"sidecar\":3,\"message\":\"m\"}";
         assert_eq!(form.log(3, own), format!("{own}\n"));
+        let early = logs::json_line(
+            &logs::Head { level: "WARN", job: None, sidecar: None, target: "t", message: "early" },
+            &[],
+        );
+        let line: serde_json::Value = serde_json::from_str(&form.log(3, &early)).expect("JSON");
+        assert_eq!((&line["job"], &line["sidecar"]), (&"run-1".into(), &3.into()));
+        assert_eq!((&line["message"], &line["target"]), (&"early".into(), &"t".into()));
         for forged in [
+            "{\"message\":\"\\\"job\\\":null,\\\"sidecar\\\":null\"}",
             "{\"job\":\"run-1\",\"sidecar\":0,\"message\":\"m\"}",
             "{\"job\":\"run-2\",\"sidecar\":3,\"message\":\"m\"}",
             "{\"job\":\"run-1\",\"target\":\"ronde::run\",\"message\":\"m\"}",

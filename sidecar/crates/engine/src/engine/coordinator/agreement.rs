@@ -86,7 +86,7 @@ impl Agreement {
                     return Ok(());
                 }
                 let key = TensorKey { set, name };
-                self.void(cx, &view, rank, &key, &failure, group);
+                self.void(cx, &view, rank, &key, &failure, group)?;
                 self.match_message(cx, set, &key.name);
                 Ok(())
             }
@@ -154,6 +154,7 @@ impl Agreement {
                 due.unwrap_or(0)
             ));
         }
+        self.check_ended(&key, rank)?;
         let joins = what.collective == Collective::Join && key.set == SetId::WORLD;
         let operation = operation(&what.collective);
         match self.negotiation.announce(cx.now, &view, rank, submission) {
@@ -174,6 +175,16 @@ impl Agreement {
             }
             Announced::Contradiction => Err(format!("announces tensor {} of {} twice for {rank}", key.name, key.set)),
         }
+    }
+
+    /// Checks that the earlier request of this name may have ended at the rank's sidecar. Otherwise the name would get
+    /// a second round, whose rejection would reach other ranks before the order of the first.
+    fn check_ended(&self, key: &TensorKey, rank: Rank) -> Result<(), Violation> {
+        if !self.ordering.waits(key) && !self.groups.waits(key) {
+            return Ok(());
+        }
+        let TensorKey { set, name } = key;
+        Err(format!("announces tensor {name} of {set} for {rank} before its earlier request is ordered or rejected"))
     }
 
     /// A rank joins: names that waited only for it are complete now.
@@ -244,12 +255,15 @@ impl Agreement {
         key: &TensorKey,
         failure: &Failure,
         group: Option<Group>,
-    ) {
+    ) -> Result<(), Violation> {
         // A withdrawal that comes too late must not affect the name's next round.
         let (cause, verb) = match failure.cause {
             Cause::TimedOut => (VoidCause::Withdrawn, "was withdrawn"),
             _ => (VoidCause::Refused, "was refused"),
         };
+        if cause == VoidCause::Refused {
+            self.check_ended(key, rank)?;
+        }
         let why = &failure.reason;
         let reason = format!("the request of {rank} for tensor {} of {} {verb}: {why}", key.name, key.set);
         let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(key.name.clone());
@@ -273,6 +287,7 @@ impl Agreement {
                 self.fatal = Some(Failure::new(Cause::Bug, reason).with_rank(rank));
             }
         }
+        Ok(())
     }
 
     /// A round was rejected: its groups continue without it, and its joins are undone.

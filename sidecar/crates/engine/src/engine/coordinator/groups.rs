@@ -107,6 +107,11 @@ impl Groups {
         Ok(self.release(&key))
     }
 
+    /// Whether a tensor is ready and waits for others of its group.
+    pub(crate) fn waits(&self, key: &TensorKey) -> bool {
+        self.ready_in.contains_key(key)
+    }
+
     /// Removes a ready tensor that waits for others of its group; it counts as rejected.
     pub(crate) fn withdraw(&mut self, key: &TensorKey) -> Option<Ready> {
         let uses = self.uses.get_mut(&self.ready_in.remove(key)?)?;

@@ -20,7 +20,7 @@ use super::repetition::Repetition;
 use crate::engine::shared::context::Context;
 use crate::engine::shared::sets::SetView;
 use crate::engine::shared::shapes::{Results, element_bytes, ordered_tensor, work, work_kind};
-use crate::engine::shared::{RankContributions, RankRequests};
+use crate::engine::shared::{RankContributions, RankRequests, TensorKey};
 use crate::engine::shared::{eager, planning};
 use crate::trace::Trace;
 
@@ -28,6 +28,8 @@ use crate::trace::Trace;
 #[derive(Debug, Default)]
 pub(crate) struct Ordering {
     queues: BTreeMap<Scope, Queue>,
+    /// The tensors of all queues.
+    waiting: BTreeSet<TensorKey>,
     in_flight: BTreeMap<Seq, (Scope, SidecarIndex)>,
     last: Seq,
     /// Operations with a plugin that were ordered since they were last taken.
@@ -57,6 +59,7 @@ impl Ordering {
     /// Appends a tensor to the queue of its scope.
     pub(crate) fn push(&mut self, view: &Arc<SetView>, tensor: ReadyTensor) {
         let scope = Scope { set: view.topology.set, pair: pair_of(&tensor) };
+        self.waiting.insert(TensorKey::new(scope.set, &tensor.tensor.name));
         let (eager, ready) = (VecDeque::new(), VecDeque::new());
         let new = || Queue { view: Arc::clone(view), eager, ready, in_flight: 0 };
         let queue = self.queues.entry(scope).or_insert_with(new);
@@ -77,6 +80,7 @@ impl Ordering {
             queue.eager.clear();
             queue.ready.clear();
         }
+        self.waiting.retain(|key| key.set != set);
         self.drop_idle();
     }
 
@@ -89,6 +93,7 @@ impl Ordering {
                 let (stranded, kept) = std::mem::take(of_kind).into_iter().partition(without);
                 *of_kind = kept;
                 let stranded: VecDeque<ReadyTensor> = stranded;
+                forget(&mut self.waiting, SetId::WORLD, &stranded);
                 taken.extend(stranded.into_iter().map(|tensor| Ready { view: Arc::clone(&queue.view), tensor }));
             }
         }
@@ -100,6 +105,7 @@ impl Ordering {
         for (&scope, queue) in &mut self.queues {
             while !queue.eager.is_empty() {
                 let bucket = next_bucket(&mut queue.eager, cx.config.fusion_threshold_bytes);
+                forget(&mut self.waiting, scope.set, &bucket);
                 self.last.0 += 1;
                 repetition.ordered(cx.now, &queue.view, &bucket);
                 // It is over when the order arrives, so no member reports it.
@@ -110,6 +116,7 @@ impl Ordering {
                 if bucket.is_empty() {
                     break;
                 }
+                forget(&mut self.waiting, scope.set, &bucket);
                 self.last.0 += 1;
                 queue.in_flight += 1;
                 repetition.ordered(cx.now, &queue.view, &bucket);
@@ -152,6 +159,11 @@ impl Ordering {
         self.last = self.last.max(last);
     }
 
+    /// Whether a tensor is ready and not ordered.
+    pub(crate) fn waits(&self, key: &TensorKey) -> bool {
+        self.waiting.contains(key)
+    }
+
     /// Tensors that are ready, with their sets.
     pub(crate) fn ready(&self) -> impl Iterator<Item = (SetId, &ReadyTensor)> {
         self.queues.iter().flat_map(|(scope, queue)| queue.tensors().map(|tensor| (scope.set, tensor)))
@@ -168,6 +180,7 @@ impl Ordering {
             queue.eager.clear();
             queue.ready.clear();
         }
+        self.waiting.clear();
         self.drop_idle();
     }
 
@@ -190,6 +203,13 @@ impl Ordering {
 impl Queue {
     fn tensors(&self) -> impl Iterator<Item = &ReadyTensor> {
         self.eager.iter().chain(&self.ready)
+    }
+}
+
+/// Removes tensors that wait no longer.
+fn forget<'a>(waiting: &mut BTreeSet<TensorKey>, set: SetId, tensors: impl IntoIterator<Item = &'a ReadyTensor>) {
+    for tensor in tensors {
+        waiting.remove(&TensorKey::new(set, &tensor.tensor.name));
     }
 }
 

@@ -3,10 +3,10 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use ronde_wire::control::{Announcement, Intent};
-use ronde_wire::{Activity, Cause, Control, Epoch, Failure, Rank, RequestId, Seq, SidecarIndex};
+use ronde_wire::{Activity, Cause, Control, Epoch, Failure, Group, Rank, RequestId, Seq, SetId, SidecarIndex, limits};
 
 use super::arbitrary::{PLACEMENT, control, number, request, small};
-use super::cluster::{Cluster, sum};
+use super::cluster::{Cluster, name, sum};
 use super::plugins::{coded, topk};
 use crate::event::Event;
 
@@ -131,4 +131,51 @@ fn an_unknown_sidecar_is_disconnected_and_changes_nothing() {
     cluster.run();
     assert_eq!(cluster.disconnects.len(), 2);
     assert!(cluster.is_pending(pending) && cluster.ended.is_empty());
+}
+
+/// A request that is complete on all ranks, but waits for operations in flight or for the rest of its group.
+fn waiting_for_its_order(in_group: bool) -> (Cluster, Vec<RequestId>) {
+    let mut cluster = Cluster::new(&[0, 1, 2]).started();
+    cluster.executes = false;
+    let mut what = sum("t", &[4]);
+    if in_group {
+        what.group = Some(Group { name: name("g"), size: 2 });
+    } else {
+        for operation in 0..limits::BUCKETS_IN_FLIGHT {
+            cluster.submit_all(&sum(&format!("busy.{operation}"), &[4]));
+            cluster.run();
+        }
+    }
+    let waiting = cluster.submit_all(&what);
+    cluster.run();
+    (cluster, waiting)
+}
+
+#[test]
+fn a_second_announcement_of_a_request_that_waits_for_its_order_breaks_the_protocol() {
+    let void = |cause| Intent::Void {
+        set: SetId::WORLD,
+        name: name("t"),
+        failure: Failure::new(cause, "refused"),
+        group: None,
+    };
+    let again = [Intent::Ready(sum("t", &[4])), void(Cause::Refused)];
+    for (in_group, intent) in again.iter().flat_map(|intent| [(false, intent), (true, intent)]) {
+        let announcements = vec![Announcement::new(Rank(2), intent.clone())];
+        let (mut cluster, waiting) = waiting_for_its_order(in_group);
+        cluster.control(0, 2, (1, 0), Control::Announce { announcements });
+        cluster.run();
+        let text = "before its earlier request is ordered or rejected";
+        assert!(cluster.disconnects.iter().any(|(at, who, why)| (*at, who.0) == (0, 2) && why.contains(text)));
+        for (rank, request) in (0..2).zip(waiting) {
+            let failure = cluster.failure(rank, request);
+            assert_eq!(failure.cause, Cause::SidecarLost, "{failure}");
+            assert!(failure.reason.starts_with("sidecar 2 (rank 2) is lost"), "{failure}");
+        }
+    }
+    // A timeout at that moment is legitimate.
+    let (mut cluster, waiting) = waiting_for_its_order(false);
+    cluster.withdraw(2, waiting[2]);
+    cluster.run();
+    assert!(cluster.disconnects.is_empty() && cluster.ended.is_empty());
 }
