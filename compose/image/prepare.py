@@ -1,6 +1,6 @@
 """Prepares a pod for its sidecar: writes its configuration, and copies its credentials so that the sidecar accepts them.
 
-    python3 prepare.py [--credentials DIR] [--files-of-others] [--follow] OUT
+    python3 prepare.py [--credentials DIR] [--files-of-others] [--tools DIR] [--follow] OUT
 
 Files of a Secret belong to root, and a sidecar rejects keys of another user (docs/KEYS.md). So this runs as the
 sidecar's user, in an init container that alone mounts the Secret, and copies what this pod's sidecar needs to OUT, a
@@ -13,6 +13,7 @@ OUT/sidecar.toml             for `ronde sidecar --config`
 OUT/credentials/             job-secret, or cert.pem, key.pem and ca.pem; mode 0400
 
 --files-of-others  another program fills OUT/credentials, such as spiffe-helper; nothing is copied
+--tools DIR        copy workers.py and what it imports to DIR, so that images of workers need nothing but python3 and ronde
 --follow           continue to copy whenever the files change, for certificates that are renewed; never ends
 """
 
@@ -22,6 +23,7 @@ import argparse
 import json
 import os
 import pathlib
+import shutil
 import signal
 import sys
 import time
@@ -31,6 +33,7 @@ from pod import Pod, PodError
 
 SECRET = "job-secret"
 CERTIFICATES = ["cert.pem", "key.pem", "ca.pem"]
+TOOLS = ["workers.py", "pod.py"]
 # Larger than any key, certificate or list of authorities that a sidecar reads.
 FILE_BYTES_MAX = 256 << 10
 # The kubelet itself takes about a minute to update a mounted Secret.
@@ -43,6 +46,7 @@ def main() -> int:
     parser.add_argument("out", type=pathlib.Path, metavar="OUT")
     parser.add_argument("--credentials", type=pathlib.Path, default="/secret", metavar="DIR")
     parser.add_argument("--files-of-others", action="store_true")
+    parser.add_argument("--tools", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--follow", action="store_true")
     arguments = parser.parse_args()
     # The first process of a container ignores signals without a handler.
@@ -52,7 +56,10 @@ def main() -> int:
         files = {} if arguments.files_of_others else files_of(arguments.credentials, this.index)
         copy(files, arguments.out / "credentials")
         write(arguments.out / "sidecar.toml", configuration(this, arguments.out, SECRET in files).encode(), 0o444)
-        print(f"sidecar {this.index} of {this.nodes} of job {this.job}: ranks {list(this.ranks)}, peers {this.peers}")
+        print(f"job {this.job}, sidecar {this.index} of {this.nodes}: ranks {list(this.ranks)}, peers {', '.join(this.peers)}")
+        if arguments.tools:
+            for name in TOOLS:
+                shutil.copyfile(pathlib.Path(__file__).with_name(name), arguments.tools / name)
         if arguments.follow:
             follow(arguments.credentials, this.index, arguments.out / "credentials", files)
     except (PodError, OSError) as error:

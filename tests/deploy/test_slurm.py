@@ -179,3 +179,16 @@ def test_a_wrong_environment_is_explained(changes: dict[str, str], words: str, a
     assert words in done.stderr
     assert allocation.calls() == []
     assert allocation.left() == []
+
+
+def test_the_launcher_starts_the_job_by_srun(allocation: Allocation, ronde: str) -> None:
+    """Without a secret on a disk: certificates travel over the pipes of srun."""
+    nodes = json.loads(allocation.environment["STUB_NODES"])
+    shell = ROOT / "compose" / "slurm" / "remote-shell"
+    job = [ronde, "run", "-np", "4", "-H", "alpha:2,beta:2", "--remote-shell", str(shell), *TRAIN]
+    done = run([*nodes[0]["enter"], *job], TIMEOUT_S, env=allocation.environment)
+    assert done.returncode == 0, done.stderr
+    lines = "\n".join(line.split(":", 1)[1] for line in done.stdout.splitlines())
+    assert [(result["rank"], result["local_rank"]) for result in results(lines)] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    assert [call[call.index("bash") - 1] for call in allocation.calls()] == ["--nodelist=beta"]
+    assert allocation.left() == []

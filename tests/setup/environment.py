@@ -102,7 +102,9 @@ def make(stage: str, folder: pathlib.Path) -> None:
 
 def location(kind: str) -> pathlib.Path:
     """The folder of the environment of this Python and these requirements."""
-    key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {torch_home()}".encode())
+    # Only the first one links torch: the others are the same for whichever Python of this base asks.
+    home = torch_home() if kind == "python" else None
+    key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {home}".encode())
     for stage in ENVIRONMENTS[kind]:
         if stage not in UNNAMED_STAGES:
             key.update(requirements_of(stage).read_bytes())
