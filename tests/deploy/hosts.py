@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 
 from ronde.bench import network
+
+# What containers run: Python with its packages, the program with its plugins, and this checkout.
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = pathlib.Path(os.environ.get("RONDE_BIN", "/usr/bin/ronde")).resolve()
+PROGRAMS = sorted({sys.base_prefix, sys.prefix, str(BINARY.parent), str(ROOT)})
 
 
 class Hosts(network.Network):
@@ -33,13 +40,32 @@ class Hosts(network.Network):
         mounts -- (folder or file, place, options) that the command finds there
         """
         bind = [(str(self._folder / name), f"/etc/{name}", "") for name in ("hosts", "nsswitch.conf")]
-        lines = ["set -e", f"hostname {self.names[host][0]}"]
+        lines = ["set -e", f"hostname {self.names[host][0].split('.')[0]}"]
+        if any(place.startswith("/run/") for _, place, _ in mounts):
+            # Places that do not exist here are made in a folder that nobody else sees.
+            lines.append("mount -t tmpfs -o mode=755 tmpfs /run")
+            lines.extend(f"mkdir -p {shlex.quote(place)}" for _, place, _ in mounts if place.startswith("/run/"))
+            lines.extend(opened(PROGRAMS))
         for source, place, options in [*bind, *mounts]:
             lines.append(f"mount --bind {shlex.quote(source)} {shlex.quote(place)}")
             if options:
                 lines.append(f"mount -o remount,bind,{options} {shlex.quote(place)}")
         script = "\n".join([*lines, 'exec "$@"'])
         return super().on(host, ["unshare", "--mount", "--uts", "sh", "-c", script, "sh", *command])
+
+
+def opened(folders: Sequence[str]) -> list[str]:
+    """The lines of a script that let every user reach these folders: those above them that only their owner may enter
+    are replaced by others, which contain nothing else."""
+    closed = {folder: next((p for p in reversed(pathlib.Path(folder).parents) if not p.stat().st_mode & 1), None) for folder in folders}
+    wanted = [folder for folder in folders if closed[folder] is not None]
+    kept = [f"/run/kept-{number}" for number in range(len(wanted))]
+    lines = [f"mkdir {place}\nmount --bind {shlex.quote(folder)} {place}" for folder, place in zip(wanted, kept)]
+    for above in {str(closed[folder]) for folder in wanted}:
+        lines.append(f"mount -t tmpfs -o mode=755 tmpfs {shlex.quote(above)}")
+    for folder, place in zip(wanted, kept):
+        lines.append(f"mkdir -p {shlex.quote(folder)}\nmount --move {place} {shlex.quote(folder)}")
+    return lines
 
 
 def run(command: Sequence[str], timeout_s: float, **options: object) -> subprocess.CompletedProcess[str]:

@@ -58,6 +58,9 @@ volumeMounts:
 
 {{- /* Everything of a pod but what the forms differ in: its name in DNS, and who sets its index. */}}
 {{- define "ronde.podSpec" -}}
+{{- if eq (int .Values.sidecar.uid) (int .Values.worker.uid) }}
+{{- fail "sidecar.uid and worker.uid are equal; give the sidecar a user of its own, so that workers cannot read its keys" }}
+{{- end -}}
 restartPolicy: Never
 # Neither workers nor sidecars call the API of Kubernetes.
 automountServiceAccountToken: false
