@@ -69,7 +69,9 @@ def of_environment(environment: Mapping[str, str]) -> Pod:
     """
     job = environment.get("RONDE_JOB", "")
     if not JOB_NAME.fullmatch(job):
-        raise PodError(f"RONDE_JOB is {job!r}; set it to the job's name: 1 to 63 characters of a-z, 0-9, '-', '_' and '.'")
+        raise PodError(
+            f"RONDE_JOB is {job!r}; set it to the job's name: 1 to 63 characters of a-z, 0-9, '-', '_' and '.'"
+        )
     nodes = _number(environment, ["RONDE_NODES", "PET_NNODES"], None, range(1, SIDECARS_MAX + 1))
     index = _number(environment, ["RONDE_NODE", "PET_NODE_RANK", "JOB_COMPLETION_INDEX"], None, range(nodes))
     names = ["RONDE_WORKERS_PER_NODE", "PET_NPROC_PER_NODE"]
@@ -78,7 +80,9 @@ def of_environment(environment: Mapping[str, str]) -> Pod:
         raise PodError(f"{nodes} pods of {workers} workers are {nodes * workers} ranks; ronde has up to {RANKS_MAX}")
     hosts = environment.get("RONDE_HOSTS", "")
     if hosts and hosts.count("{}") != 1:
-        raise PodError(f"RONDE_HOSTS is {hosts!r}; write {{}} once, in the place of the pod's index: train-node-0-{{}}.train")
+        raise PodError(
+            f"RONDE_HOSTS is {hosts!r}; write {{}} once, in the place of the pod's index: train-node-0-{{}}.train"
+        )
     port = _number(environment, ["RONDE_PORT"], PORT, range(1, 65536))
     peers = tuple(f"{hosts.replace('{}', str(peer))}:{port}" for peer in range(nodes)) if hosts else ()
     return Pod(job, nodes, index, workers, peers)

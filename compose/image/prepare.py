@@ -1,4 +1,4 @@
-"""Prepares a pod for its sidecar: writes its configuration, and copies its credentials so that the sidecar accepts them.
+"""Prepares a pod for its sidecar: writes the configuration, and copies the credentials so that the sidecar accepts them.
 
     python3 prepare.py [--credentials DIR] [--files-of-others] [--tools DIR] [--follow] OUT
 
@@ -13,7 +13,7 @@ OUT/sidecar.toml             for `ronde sidecar --config`
 OUT/credentials/             job-secret, or cert.pem, key.pem and ca.pem; mode 0400
 
 --files-of-others  another program fills OUT/credentials, such as spiffe-helper; nothing is copied
---tools DIR        copy workers.py and what it imports to DIR, so that images of workers need nothing but python3 and ronde
+--tools DIR        copy workers.py and what it imports to DIR: images of workers need nothing but python3 and ronde
 --follow           continue to copy whenever the files change, for certificates that are renewed; never ends
 """
 
@@ -56,7 +56,8 @@ def main() -> int:
         files = {} if arguments.files_of_others else files_of(arguments.credentials, this.index)
         copy(files, arguments.out / "credentials")
         write(arguments.out / "sidecar.toml", configuration(this, arguments.out, SECRET in files).encode(), 0o444)
-        print(f"job {this.job}, sidecar {this.index} of {this.nodes}: ranks {list(this.ranks)}, peers {', '.join(this.peers)}")
+        ranks = f"ranks {this.ranks.start} to {this.ranks.stop - 1} of {this.size}"
+        print(f"job {this.job}, sidecar {this.index} of {this.nodes}: {ranks}, peers {', '.join(this.peers)}")
         if arguments.tools:
             for name in TOOLS:
                 shutil.copyfile(pathlib.Path(__file__).with_name(name), arguments.tools / name)

@@ -94,7 +94,9 @@ class Rendered:
 
     def text(self, form: str, *settings: str, name: str) -> str:
         """What helm makes of the chart with these settings."""
-        done = self.helm("template", name, str(CHART), *(word for s in [f"form={form}", *settings] for word in ("--set", s)))
+        done = self.helm(
+            "template", name, str(CHART), *(word for s in [f"form={form}", *settings] for word in ("--set", s))
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

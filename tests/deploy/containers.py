@@ -46,6 +46,8 @@ class Pod:
         self.hosts, self.host, self.spec, self.labels = hosts, host, spec, labels
         self.folder, self.added = folder, added or {}
         self.running: dict[str, subprocess.Popen[str]] = {}
+        # Further files of the images: (file, place, options).
+        self.image_files: list[tuple[str, str, str]] = []
         folder.mkdir()
         folder.chmod(0o755)
         self.group = spec["securityContext"]["fsGroup"]
@@ -124,11 +126,11 @@ class Pod:
         """Ends everything at once."""
         for process in self.running.values():
             process.kill()
-            process.communicate()
+            process.wait()
 
     def container(self, name: str) -> dict[str, Any]:
         """A container by its name."""
-        found = [*self.spec["initContainers"], *self.spec["containers"]]
+        found = [*self.spec.get("initContainers", []), *self.spec["containers"]]
         return next(container for container in found if container["name"] == name)
 
     def environment(self, container: dict[str, Any]) -> dict[str, str]:
@@ -136,7 +138,9 @@ class Pod:
         found = {**self.added.get("*", {}), **self.added.get(container["name"], {})}
         for entry in container.get("env", []):
             source = entry.get("valueFrom")
-            found[entry["name"]] = self._field(source["fieldRef"]["fieldPath"]) if source else expanded(entry["value"], found)
+            found[entry["name"]] = (
+                self._field(source["fieldRef"]["fieldPath"]) if source else expanded(entry["value"], found)
+            )
         return found
 
     def _field(self, path: str) -> str:
@@ -164,7 +168,8 @@ class Pod:
             "--no-new-privs",
         ]
         # Like a container's image: PATH, and for workers the package ronde.
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **environment}
+        path = f"{pathlib.Path(os.environ['RONDE_BIN']).parent}:{os.environ['PATH']}"
+        environment = {"PATH": path, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **environment}
         assigned = [f"{name}={value}" for name, value in environment.items()]
         return self.hosts.on(self.host, [*user, "env", "-i", *assigned, *words], self._mounts(container))
 
@@ -176,13 +181,14 @@ class Pod:
         return [*command, *container.get("args", [])]
 
     def _mounts(self, container: dict[str, Any]) -> list[tuple[str, str, str]]:
-        found = []
+        found = list(self.image_files)
         for mount in container.get("volumeMounts", []):
             source = self.folder / mount["name"] / mount.get("subPath", "")
             # The kubelet makes what does not exist.
             source.mkdir(exist_ok=True)
             found.append((str(source), mount["mountPath"], "ro" if mount.get("readOnly") else ""))
-        return found
+        # The sources are in this machine's /tmp, which a container's own hides.
+        return sorted(found, key=lambda mount: mount[1] == "/tmp")
 
 
 def expanded(text: str, environment: dict[str, str]) -> str:

@@ -41,10 +41,11 @@ class Hosts(network.Network):
         """
         bind = [(str(self._folder / name), f"/etc/{name}", "") for name in ("hosts", "nsswitch.conf")]
         lines = ["set -e", f"hostname {self.names[host][0].split('.')[0]}"]
-        if any(place.startswith("/run/") for _, place, _ in mounts):
-            # Places that do not exist here are made in a folder that nobody else sees.
-            lines.append("mount -t tmpfs -o mode=755 tmpfs /run")
-            lines.extend(f"mkdir -p {shlex.quote(place)}" for _, place, _ in mounts if place.startswith("/run/"))
+        if mounts:
+            # Places that do not exist here are made in folders that nobody else sees.
+            tops = {top for top in ("/run/", "/home/") for _, place, _ in mounts if place.startswith(top)} | {"/run/"}
+            lines.extend(f"mount -t tmpfs -o mode=755 tmpfs {top}" for top in sorted(tops))
+            lines.extend(f"mkdir -p {shlex.quote(place)}" for _, place, _ in mounts if place.startswith(tuple(tops)))
             lines.extend(opened(PROGRAMS))
         for source, place, options in [*bind, *mounts]:
             lines.append(f"mount --bind {shlex.quote(source)} {shlex.quote(place)}")
@@ -57,7 +58,10 @@ class Hosts(network.Network):
 def opened(folders: Sequence[str]) -> list[str]:
     """The lines of a script that let every user reach these folders: those above them that only their owner may enter
     are replaced by others, which contain nothing else."""
-    closed = {folder: next((p for p in reversed(pathlib.Path(folder).parents) if not p.stat().st_mode & 1), None) for folder in folders}
+    closed = {
+        folder: next((p for p in reversed(pathlib.Path(folder).parents) if not p.stat().st_mode & 1), None)
+        for folder in folders
+    }
     wanted = [folder for folder in folders if closed[folder] is not None]
     kept = [f"/run/kept-{number}" for number in range(len(wanted))]
     lines = [f"mkdir {place}\nmount --bind {shlex.quote(folder)} {place}" for folder, place in zip(wanted, kept)]

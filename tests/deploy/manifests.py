@@ -2,9 +2,10 @@
 
     python manifests.py FILE...      FILE may be - for standard input
 
-Runs in the environment `deploy`: objects of Kubernetes itself are checked against its schemas, strictly; those of JobSet
-and Kubeflow Trainer against the models of kubeflow-trainer-api, and no field may be unknown to them; pod templates in all
-of them against the schema of a Pod. An object of another kind is a mistake, unless PODS or PLAIN names it.
+Runs in the environment `deploy`. Objects of Kubernetes itself are checked against its schemas, strictly. Those of JobSet
+and Kubeflow Trainer are checked against the models of kubeflow-trainer-api, and no field may be unknown to them. Pod
+templates in all of them are checked against the schema of a Pod. An object of another kind is a mistake, unless PLAIN
+names it.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def unknown(given: Any, known: Any, path: str) -> list[str]:
             found += unknown(value, known[key], here) if key in known else [here]
         return found
     if isinstance(given, list) and isinstance(known, list):
-        return [mistake for index, pair in enumerate(zip(given, known)) for mistake in unknown(*pair, f"{path}[{index}]")]
+        return [
+            mistake for index, pair in enumerate(zip(given, known)) for mistake in unknown(*pair, f"{path}[{index}]")
+        ]
     return []
 
 

@@ -21,7 +21,12 @@ MADE = {
 HEADER = "# Made by `helm template {name} compose/kubernetes/chart --set {settings}`; do not edit.\n"
 FILES = [*MADE, "trainjob.yaml"]
 KINDS = ["secret", "certificates", "cert-manager", "spiffe"]
-FORMS = [(form, kind) for form in ["jobset", "trainer", "mpi"] for kind in KINDS if (form, kind) != ("trainer", "cert-manager")]
+FORMS = [
+    (form, kind)
+    for form in ["jobset", "trainer", "mpi"]
+    for kind in KINDS
+    if (form, kind) != ("trainer", "cert-manager")
+]
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -42,7 +47,9 @@ def test_a_manifest_keeps_what_the_readme_claims(name: str, rendered: Rendered) 
 
 @pytest.mark.parametrize(("form", "kind"), FORMS)
 def test_every_form_keeps_it(form: str, kind: str, rendered: Rendered) -> None:
-    hold(rendered(form, f"credentials.kind={kind}", "metrics.enabled=true", "nodes=3", "workersPerNode=2", name="train"))
+    hold(
+        rendered(form, f"credentials.kind={kind}", "metrics.enabled=true", "nodes=3", "workersPerNode=2", name="train")
+    )
 
 
 def hold(objects: dict[str, list[dict[str, Any]]]) -> None:
@@ -87,7 +94,12 @@ def hold_pod(spec: dict[str, Any]) -> None:
         if container["name"] == "node":
             assert not mounted & {"ronde-private", "ronde-secret", "spiffe-workload-api"}, "a worker has keys"
             (sockets,) = [m for m in container["volumeMounts"] if m["name"] == "ronde-sockets"]
-            assert sockets == {"name": "ronde-sockets", "mountPath": "/run/ronde", "subPath": "sockets", "readOnly": True}
+            assert sockets == {
+                "name": "ronde-sockets",
+                "mountPath": "/run/ronde",
+                "subPath": "sockets",
+                "readOnly": True,
+            }
         if container["name"] == "ronde-sidecar":
             node = spec["containers"][0]["securityContext"]
             assert context["runAsUser"] != node["runAsUser"], "workers could read the sidecar's files"
@@ -108,7 +120,8 @@ def hold_policy(policy: dict[str, Any]) -> None:
         assert rule["ports"], "at any port"
         if rule["from"] != own:
             assert [port["port"] for port in rule["ports"]] == [9400]
-            assert "podSelector" in rule["from"][0] and "namespaceSelector" in rule["from"][0]
+            assert "podSelector" in rule["from"][0]
+            assert "namespaceSelector" in rule["from"][0]
     own_ports = [rule["ports"] for rule in spec["ingress"] if rule["from"] == own]
     assert [rule["ports"] for rule in spec["egress"] if rule["to"] == own] == own_ports
     for port in own_ports[0]:
@@ -141,7 +154,13 @@ def pods(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_values_act(rendered: Rendered) -> None:
-    settings = ["nodes=3", "sidecar.port=8000", "credentials.secretName=mine", "sidecar.startTimeout=60", "maxRestarts=4"]
+    settings = [
+        "nodes=3",
+        "sidecar.port=8000",
+        "credentials.secretName=mine",
+        "sidecar.startTimeout=60",
+        "maxRestarts=4",
+    ]
     objects = rendered("jobset", *settings, "worker.env[0].name=A", "worker.env[0].value=b", name="train")
     (jobset,) = objects["JobSet"]
     assert jobset["spec"]["failurePolicy"] == {"maxRestarts": 4}

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 
 import pytest
 from conftest import ROOT
@@ -158,7 +157,9 @@ def test_renewed_certificates_are_copied(tmp_path: pathlib.Path) -> None:
             (secret / f"sidecar-1-{name}").write_text(text)
 
     write("old")
-    script = f"import prepare, sys; prepare.FOLLOW_INTERVAL_S = 0.05; sys.argv[1:] = {[*ARGUMENTS, str(secret), str(out)]}"
+    script = (
+        f"import prepare, sys; prepare.FOLLOW_INTERVAL_S = 0.05; sys.argv[1:] = {[*ARGUMENTS, str(secret), str(out)]}"
+    )
     command = [sys.executable, "-c", f"{script}; sys.exit(prepare.main())"]
     environment = {**JOBSET, "PYTHONPATH": str(IMAGE)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as following:
@@ -189,11 +190,15 @@ def text_of(path: pathlib.Path) -> str:
 
 
 def started(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, str(IMAGE / "workers.py"), *command], 30, env={"PATH": os.environ["PATH"], **environment})
+    return run(
+        [sys.executable, str(IMAGE / "workers.py"), *command], 30, env={"PATH": os.environ["PATH"], **environment}
+    )
 
 
 def test_workers_get_their_ranks() -> None:
-    done = started(["sh", "-c", "echo $RONDE_RANK $RONDE_SIZE $RONDE_LOCAL_RANK $RONDE_LOCAL_SIZE $LOCAL_RANK $RONDE_JOB"], JOBSET)
+    done = started(
+        ["sh", "-c", "echo $RONDE_RANK $RONDE_SIZE $RONDE_LOCAL_RANK $RONDE_LOCAL_SIZE $LOCAL_RANK $RONDE_JOB"], JOBSET
+    )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["2 6 0 2 0 train", "3 6 1 2 1 train"]
 
@@ -207,7 +212,7 @@ def test_the_first_failure_counts_and_the_others_may_end_by_themselves() -> None
 
 
 def test_a_worker_that_does_not_end_is_killed() -> None:
-    script = f"import workers; workers.GRACE_S = 0.3; raise SystemExit(workers.main())"
+    script = "import workers; workers.GRACE_S = 0.3; raise SystemExit(workers.main())"
     command = [sys.executable, "-c", script, "sh", "-c", '[ "$RONDE_RANK" = 3 ] && exit 5; exec sleep 60']
     start = time.monotonic()
     done = run(command, 30, env={"PATH": os.environ["PATH"], "PYTHONPATH": str(IMAGE), **JOBSET})

@@ -55,7 +55,9 @@ def job(make_hosts: MakeHosts, folder: pathlib.Path, ronde: str) -> Iterator[Cal
     """Makes the pods of a job of two nodes."""
     made: list[Pod] = []
 
-    def make(spec: dict[str, Any], secrets: dict[str, dict[str, bytes]], added: Callable[[int], dict[str, Any]] | None = None) -> Job:
+    def make(
+        spec: dict[str, Any], secrets: dict[str, dict[str, bytes]], added: Callable[[int], dict[str, Any]] | None = None
+    ) -> Job:
         # As the controllers name the pods: JOB-node-0-INDEX, in the domain of the headless service JOB.
         hosts = make_hosts([[f"{JOB}-node-0-{index}.{JOB}"] for index in range(2)])
         for index in range(2):
@@ -96,6 +98,35 @@ def certificates(folder: pathlib.Path, ronde: str, *options: str) -> dict[str, b
         for name in ["cert.pem", "key.pem"]
     }
     return {**content, "ca.pem": (folder / "sidecar-0" / "ca.pem").read_bytes()}
+
+
+def issued_by_another(folder: pathlib.Path, uris: list[str]) -> list[dict[str, bytes]]:
+    """The Secrets of certificates as cert-manager and SPIRE issue them.
+
+    An ECDSA key in PKCS #8, no subject, and a URI as the only name, which is critical then.
+    """
+    folder.mkdir()
+    usages = ["keyUsage=critical,digitalSignature", "extendedKeyUsage=serverAuth,clientAuth"]
+    extensions = "\n".join([*usages, "basicConstraints=critical,CA:FALSE", ""])
+
+    def openssl(*words: str) -> None:
+        done = run(["openssl", *words], 20, cwd=folder)
+        assert done.returncode == 0, done.stderr
+
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+    openssl(
+        "req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.crt", "-days", "1", "-subj", "/CN=issuer", *usage
+    )
+    found = []
+    for index, uri in enumerate(uris):
+        openssl("req", *new_key, "-keyout", f"{index}.key", "-out", f"{index}.csr", "-subj", "/")
+        (folder / f"{index}.ext").write_text(f"subjectAltName=critical,URI:{uri}\n{extensions}")
+        authority = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "1"]
+        openssl("x509", "-req", "-in", f"{index}.csr", *authority, "-extfile", f"{index}.ext", "-out", f"{index}.crt")
+        parts = {"tls.crt": f"{index}.crt", "tls.key": f"{index}.key", "ca.crt": "ca.crt"}
+        found.append({key: (folder / name).read_bytes() for key, name in parts.items()})
+    return found
 
 
 def assert_trained(outcomes: list[tuple[int, str]], workers: int) -> None:
@@ -142,7 +173,7 @@ def test_a_train_job_trains(job: Any, job_secret: Any, rendered: Rendered) -> No
             "PET_MASTER_ADDR": f"{JOB}-node-0-0.{JOB}",
             "PET_MASTER_PORT": "29500",
         }
-        return {name: variables for name in [*target["containerNames"], "node"]}
+        return dict.fromkeys([*target["containerNames"], "node"], variables)
 
     trained = job(spec, job_secret, added)
     trained.start()
@@ -151,7 +182,9 @@ def test_a_train_job_trains(job: Any, job_secret: Any, rendered: Rendered) -> No
 
 
 @pytest.mark.heavy
-def test_certificates_are_renewed_while_a_job_runs(job: Any, folder: pathlib.Path, ronde: str, rendered: Rendered) -> None:
+def test_certificates_are_renewed_while_a_job_runs(
+    job: Any, folder: pathlib.Path, ronde: str, rendered: Rendered
+) -> None:
     jobset = rendered("jobset", "credentials.kind=certificates", name=JOB)["JobSet"][0]
     first = certificates(folder / "first", ronde)
     trained = job(spec_of(jobset), {"ronde-job-secret": first})
@@ -177,6 +210,55 @@ def test_certificates_are_renewed_while_a_job_runs(job: Any, folder: pathlib.Pat
         assert "cannot be used" not in outcome["ronde-sidecar"][1], outcome
 
 
+@pytest.mark.heavy
+def test_certificates_of_cert_manager(job: Any, folder: pathlib.Path, rendered: Rendered) -> None:
+    """The JobSet and the Certificates of the chart, with an issuer that is not ronde."""
+    objects = rendered("jobset", "credentials.kind=cert-manager", name=JOB)
+    wanted = [certificate["spec"] for certificate in objects["Certificate"]]
+    secrets = issued_by_another(folder / "issuer", [uri for spec in wanted for uri in spec["uris"]])
+    named = {spec["secretName"]: secret for spec, secret in zip(wanted, secrets)}
+    trained = job(spec_of(objects["JobSet"][0]), named)
+    trained.start()
+    held = trained.pods[1].folder / "ronde-private" / "credentials"
+    assert (held / "key.pem").read_bytes() == secrets[1]["tls.key"]
+    assert_trained(trained.train(), 1)
+    assert_ended_in_order(trained.end())
+
+
+@pytest.mark.heavy
+def test_certificates_of_spire(job: Any, folder: pathlib.Path, rendered: Rendered) -> None:
+    """The files are where and with the modes that the chart's helper.conf says; this test plays spiffe-helper."""
+    objects = rendered("jobset", "credentials.kind=spiffe", name=JOB)
+    written = objects["ConfigMap"][0]["data"]["helper.conf"]
+    settings = dict(line.split(" = ") for line in written.strip().splitlines())
+    settings = {name: value.strip('"') for name, value in settings.items()}
+    assert settings["cert_dir"] == "/run/ronde-private/credentials"
+    spec = spec_of(objects["JobSet"][0])
+    # The helper's container is not started, and its volumes do not exist here.
+    spec["volumes"] = [volume for volume in spec["volumes"] if "spiffe" not in volume["name"]]
+    (helper,) = [container for container in spec["initContainers"] if container["name"] == "spiffe-helper"]
+    spec["initContainers"].remove(helper)
+    trained = job(spec, {})
+    uris = [f"spiffe://example.org/job/{JOB}/sidecar/{index}" for index in range(2)]
+    for pod, files in zip(trained.pods, issued_by_another(folder / "issuer", uris)):
+        place = pod.folder / "ronde-private" / "credentials"
+        place.mkdir(mode=0o700)
+        os.chown(place, helper["securityContext"]["runAsUser"], -1)
+        for kind, content, mode in [
+            ("svid", "tls.crt", "cert"),
+            ("svid_key", "tls.key", "key"),
+            ("svid_bundle", "ca.crt", "cert"),
+        ]:
+            path = place / settings[f"{kind}_file_name"]
+            path.write_bytes(files[content])
+            path.chmod(int(settings[f"{mode}_file_mode"], 8))
+            os.chown(path, helper["securityContext"]["runAsUser"], -1)
+    trained.start()
+    assert_trained(trained.train(), 1)
+    assert_ended_in_order(trained.end())
+
+
+@pytest.mark.heavy
 def test_a_lost_worker_is_named_in_the_other_pod(job: Any, job_secret: Any, rendered: Rendered) -> None:
     jobset = rendered("jobset", name=JOB)["JobSet"][0]
     trained = job(spec_of(jobset), job_secret)
@@ -187,7 +269,9 @@ def test_a_lost_worker_is_named_in_the_other_pod(job: Any, job_secret: Any, rend
 
 
 @pytest.mark.heavy
-def test_a_pod_with_another_secret_stays_out(job: Any, job_secret: Any, folder: pathlib.Path, ronde: str, rendered: Rendered) -> None:
+def test_a_pod_with_another_secret_stays_out(
+    job: Any, job_secret: Any, folder: pathlib.Path, ronde: str, rendered: Rendered
+) -> None:
     jobset = rendered("jobset", "sidecar.startTimeout=5", name=JOB)["JobSet"][0]
     trained = job(spec_of(jobset), job_secret)
     assert run([ronde, "certs", "secret", str(folder / "other")], 20).returncode == 0
@@ -225,6 +309,7 @@ def test_a_worker_cannot_change_the_sockets_nor_read_the_keys(job: Any, job_secr
     trained.end()
 
 
+@pytest.mark.heavy
 def test_metrics_are_on_the_address_of_the_pod(job: Any, job_secret: Any, rendered: Rendered) -> None:
     jobset = rendered("jobset", "metrics.enabled=true", name=JOB)["JobSet"][0]
     trained = job(spec_of(jobset), job_secret)

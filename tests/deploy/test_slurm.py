@@ -106,6 +106,7 @@ def test_a_failed_worker_is_named_by_all_others(allocation: Allocation) -> None:
     assert allocation.left() == []
 
 
+@pytest.mark.heavy
 def test_a_sidecar_with_another_secret_is_rejected(allocation: Allocation, ronde: str) -> None:
     other = allocation.folder / "other"
     other.mkdir(mode=0o700)
@@ -141,6 +142,7 @@ def test_a_shared_directory_of_another_user_is_refused(allocation: Allocation) -
     assert allocation.calls() == []
 
 
+@pytest.mark.heavy
 def test_a_program_that_never_joins_ends_the_job_in_bounded_time(allocation: Allocation) -> None:
     allocation.environment["RONDE_CONNECT_WITHIN"] = "3"
     start = time.monotonic()
@@ -157,7 +159,7 @@ def test_a_signal_ends_everything_and_removes_the_secret(allocation: Allocation)
         assert time.monotonic() < deadline
         assert batch.poll() is None
         time.sleep(0.1)
-    assert list(allocation.folder.glob("shared/*/job-secret"))[0].stat().st_mode & 0o777 == 0o600
+    assert next(iter(allocation.folder.glob("shared/*/job-secret"))).stat().st_mode & 0o777 == 0o600
     os.killpg(batch.pid, signal.SIGTERM)
     batch.communicate(timeout=40)
     assert batch.returncode == 143

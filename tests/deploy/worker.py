@@ -1,6 +1,6 @@
 """A worker of the tests: all-reduces, prints what it got as JSON, and fails where it is asked to.
 
-    python worker.py [--fail-rank RANK] [--elements N]
+python worker.py [--fail-rank RANK] [--elements N]
 """
 
 from __future__ import annotations
