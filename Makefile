@@ -124,7 +124,7 @@ compose-test: build-tests ## Train in containers and break them: needs a contain
 
 .PHONY: deploy-test
 deploy-test: build-tests ## Train as with Slurm and Kubernetes, on network namespaces, and check scripts, manifests and the chart (needs root)
-	@tests/setup/debian.sh
+	@tests/setup/debian.sh deploy
 	@$(PYTHON) tests/setup/environment.py tools training deploy helm
 	$(RONDE_PYTHON) -m pytest -q -rs -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/deploy
 

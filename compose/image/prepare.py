@@ -1,4 +1,4 @@
-"""Prepares a pod for its sidecar: writes the configuration, and copies the credentials so that the sidecar accepts them.
+"""Prepares a pod for its sidecar: writes its configuration, and copies its credentials so that it accepts them.
 
     python3 prepare.py [--credentials DIR] [--files-of-others] [--tools DIR] [--follow] OUT
 

@@ -2,10 +2,10 @@
 
     python manifests.py FILE...      FILE may be - for standard input
 
-Runs in the environment `deploy`. Objects of Kubernetes itself are checked against its schemas, strictly. Those of JobSet
-and Kubeflow Trainer are checked against the models of kubeflow-trainer-api, and no field may be unknown to them. Pod
-templates in all of them are checked against the schema of a Pod. An object of another kind is a mistake, unless PLAIN
-names it.
+Runs in the environment `deploy`. Objects of Kubernetes itself are checked against its schemas, strictly. Those of
+JobSet and Kubeflow Trainer are checked against the models of kubeflow-trainer-api, and no field may be unknown to them.
+Pod templates in all of them are checked against the schema of a Pod. An object of another kind is a mistake, unless
+PLAIN names it.
 """
 
 from __future__ import annotations
