@@ -62,7 +62,7 @@ class Pod:
             place.chmod(0o2777)
             return
         sources = [volume["secret"]] if "secret" in volume else [s["secret"] for s in volume["projected"]["sources"]]
-        mode = volume.get("secret", volume.get("projected"))["defaultMode"]
+        mode = (volume.get("secret") or volume["projected"])["defaultMode"]
         for source in sources:
             content = secrets[source.get("secretName") or source["name"]]
             items = source.get("items") or [{"key": key, "path": key} for key in content]
