@@ -115,11 +115,19 @@ initContainers:
       - --arena-mb={{ .Values.sidecar.arenaMb }}
       - --plugin-state-mb={{ .Values.sidecar.pluginStateMb }}
       {{- if .Values.metrics.enabled }}
-      - --admin-listen=$(POD_ADDRESS):{{ .Values.metrics.port }}
+      # By name, because an IPv6 address would need brackets.
+      - --admin-listen=$(POD_HOST):{{ .Values.metrics.port }}
       {{- end }}
     env:
       - name: POD_ADDRESS
         valueFrom: {fieldRef: {fieldPath: status.podIP}}
+      {{- if .Values.metrics.enabled }}
+      - name: POD_JOB
+        valueFrom: {fieldRef: {fieldPath: "metadata.labels['jobset.sigs.k8s.io/jobset-name']"}}
+      - name: POD_INDEX
+        valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/job-completion-index']"}}
+      - {name: POD_HOST, value: "$(POD_JOB)-node-0-$(POD_INDEX).$(POD_JOB)"}
+      {{- end }}
       {{- range .Values.sidecar.env }}
       - {{ toJson . }}
       {{- end }}
