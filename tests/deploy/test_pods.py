@@ -35,11 +35,15 @@ class Job:
 
     def train(self, *arguments: str) -> list[tuple[int, str]]:
         """Runs the workers to their end; status and output of each pod's."""
+        self.run(*arguments)
+        return [self.outcome(pod) for pod in self.pods]
+
+    def run(self, *arguments: str) -> None:
+        """Starts the workers."""
         for pod in self.pods:
             container = dict(pod.container("node"))
             container["args"] = ["python", str(WORKER), *arguments]
             pod.start(container)
-        return [self.outcome(pod) for pod in self.pods]
 
     def outcome(self, pod: Pod) -> tuple[int, str]:
         process = pod.running.pop("node")
@@ -266,6 +270,21 @@ def test_a_lost_worker_is_named_in_the_other_pod(job: Any, job_secret: Any, rend
     (first, text), (second, _) = trained.train("--fail-rank", "1")
     assert (first, second) == (1, 7)
     assert "rank 1" in text, text
+
+
+@pytest.mark.heavy
+def test_pods_may_end_one_after_the_other(job: Any, job_secret: Any, rendered: Rendered) -> None:
+    """The kubelet ends a sidecar with its pod's workers, while another pod still saves its checkpoint."""
+    jobset = rendered("jobset", name=JOB)["JobSet"][0]
+    trained = job(spec_of(jobset), job_secret)
+    trained.start()
+    trained.run("--linger", "4")
+    first, second = trained.pods
+    outcome = trained.outcome(first)
+    ended = first.end()
+    assert second.running["node"].poll() is None, "the other pod was to end later"
+    assert_trained([outcome, trained.outcome(second)], 1)
+    assert_ended_in_order([ended, second.end()])
 
 
 @pytest.mark.heavy

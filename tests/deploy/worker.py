@@ -1,6 +1,6 @@
 """A worker of the tests: all-reduces, prints what it got as JSON, and fails where it is asked to.
 
-python worker.py [--fail-rank RANK] [--elements N]
+python worker.py [--fail-rank RANK] [--elements N] [--linger SECONDS]
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fail-rank", type=int)
     parser.add_argument("--elements", type=int, default=100_000)
+    parser.add_argument("--linger", type=float, default=0.0, help="how long rank 1 works alone at the end")
     asked = parser.parse_args()
     with ronde.connect() as client:
         for step in range(3):
@@ -34,7 +35,8 @@ def main() -> int:
         seen = {"rank": client.rank, "size": client.size, "local_rank": client.local_rank, "uid": os.getuid()}
         # One write: lines of several processes do not mix.
         os.write(1, (json.dumps({**seen, "total": float(total[0])}) + "\n").encode())
-        time.sleep(0.01 * client.rank)
+        if client.rank == 1:
+            time.sleep(asked.linger)
     return 0
 
 
