@@ -32,7 +32,7 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/soak compose
+PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/soak compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -53,7 +53,7 @@ test: setup lint build-tests test-rust test-python ## Do everything that CI does
 .PHONY: setup
 setup: ## Install what the tests need: packages of the distribution, a Python environment
 	@tests/setup/debian.sh
-	@$(PYTHON) tests/setup/environment.py tools training bench packaging mpich
+	@$(PYTHON) tests/setup/environment.py tools training bench packaging mpich deploy helm
 
 .PHONY: build
 build: plugins ## Build the binary ronde, the crates, the plugins and the Python extension
@@ -122,6 +122,12 @@ compose-test: build-tests ## Train in containers and break them: needs a contain
 	@$(PYTHON) tests/setup/environment.py tools packaging
 	$(RONDE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/containers
 
+.PHONY: deploy-test
+deploy-test: build-tests ## Train as with Slurm and Kubernetes, on network namespaces, and check scripts, manifests and the chart (needs root)
+	@tests/setup/debian.sh deploy
+	@$(PYTHON) tests/setup/environment.py tools training deploy helm
+	$(RONDE_PYTHON) -m pytest -q -rs -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/deploy
+
 .PHONY: package
 package: ## Check that the published crates can be packaged, and build each from its package
 	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --exclude ronde-tests-web --allow-dirty
@@ -177,6 +183,7 @@ test-rust:
 test-python:
 	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS)
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/product
+	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml -m "not heavy" tests/deploy
 
 # The binary and the extension are release builds, in a package of their own that nothing else imports.
 .PHONY: bench

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # The languages of blocks. A language that is in neither is a mistake in the page.
 RUN = {"sh", "python", "rust", "toml"}
-SHOWN = {"", "c", "console", "json", "text"}
+SHOWN = {"", "c", "console", "json", "text", "yaml"}
 
 FENCE = re.compile(r"(?P<indent> *)```(?P<words>[^`]*)")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.{8,}) -->")

@@ -15,6 +15,8 @@ Further stages have separate environments, as tests import nothing from there (`
     packaging  what packs wheels
     cross      what compiles them against an old glibc, and for other machines; with `packaging`
     mpich      MPICH's mpiexec, whose name is also that of Open MPI's
+    deploy     what checks manifests of Kubernetes and scripts of Slurm
+    helm       helm, which renders them; with `deploy`
 
 The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
 it is for and the requirements' content: checkouts with equal requirements share it, and a change makes a new one. Those
@@ -38,7 +40,10 @@ ENVIRONMENTS = {
     "python": ["base", "tools", "training", "bench"],
     "packaging": ["packaging", "cross"],
     "mpich": ["mpich"],
+    "deploy": ["deploy", "helm"],
 }
+# Of these packages only files are used, so what they depend on is not installed.
+WITHOUT_DEPENDENCIES = {"helm"}
 # Their requirements are not part of the environment's name.
 UNNAMED_STAGES = {"bench"}
 
@@ -83,16 +88,23 @@ def make(stage: str, folder: pathlib.Path) -> None:
     if stage == "base":
         link_torch(folder)
     print(f"installing {', '.join(names(requirements))}", flush=True)
-    run(python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", "-r", str(requirements))
+    options = ["--disable-pip-version-check", "--progress-bar", "off"]
+    if stage in WITHOUT_DEPENDENCIES:
+        options.append("--no-deps")
+    run(python, "-m", "pip", "install", *options, "-r", str(requirements))
     if stage == "training":
         run(python, str(HERE / "pytorch.py"), python)
+    if stage == "helm":
+        run(python, str(HERE / "helm.py"))
     stamp(folder, stage).touch()
     print(f"{stage}: done in {time.monotonic() - start:.0f} s", flush=True)
 
 
 def location(kind: str) -> pathlib.Path:
     """The folder of the environment of this Python and these requirements."""
-    key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {torch_home()}".encode())
+    # Only the first one links torch: the others are the same for whichever Python of this base asks.
+    home = torch_home() if kind == "python" else None
+    key = hashlib.sha256(f"{sys.version} {sys.base_prefix} {home}".encode())
     for stage in ENVIRONMENTS[kind]:
         if stage not in UNNAMED_STAGES:
             key.update(requirements_of(stage).read_bytes())
