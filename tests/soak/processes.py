@@ -29,7 +29,6 @@ class Process:
     def __init__(self, command: list[str], environment: dict[str, str], log: pathlib.Path) -> None:
         self.lines: list[dict[str, Any]] = []
         self.started = time.monotonic()
-        self.first_usage: Usage | None = None
         # It ends with this process, however that ends.
         command = ["setpriv", "--pdeathsig", "KILL", *command]
         with log.open("ab") as stderr:

@@ -32,6 +32,17 @@ class Tally:
     epochs: int = 0
 
 
+@dataclasses.dataclass
+class Growth:
+    """What a sidecar used first and last, and how many seconds lie between."""
+
+    host: int
+    began: float
+    first: Usage
+    last: Usage
+    seconds: float = 0.0
+
+
 class Supervisor:
     """Watches a job."""
 
@@ -39,7 +50,7 @@ class Supervisor:
         self.job, self.rng, self._faults = job, rng, faults
         self._shown = [0, 0, 0]
         self.tally = Tally()
-        self.last: dict[int, Usage] = {}
+        self._growths: dict[int, Growth] = {}
         self._bag: list[str] = []
         self._checked_until = time.monotonic()
         self._checked: dict[int, int] = collections.defaultdict(int)
@@ -93,13 +104,17 @@ class Supervisor:
                 self.tally.epochs += worker is self.job.workers[0] and "connected" in line
 
     def note_usage(self) -> None:
-        """Of sidecars that have had time to make their buffers: what they have in use now, and had first."""
+        """Measures the sidecars that have had time to make their buffers."""
         now = time.monotonic()
         for host, sidecar in enumerate(self.job.sidecars):
-            self.last.pop(host, None)
             if sidecar.is_alive and now - sidecar.started > WARM_S:
-                self.last[host] = usage(sidecar.pid)
-                sidecar.first_usage = sidecar.first_usage or self.last[host]
+                used = usage(sidecar.pid)
+                growth = self._growths.setdefault(sidecar.pid, Growth(host, now, used, used))
+                growth.last, growth.seconds = used, now - growth.began
+
+    def growths(self) -> list[Growth]:
+        """All sidecars that were measured twice. A job that is started again has new ones."""
+        return [growth for growth in self._growths.values() if growth.seconds > 0]
 
     def new_events(self) -> list[str]:
         """Hangs, wrong elements and wrong culprits since the last time."""

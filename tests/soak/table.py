@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from soak.processes import Usage
-from soak.supervisor import Supervisor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from soak.supervisor import Growth, Supervisor
 
 # What may be in use more at the end than after the start: buffers that grow with the largest operation so far, and
 # connections that are being replaced.
@@ -11,19 +15,29 @@ MEMORY_FACTOR, MEMORY_MB = 1.5, 32.0
 DESCRIPTORS = 8
 
 
-def usages(supervisor: Supervisor) -> list[tuple[int, Usage, Usage]]:
-    """Of each sidecar that was measured twice: its host, what it had in use first, and at the end of the faults."""
-    sidecars = enumerate(supervisor.job.sidecars)
-    pairs = [(host, sidecar.first_usage, supervisor.last.get(host)) for host, sidecar in sidecars]
-    return [(host, first, now) for host, first, now in pairs if first is not None and now is not None]
-
-
 def has_grown(supervisor: Supervisor) -> bool:
     """Whether a sidecar has more in use than it should."""
     return any(
-        now.memory_mb > first.memory_mb * MEMORY_FACTOR + MEMORY_MB or now.descriptors > first.descriptors + DESCRIPTORS
-        for _, first, now in usages(supervisor)
+        growth.last.memory_mb > growth.first.memory_mb * MEMORY_FACTOR + MEMORY_MB
+        or growth.last.descriptors > growth.first.descriptors + DESCRIPTORS
+        for growth in supervisor.growths()
     )
+
+
+def _usages(growths: list[Growth]) -> Iterator[tuple[str, str]]:
+    """A row for each host: its sidecar that was measured for the longest time."""
+    if not growths:
+        yield "memory and descriptors", "not measured: no sidecar lived long enough"
+    longest: dict[int, Growth] = {}
+    for growth in sorted(growths, key=lambda growth: growth.seconds):
+        longest[growth.host] = growth
+    for host, growth in sorted(longest.items()):
+        first, then = growth.first, growth.last
+        yield (
+            f"a sidecar on host {host}, at first and after {growth.seconds:.0f} s",
+            f"{first.memory_mb:.0f} and {then.memory_mb:.0f} MB of its own, "
+            f"{first.descriptors} and {then.descriptors} descriptors",
+        )
 
 
 def table(supervisor: Supervisor, seconds: float) -> str:
@@ -39,11 +53,7 @@ def table(supervisor: Supervisor, seconds: float) -> str:
         ("**wrong elements**", str(totals["wrong"])),
         ("**wrong culprits**", str(len(tally.wrong_culprits))),
     ]
-    if not usages(supervisor):
-        rows.append(("memory and descriptors", "not measured: the job was started again too shortly before the end"))
-    for host, first, now in usages(supervisor):
-        rows.append((f"sidecar {host}, its own memory", f"{first.memory_mb:.0f} MB, at the end {now.memory_mb:.0f} MB"))
-        rows.append((f"sidecar {host}, descriptors", f"{first.descriptors}, at the end {now.descriptors}"))
+    rows.extend(_usages(supervisor.growths()))
     lines = ["| what | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
     details = [*tally.hangs, *tally.wrong_culprits, *tally.wrong_elements]
     return "\n".join([*lines, *(f"- {text}" for text in details[:20])])
