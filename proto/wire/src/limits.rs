@@ -13,8 +13,8 @@ pub const SETS_MAX: usize = 1_024;
 pub const SETS_OF_MEMBERS_PENDING_MAX: usize = 1 << 18;
 /// The least ranks as which the list of one such request counts.
 pub const SET_OF_MEMBERS_RANKS_MIN: usize = 256;
-/// Ranks that failed requests for process sets of their members wait for, over all names; each request counts as
-/// [`SET_OF_MEMBERS_RANKS_MIN`] ranks at least.
+/// Ranks in failed requests for process sets of their members for which other ranks have yet to ask, over all names; a
+/// request counts as [`SET_OF_MEMBERS_RANKS_MIN`] ranks at least.
 pub const SETS_OF_MEMBERS_FAILED_MAX: usize = 1 << 22;
 /// Bytes of a tensor's name.
 pub const NAME_BYTES_MAX: usize = 512;

@@ -6,8 +6,8 @@
 //! a name. So calls of one name can wait for each other: a rank that one of them needs has asked for the next one. None
 //! of them can complete then, and all of them fail.
 //!
-//! A call that failed is kept until its other ranks have asked by its name once: their part in it fails, too. So ranks
-//! that ask again after a failure meet each other in the same call.
+//! A call that failed is kept until its other ranks have asked by its name once, for its list or for another one with
+//! ranks of it: their part in it fails, too. So ranks that ask again after a failure meet each other in the same call.
 //!
 //! A rank that has joined asks for nothing, so a call that needs it fails; it has no part in that call.
 
@@ -26,7 +26,7 @@ pub(crate) struct MemberSets {
     names: BTreeMap<TensorName, Named>,
     /// The ranks in the pending requests of each rank, counted by [`weight`].
     pending: BTreeMap<Rank, usize>,
-    /// The ranks that failed calls wait for, counted by [`weight`].
+    /// The ranks of failed calls that wait for some, counted by [`weight`].
     failed: usize,
 }
 
@@ -53,7 +53,20 @@ struct Call {
 #[derive(Debug)]
 struct Failed {
     failure: Failure,
+    lists: Vec<List>,
     awaited: BTreeSet<Rank>,
+}
+
+impl Failed {
+    /// Whether the request of a rank for this list is its part in the call.
+    fn concerns(&self, rank: Rank, ranks: &[Rank]) -> bool {
+        let shares = |list: &List| ranks.iter().any(|other| *other != rank && list.binary_search(other).is_ok());
+        self.awaited.contains(&rank) && self.lists.iter().any(|list| **list == *ranks || shares(list))
+    }
+
+    fn weight(&self) -> usize {
+        weight(self.lists.iter().map(|list| list.len()).sum())
+    }
 }
 
 /// The effect of a request.
@@ -99,8 +112,15 @@ impl MemberSets {
         ranks: &[Rank],
         joined: &BTreeSet<Rank>,
     ) -> Result<Asked, Violation> {
-        if let Some(failure) = self.take_part(name, rank) {
-            return Ok(Asked::Failed(Ended { ranks: vec![rank], failure }));
+        if let Some(failure) = self.take_part(name, rank, ranks) {
+            // Whoever has asked for the same list must not wait for this rank.
+            let waiting = self.names.get(name).and_then(|named| named.calls.get_key_value(ranks));
+            let mut asked = match waiting.map(|(list, _)| Arc::clone(list)) {
+                Some(list) => self.close(name, &list),
+                None => BTreeSet::new(),
+            };
+            asked.insert(rank);
+            return Ok(Asked::Failed(Ended { ranks: asked.into_iter().collect(), failure }));
         }
         let pending = self.pending.entry(rank).or_default();
         if *pending + weight(ranks.len()) > limits::SETS_OF_MEMBERS_PENDING_MAX {
@@ -153,17 +173,17 @@ impl MemberSets {
         joined: &BTreeSet<Rank>,
         failure: Failure,
     ) -> Option<Ended> {
-        if self.take_part(name, rank).is_some() {
+        if self.take_part(name, rank, ranks).is_some() {
             return None;
         }
         let call = self.names.get(name).and_then(|named| named.calls.get_key_value(ranks));
         let Some(list) = call.filter(|(_, call)| !call.asked.contains(&rank)).map(|(list, _)| Arc::clone(list)) else {
             let awaited = ranks.iter().copied().filter(|other| *other != rank && !joined.contains(other)).collect();
-            self.keep(name, Failed { failure, awaited });
+            self.keep(name, Failed { failure, lists: vec![ranks.into()], awaited });
             return None;
         };
         let ended = self.fail(name, &[list], joined, failure);
-        self.take_part(name, rank);
+        self.take_part(name, rank, ranks);
         Some(ended)
     }
 
@@ -216,17 +236,15 @@ impl MemberSets {
     }
 
     /// The rank's part in a call of this name that has failed.
-    fn take_part(&mut self, name: &TensorName, rank: Rank) -> Option<Failure> {
+    fn take_part(&mut self, name: &TensorName, rank: Rank, ranks: &[Rank]) -> Option<Failure> {
         let named = self.names.get_mut(name)?;
-        let at = named.failed.iter().position(|failed| failed.awaited.contains(&rank))?;
+        let at = named.failed.iter().position(|failed| failed.concerns(rank, ranks))?;
         let failed = &mut named.failed[at];
         let failure = failed.failure.clone();
-        self.failed -= weight(failed.awaited.len());
         failed.awaited.remove(&rank);
         if failed.awaited.is_empty() {
+            self.failed -= failed.weight();
             named.failed.remove(at);
-        } else {
-            self.failed += weight(failed.awaited.len());
         }
         self.drop_empty(name);
         Some(failure)
@@ -240,13 +258,13 @@ impl MemberSets {
         }
         let other = |rank: &Rank| !asked.contains(rank) && !joined.contains(rank);
         let awaited = lists.iter().flat_map(|list| list.iter()).copied().filter(other).collect();
-        self.keep(name, Failed { failure: failure.clone(), awaited });
+        self.keep(name, Failed { failure: failure.clone(), lists: lists.to_vec(), awaited });
         Ended { ranks: asked.into_iter().collect(), failure }
     }
 
     fn keep(&mut self, name: &TensorName, failed: Failed) {
         if !failed.awaited.is_empty() {
-            self.failed += weight(failed.awaited.len());
+            self.failed += failed.weight();
             self.names.entry(name.clone()).or_default().failed.push_back(failed);
         }
     }

@@ -222,8 +222,8 @@ fn a_joined_rank_asks_for_no_set_and_those_that_need_it_fail() {
     cluster.run();
     let words = "Add_process_set is not supported with Join: rank 2 joined";
     assert!(failed(&cluster, &early).reason.contains(words));
-    let late = ask(&mut cluster, &[3], &form(&[2, 3]));
-    let own = ask(&mut cluster, &[2], &form(&[2, 3]));
+    let late = ask(&mut cluster, &[3], &named("late", &[2, 3]));
+    let own = ask(&mut cluster, &[2], &named("late", &[2, 3]));
     let without = ask(&mut cluster, &[0, 1, 3], &form(&[0, 1, 3]));
     let asked = [asked, ask(&mut cluster, &[3], &named("asked", &[2, 3]))].concat();
     cluster.run();
@@ -275,7 +275,8 @@ fn stall_reports_name_missing_members_only() {
     let status = cluster.engines[0].status(cluster.now);
     assert_eq!((status.negotiating, &status.waiting_tensors[0].missing[..]), (1, &[Rank(2)][..]));
     cluster.advance(2_500);
-    let (_, _, ranks, text) = cluster.notices.first().expect("a report");
+    let of_stall = |notice: &&(usize, Vec<_>, Vec<Rank>, String)| notice.3.contains("Missing ranks");
+    let (_, _, ranks, text) = cluster.notices.iter().find(of_stall).expect("a report");
     assert_eq!(*ranks, [Rank(2)]);
     assert!(text.contains("Missing ranks:\n2: [add_process_set.members.g]"), "{text}");
     let waits = [waits, ask(&mut cluster, &[2], &form(&[0, 2]))].concat();
@@ -286,7 +287,9 @@ fn stall_reports_name_missing_members_only() {
 /// A schedule runs while sets are formed, refused and withdrawn; it is not withdrawn for them.
 #[test]
 fn schedules_go_on_while_members_form_sets() {
-    let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
+    let world = Cluster::new(&FOUR_ON_THREE).world;
+    let mut cluster =
+        Cluster::of(world, |config| EngineConfig { eager_bytes: 0, stall_warning_ms: 400, ..config }).started();
     let before = ask(&mut cluster, &[1], &named("before", &[1, 3]));
     let step = |cluster: &mut Cluster| {
         let requests = cluster.submit_all(&sum("t", &[1_000]));
@@ -312,7 +315,7 @@ fn schedules_go_on_while_members_form_sets() {
     assert!(failed(&cluster, &with_refused).reason.contains("was refused"));
     // One waits for long.
     let slow = ask(&mut cluster, &[1], &named("slow", &[1, 2]));
-    cluster.advance(90_000);
+    cluster.advance(800);
     step(&mut cluster);
     let stats = cluster.engines[0].stats();
     assert_eq!((stats.schedules_issued, stats.schedules_withdrawn.iter().sum::<u64>()), (1, 0));

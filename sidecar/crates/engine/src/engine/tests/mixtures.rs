@@ -67,7 +67,7 @@ fn what() -> impl Strategy<Value = What> {
         4 => (0..RANKS, any::<bool>(), 0_u64..1)
             .prop_map(|(other, sends, count)| What::Message { other, sends, count }),
         3 => prop_oneof![1 => Just(3_u8), 1 => 1_u8..32].prop_map(|ranks| What::AddSet { ranks }),
-        4 => (0_u8..2, prop_oneof![2 => Just(3_u8), 1 => Just(6_u8), 2 => 1_u8..32])
+        2 => (0_u8..2, prop_oneof![2 => Just(3_u8), 1 => Just(6_u8), 2 => 1_u8..32])
             .prop_map(|(name, ranks)| What::AddSetOfMembers { name, ranks }),
         3 => prop_oneof![4 => Just(1_u32), 1 => 0_u32..4].prop_map(|set| What::RemoveSet { set }),
     ]

@@ -116,6 +116,19 @@ fn a_refused_request_is_the_part_of_its_rank_whoever_comes_first() {
     assert_eq!(sets.refuse(&name(), Rank(1), &list(&[0, 1]), &none, no()), None);
     assert_eq!(failed(ask(&mut sets, 0, &[0, 1])).0, list(&[0]));
     assert!(sets.names.is_empty());
+    // A rank that is to be told asks with others, of whom one waits: both are told.
+    ask(&mut sets, 0, &[0, 1]);
+    failed(ask(&mut sets, 1, &[0, 1, 2]));
+    ask(&mut sets, 1, &[1, 2]);
+    assert_eq!(failed(ask(&mut sets, 2, &[1, 2])).0, list(&[1, 2]));
+    assert!(sets.names.is_empty());
+    // Ranks of none of the lists do not suffer.
+    ask(&mut sets, 0, &[0, 1]);
+    failed(ask(&mut sets, 1, &[0, 1, 2]));
+    ask(&mut sets, 3, &[2, 3]);
+    assert!(matches!(ask(&mut sets, 2, &[2, 3]), Asked::Complete(_)));
+    failed(ask(&mut sets, 2, &[0, 2]));
+    assert!(sets.names.is_empty());
     // Refused on both.
     assert_eq!(sets.refuse(&name(), Rank(1), &list(&[0, 1]), &none, no()), None);
     assert_eq!(sets.refuse(&name(), Rank(0), &list(&[0, 1]), &none, no()), None);
