@@ -505,8 +505,8 @@ class Collectives(Submission):
         members_only -- only these ranks call it, this rank among them, each with the same ranks; the others take no
                         part. If there is a set of exactly these ranks, it is the result.
 
-        With `members_only`, the n-th call with some ranks matches the n-th call of each other one of them. The set lasts
-        until the job ends or all ranks of the job remove it.
+        With `members_only`, the n-th call with some ranks matches the n-th call of each other one of them. The set
+        lasts until the job ends or all ranks of the job remove it.
 
         Raises the common errors; ValueError also for invalid ranks; RefusedError also for a duplicate rank, one that
         the job does not have, and ranks that already form a process set; with `members_only` not for the latter, but
@@ -521,7 +521,7 @@ class Collectives(Submission):
         Dropping the handle of a set that is not complete withdraws this rank's part, and it fails on the other ranks.
         """
         members = [rank_number(rank) for rank in ranks]
-        # Not the client itself, which the handle keeps alive, and which must not wait for the garbage collector.
+        # Not the client itself: the handle keeps it alive, and would be part of a cycle.
         sets, me = self._sets, self._session.rank
 
         def read(operation: _ronde.Operation) -> ProcessSet:
@@ -532,7 +532,7 @@ class Collectives(Submission):
             return known
 
         # Absent unless it is wanted: all other requests stay what they were.
-        options = {"members_only": True} if members_only else {}
+        options: dict[str, Any] = {"members_only": True} if members_only else {}
         return self._request("add_process_set", read, ranks=members, **options)
 
     def remove_process_set(self, process_set: ProcessSet | int) -> bool:

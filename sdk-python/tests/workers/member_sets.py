@@ -87,7 +87,7 @@ def check_withdrawal(client: ronde.Client) -> None:
     if client.rank not in pair:
         return
     if client.rank == 0:
-        handle = client.add_process_set_async(pair + [1], members_only=True)
+        handle = client.add_process_set_async([*pair, 1], members_only=True)
         raises(TimeoutError, "still in flight", lambda: handle.wait(0.2))
         del handle
     elif client.size > 2:

@@ -96,14 +96,13 @@ fn members_form_sets_without_the_other_ranks() -> Result<()> {
         let named = |ranks: &[u32]| {
             let operation = Operation::add_process_set_of_members(ranks);
             let operation = Operation { label: "disputed".into(), ..operation };
-            client.submit_from(&operation).map(|handle| handle.typed::<ProcessSet>())
+            client.submit_from(&operation)?.wait().map(|output| output.detail)
         };
-        match client.rank() {
-            1 => Ok(Some(named(&[1, 3])?.wait())),
-            3 => Ok(Some(named(&[1, 3, 4])?.wait())),
-            4 => Ok(Some(named(&[1, 3, 4])?.wait())),
-            _ => Ok(None),
-        }
+        Ok(match client.rank() {
+            1 => Some(named(&[1, 3])),
+            3 | 4 => Some(named(&[1, 3, 4])),
+            _ => None,
+        })
     })?;
     for error in formed.into_iter().flatten().map(|outcome| outcome.expect_err("they disagree").to_string()) {
         let words = "Mismatched process sets: One rank asked for ranks 1, 3, but another rank for ranks 1, 3-4.";
