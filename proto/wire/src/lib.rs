@@ -31,7 +31,9 @@ pub use control::Control;
 pub use dtype::DType;
 pub use failure::{Blame, Cause, Failure};
 pub use frame::{Frame, FrameError, FrameHeader, FrameKind};
-pub use ids::{Epoch, Incarnation, JobName, Lane, Member, NameError, OpId, Rank, RequestId, Seq, SetId, SidecarIndex, TensorName};
+pub use ids::{
+    Epoch, Incarnation, JobName, Lane, Member, NameError, OpId, Rank, RequestId, Seq, SetId, SidecarIndex, TensorName,
+};
 pub use plugin::{PluginCall, PluginUse, PluginValue, PluginWork};
 pub use record::{Activity, Call, Exit, Record};
 pub use relay::{Ascent, Enclosed};

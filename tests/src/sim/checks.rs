@@ -352,7 +352,8 @@ impl Oracle {
     /// Whether the members of a set have got the one that they formed before, or a new one.
     fn formed(&mut self, (epoch, item): (Epoch, usize), workload: &Workload, set: SetId) -> bool {
         let is_like = |other: usize| {
-            matches!(workload.items[other].kind, Kind::FormSet(..)) && workload.items[other].ranks == workload.items[item].ranks
+            matches!(workload.items[other].kind, Kind::FormSet(..))
+                && workload.items[other].ranks == workload.items[item].ranks
         };
         let mut earlier = self.sets.iter().filter(|((e, other), _)| *e == epoch && is_like(*other));
         if let Some((_, earlier)) = earlier.next() {

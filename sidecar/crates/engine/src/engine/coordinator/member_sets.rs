@@ -298,8 +298,7 @@ impl Named {
     /// Adds a request. Returns the list of its call.
     fn ask(&mut self, now: Time, rank: Rank, ranks: &[Rank]) -> List {
         let list = self.calls.get_key_value(ranks).map_or_else(|| ranks.into(), |(list, _)| Arc::clone(list));
-        let call =
-            self.calls.entry(Arc::clone(&list)).or_insert_with(|| Call { since: now, asked: BTreeSet::new() });
+        let call = self.calls.entry(Arc::clone(&list)).or_insert_with(|| Call { since: now, asked: BTreeSet::new() });
         call.asked.insert(rank);
         self.asked.insert(rank, Arc::clone(&list));
         list

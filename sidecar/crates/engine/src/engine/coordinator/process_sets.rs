@@ -61,13 +61,7 @@ impl ProcessSets {
         Ok(())
     }
 
-    fn add_new(
-        &mut self,
-        cx: &mut Context,
-        epoch: Epoch,
-        name: &TensorName,
-        ranks: Vec<Rank>,
-    ) -> Result<(), String> {
+    fn add_new(&mut self, cx: &mut Context, epoch: Epoch, name: &TensorName, ranks: Vec<Rank>) -> Result<(), String> {
         let world = &cx.config.world;
         if self.sets.len(world) >= limits::SETS_MAX {
             return Err(format!("there are {} process sets, the most that a job may have", limits::SETS_MAX));

@@ -1,8 +1,8 @@
 //! Answers of the coordinator other than orders: rejections, and requests that complete without an operation.
 
 use ronde_wire::{
-    AnySource, Cause, Collective, Control, DType, Detail, Failure, ProcessSet, Rank, Seq, SetId, TensorName, WorldError,
-    is_set_of_members_name,
+    AnySource, Cause, Collective, Control, DType, Detail, Failure, ProcessSet, Rank, Seq, SetId, TensorName,
+    WorldError, is_set_of_members_name,
 };
 
 use super::Participant;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{
-    AnySource, Cause, Collective, Control, Failure, Group, Invalidation, Rank, Request, RequestId, Seq, SetId, TensorName,
-    limits,
+    AnySource, Cause, Collective, Control, Failure, Group, Invalidation, Rank, Request, RequestId, Seq, SetId,
+    TensorName, limits,
 };
 
 use super::requests::{RankKey, Unordered};

@@ -88,9 +88,9 @@ fn check_set_of_members(rank: Rank, request: &Request) -> Result<(), String> {
             ))
         }
         Collective::AddSetOfMembers { .. } => Ok(()),
-        _ if is_set_of_members_name(name) => {
-            Err(format!("the name {name} is reserved for process sets that their members form; give {what} another one"))
-        }
+        _ if is_set_of_members_name(name) => Err(format!(
+            "the name {name} is reserved for process sets that their members form; give {what} another one"
+        )),
         _ => Ok(()),
     }
 }

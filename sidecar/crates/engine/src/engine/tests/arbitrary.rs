@@ -282,8 +282,11 @@ pub(super) fn control() -> impl Strategy<Value = Control> {
             name,
             failure
         }),
-        (tensor_name(), ranks(), failure())
-            .prop_map(|(name, ranks, failure)| Control::SetRefused { name, ranks, failure }),
+        (tensor_name(), ranks(), failure()).prop_map(|(name, ranks, failure)| Control::SetRefused {
+            name,
+            ranks,
+            failure
+        }),
         (tensor_name(), 0_u32..3, ranks())
             .prop_map(|(name, id, ranks)| Control::SetAdded { name, set: ProcessSet { id: SetId(id), ranks } }),
         (tensor_name(), 0_u32..3).prop_map(|(name, set)| Control::SetRemoved { name, set: SetId(set) }),

@@ -27,9 +27,8 @@ fn ask(cluster: &mut Cluster, ranks: &[u32], what: &Request) -> Vec<(u32, Reques
 
 /// The set that all members got.
 fn formed(cluster: &Cluster, requests: &[(u32, RequestId)]) -> SetId {
-    let detail = |(rank, request): &(u32, RequestId)| {
-        cluster.outcome(*rank, *request).as_ref().expect("a set").detail.clone()
-    };
+    let detail =
+        |(rank, request): &(u32, RequestId)| cluster.outcome(*rank, *request).as_ref().expect("a set").detail.clone();
     let details: Vec<Detail> = requests.iter().map(detail).collect();
     assert!(details.iter().all(|detail| *detail == details[0]), "{details:?}");
     let Detail::Set(set) = details[0] else { panic!("{details:?}") };
@@ -337,10 +336,7 @@ fn the_coordinator_traces_requests_and_their_ends() {
     let traces = cluster.engines[0].take_traces();
     let ready = traces.iter().filter(|trace| matches!(trace, Trace::Ready { operation: "ADD_PROCESS_SET", .. }));
     assert_eq!(ready.count(), 2);
-    assert!(
-        matches!(traces.last(), Some(Trace::Concluded { operation: Some("ADD_PROCESS_SET"), .. })),
-        "{traces:?}"
-    );
+    assert!(matches!(traces.last(), Some(Trace::Concluded { operation: Some("ADD_PROCESS_SET"), .. })), "{traces:?}");
 }
 
 #[test]
@@ -372,7 +368,12 @@ fn false_announcements_are_violations() {
     };
     let with_bytes = Announcement { contribution: vec![1].into(), ..ready(2, form(&[2, 3])) };
     let cached = Announcement::new(Rank(2), Intent::Remember { slot: 0, request: form(&[2, 3]) });
-    let group = Intent::Void { set: SetId::WORLD, name: form(&[2]).name, failure: Failure::new(Cause::Refused, "no"), group: None };
+    let group = Intent::Void {
+        set: SetId::WORLD,
+        name: form(&[2]).name,
+        failure: Failure::new(Cause::Refused, "no"),
+        group: None,
+    };
     let false_ones = [
         vec![ready(0, form(&[0, 2]))],
         vec![ready(2, form(&[0, 3]))],

@@ -10,7 +10,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
-use ronde_wire::{Codec, Collective, DType, Detail, Group, Pair, Rank, ReduceOp, Request, RequestId, SetId, set_of_members_name};
+use ronde_wire::{
+    Codec, Collective, DType, Detail, Group, Pair, Rank, ReduceOp, Request, RequestId, SetId, set_of_members_name,
+};
 
 use super::cluster::{Cluster, name, request, sum};
 
@@ -45,16 +47,37 @@ enum Step {
 
 #[derive(Clone, Debug)]
 enum What {
-    Reduce { name: usize, odd: u8 },
-    Grouped { name: usize, size: u32 },
-    Gather { name: usize },
-    Join { name: usize },
+    Reduce {
+        name: usize,
+        odd: u8,
+    },
+    Grouped {
+        name: usize,
+        size: u32,
+    },
+    Gather {
+        name: usize,
+    },
+    Join {
+        name: usize,
+    },
     Barrier,
-    Message { other: u32, sends: bool, count: u64 },
-    AddSet { ranks: u8 },
+    Message {
+        other: u32,
+        sends: bool,
+        count: u64,
+    },
+    AddSet {
+        ranks: u8,
+    },
     /// Named by 0 or 1; the ranks of the list are the bits.
-    AddSetOfMembers { name: u8, ranks: u8 },
-    RemoveSet { set: u32 },
+    AddSetOfMembers {
+        name: u8,
+        ranks: u8,
+    },
+    RemoveSet {
+        set: u32,
+    },
 }
 
 fn what() -> impl Strategy<Value = What> {

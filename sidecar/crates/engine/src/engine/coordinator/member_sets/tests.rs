@@ -184,7 +184,8 @@ fn pending_and_failed_requests_are_bounded() {
 /// ends exactly once, all members of a list agree, and nothing that could still be complete fails.
 #[test]
 fn all_small_worlds_agree() {
-    let lists: Vec<Vec<Rank>> = (1_u32..8).map(|bits| (0..3).filter(|rank| bits >> rank & 1 == 1).map(Rank).collect()).collect();
+    let lists: Vec<Vec<Rank>> =
+        (1_u32..8).map(|bits| (0..3).filter(|rank| bits >> rank & 1 == 1).map(Rank).collect()).collect();
     let mut outcomes = BTreeMap::from([("formed", 0), ("failed", 0), ("waits", 0)]);
     for first in &lists {
         for second in &lists {
