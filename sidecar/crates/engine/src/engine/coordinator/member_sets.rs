@@ -69,6 +69,14 @@ impl Failed {
     }
 }
 
+/// A rank's part in a failed call.
+#[derive(Debug)]
+struct Part {
+    failure: Failure,
+    /// Whether the rank asks for a list of the call.
+    is_listed: bool,
+}
+
 /// The effect of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
@@ -112,9 +120,11 @@ impl MemberSets {
         ranks: &[Rank],
         joined: &BTreeSet<Rank>,
     ) -> Result<Asked, Violation> {
-        if let Some(failure) = self.take_part(name, rank, ranks) {
-            // Whoever has asked for the same list must not wait for this rank.
-            let waiting = self.names.get(name).and_then(|named| named.calls.get_key_value(ranks));
+        if let Some(Part { failure, is_listed }) = self.take_part(name, rank, ranks) {
+            // Whoever has asked for a list that was not in the failed call must not wait for this rank. Requests for one that
+            // was are of the next call, which the rank has yet to ask for.
+            let named = self.names.get(name).filter(|_| !is_listed);
+            let waiting = named.and_then(|named| named.calls.get_key_value(ranks));
             let mut asked = match waiting.map(|(list, _)| Arc::clone(list)) {
                 Some(list) => self.close(name, &list),
                 None => BTreeSet::new(),
@@ -236,10 +246,11 @@ impl MemberSets {
     }
 
     /// The rank's part in a call of this name that has failed.
-    fn take_part(&mut self, name: &TensorName, rank: Rank, ranks: &[Rank]) -> Option<Failure> {
+    fn take_part(&mut self, name: &TensorName, rank: Rank, ranks: &[Rank]) -> Option<Part> {
         let named = self.names.get_mut(name)?;
         let at = named.failed.iter().position(|failed| failed.concerns(rank, ranks))?;
         let failed = &mut named.failed[at];
+        let is_listed = failed.lists.iter().any(|list| **list == *ranks);
         let failure = failed.failure.clone();
         failed.awaited.remove(&rank);
         if failed.awaited.is_empty() {
@@ -247,7 +258,7 @@ impl MemberSets {
             named.failed.remove(at);
         }
         self.drop_empty(name);
-        Some(failure)
+        Some(Part { failure, is_listed })
     }
 
     /// Ends calls with a failure.

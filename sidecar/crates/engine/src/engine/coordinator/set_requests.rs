@@ -69,14 +69,14 @@ impl Agreement {
             return Err(format!("voids {name} of {rank} with an invalid list of ranks"));
         }
         let why = &failure.reason;
-        let told = |verb: &str| {
+        let voided = |verb: &str| {
             Failure::new(Cause::Refused, format!("the request of {rank} for a process set, {name}, {verb}: {why}"))
                 .with_rank(rank)
                 .with_tensor(name.clone())
         };
         let ended = match failure.cause {
-            Cause::TimedOut => self.member_sets.withdraw(name, rank, &self.joined, told("was withdrawn")),
-            _ => self.member_sets.refuse(name, rank, ranks, &self.joined, told("was refused")),
+            Cause::TimedOut => self.member_sets.withdraw(name, rank, &self.joined, voided("was withdrawn")),
+            _ => self.member_sets.refuse(name, rank, ranks, &self.joined, voided("was refused")),
         };
         if let Some(ended) = ended {
             self.set_refused(cx, name, ended);
