@@ -121,8 +121,8 @@ impl MemberSets {
         joined: &BTreeSet<Rank>,
     ) -> Result<Asked, Violation> {
         if let Some(Part { failure, is_listed }) = self.take_part(name, rank, ranks) {
-            // Whoever has asked for a list that was not in the failed call must not wait for this rank. Requests for one that
-            // was are of the next call, which the rank has yet to ask for.
+            // Whoever has asked for a list that is not one of the failed call must not wait for this rank. Requests for
+            // one that is belong to the next call, which the rank has yet to ask for.
             let named = self.names.get(name).filter(|_| !is_listed);
             let waiting = named.and_then(|named| named.calls.get_key_value(ranks));
             let mut asked = match waiting.map(|(list, _)| Arc::clone(list)) {

@@ -180,8 +180,8 @@ fn pending_and_failed_requests_are_bounded() {
     panic!("failed requests pile up");
 }
 
-/// Every rank of four asks for two lists by one name, each pair of lists in turn, in every order of arrival: each request
-/// ends exactly once, all members of a list agree, and nothing that could still be complete fails.
+/// Each of three ranks asks for one list by one name: all combinations of lists, in every order of arrival. Each request is
+/// answered at most once, and a set is formed exactly by ranks that all asked for it.
 #[test]
 fn all_small_worlds_agree() {
     let lists: Vec<Vec<Rank>> =
