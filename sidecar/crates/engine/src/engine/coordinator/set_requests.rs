@@ -46,6 +46,7 @@ impl Agreement {
             }
             Asked::Failed(ended) => self.set_refused(cx, name, ended),
         }
+        self.check_failed_sets(rank);
         Ok(())
     }
 
@@ -81,14 +82,19 @@ impl Agreement {
         if let Some(ended) = ended {
             self.set_refused(cx, name, ended);
         }
+        self.check_failed_sets(rank);
+        Ok(())
+    }
+
+    /// Ends the epoch when too many failed requests wait for other ranks; this rank's was the last.
+    fn check_failed_sets(&mut self, rank: Rank) {
         if self.member_sets.overflows() {
             let reason = format!(
-                "{rank} has had requests for process sets refused or withdrawn that other ranks never asked for, more than \
-                 the limit; see docs/PROTOCOL.md, SETS_OF_MEMBERS_FAILED_MAX"
+                "requests of {rank} and others for process sets have failed, for which other ranks never asked, more often \
+                 than SETS_OF_MEMBERS_FAILED_MAX in docs/PROTOCOL.md allows"
             );
             self.fatal = Some(Failure::new(Cause::Bug, reason).with_rank(rank));
         }
-        Ok(())
     }
 
     /// A rank joins: requests that need it fail.

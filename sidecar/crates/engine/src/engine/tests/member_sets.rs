@@ -356,6 +356,25 @@ fn one_rank_may_have_so_many_pending() {
     assert!(cluster.disconnects.is_empty());
 }
 
+/// Two ranks of one sidecar disagree again and again, each time by another name and with a list that has another rank.
+#[test]
+fn failures_that_others_never_learn_of_end_the_epoch() {
+    let mut cluster = Cluster::new(&[0, 1, 1, 2]).started();
+    for n in 0..20_000 {
+        let own = n.to_string();
+        ask(&mut cluster, &[1], &named(&own, &[1, 2]));
+        ask(&mut cluster, &[2], &named(&own, &[1, 2, 3]));
+        cluster.run();
+        cluster.completed.clear();
+        if !cluster.ended.is_empty() {
+            assert!(cluster.ended[0].2.reason.contains("SETS_OF_MEMBERS_FAILED_MAX"), "{:?}", cluster.ended);
+            assert!(n > 4_000, "after {n}");
+            return;
+        }
+    }
+    panic!("failed requests pile up");
+}
+
 /// A sidecar that breaks the protocol is disconnected.
 #[test]
 fn false_announcements_are_violations() {
