@@ -20,6 +20,8 @@ pub(crate) struct Arguments {
     splits: Vec<u64>,
     tag: u32,
     ranks: Vec<u32>,
+    /// Whether the ranks of a process set form it by themselves.
+    members_only: bool,
     removed: u32,
 }
 
@@ -50,6 +52,7 @@ impl Arguments {
             "recv" => Collective::Recv { from: root, tag: self.tag },
             "barrier" => Collective::Barrier,
             "join" => Collective::Join,
+            "add_process_set" if self.members_only => Collective::AddSetOfMembers { ranks: self.set_ranks() },
             "add_process_set" => Collective::AddSet { ranks: self.set_ranks() },
             "remove_process_set" => Collective::RemoveSet { set: SetId(self.removed) },
             _ => return Err(PyValueError::new_err(format!("{kind} is no collective of this client"))),
@@ -126,6 +129,7 @@ impl<'py> FromPyObject<'_, 'py> for Arguments {
                 "splits" => arguments.splits = value.extract()?,
                 "tag" => arguments.tag = value.extract()?,
                 "ranks" => arguments.ranks = value.extract()?,
+                "members_only" => arguments.members_only = value.extract()?,
                 "removed" => arguments.removed = value.extract()?,
                 other => return Err(PyValueError::new_err(format!("{other} is no argument of a collective"))),
             }

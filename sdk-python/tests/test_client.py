@@ -175,6 +175,15 @@ def test_process_sets_know_their_ranks() -> None:
     assert session.submitted[-1] == ("remove_process_set", None, (), {"removed": number})
     assert some.id is None
     assert not client.remove_process_set(some)
+    own = client.add_process_set_async([2, 0], members_only=True)
+    assert session.submitted[-1] == ("add_process_set", None, (), {"ranks": [2, 0], "members_only": True})
+    formed = own.wait()
+    assert (formed.ranks, own.wait() is formed) == ([0, 2], True)
+    assert client.remove_process_set(99)  # one of other ranks
+    assert session.submitted[-1] == ("remove_process_set", None, (), {"removed": 99})
+    assert formed.id is not None
+    assert client.remove_process_set(formed.id)
+    assert formed.id is None
     others = client.add_process_set([0, 2])
     assert not others.included()
     with pytest.raises(ValueError, match="not part of provided process set"):

@@ -33,6 +33,15 @@ def test_receives_from_any_source(
     assert world("any_source.py", ranks, sidecars).count("came from any source") == ranks
 
 
+@pytest.mark.parametrize("ring", ["1", "0"])
+@pytest.mark.parametrize(("ranks", "sidecars"), [(3, 1), (4, 2)])
+def test_members_form_process_sets(
+    world: Callable[..., str], ranks: int, sidecars: int, ring: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RONDE_RING", ring)
+    assert world("member_sets.py", ranks, sidecars).count("members have formed their sets") == ranks
+
+
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (3, 2)])
 def test_failures_reach_every_rank(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("failures.py", ranks, sidecars).count("failures reached every rank") == ranks

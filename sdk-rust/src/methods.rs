@@ -77,6 +77,15 @@ macro_rules! for_each_operation {
 
             /// Forms a process set of some global ranks. All ranks of the world call it, with the same ranks.
             add_process_set, add_process_set_async(ranks: &[u32],) -> ProcessSet = Operation::add_process_set(ranks);
+
+            /// Forms a process set of some global ranks, which only these ranks call, each with the same ranks
+            /// (`MPI_Comm_create_group`). A set of exactly these ranks that exists is the result, however it was made. The
+            /// set lasts until the job ends or all ranks of the world remove it.
+            ///
+            /// Several may be pending at once: the n-th call with some ranks matches the n-th call of the others with them.
+            add_process_set_of_members, add_process_set_of_members_async(
+                ranks: &[u32],
+            ) -> ProcessSet = Operation::add_process_set_of_members(ranks);
         }
     };
 }

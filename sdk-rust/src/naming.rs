@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use ronde_wire::{
     AnySource, Codec, Collective, DType, Detail, Group, Pair, Rank, Request, SetId, Shape, TensorName, limits,
+    set_of_members_name,
 };
 
 use crate::error::Error;
@@ -55,6 +56,11 @@ enum CounterKey {
         set: SetId,
         tag: u32,
     },
+    /// A request for a process set of these members.
+    Members {
+        /// [`digest`] of the ranks.
+        ranks: u64,
+    },
 }
 
 impl CounterKey {
@@ -62,6 +68,7 @@ impl CounterKey {
         match self {
             Self::Single { set, .. } | Self::Group { set, .. } => set,
             Self::Message { set, .. } | Self::AnySource { set, .. } => set,
+            Self::Members { .. } => SetId::WORLD,
         }
     }
 }
@@ -83,9 +90,20 @@ impl Names {
         self.sets.insert(set, KnownSet { ranks, first });
     }
 
-    /// Removes a set.
-    pub(crate) fn remove_set(&mut self, set: SetId) {
+    /// Registers a set of ascending ranks that its members have formed, or found. Only they get this answer, so it must
+    /// not change the generation, which all ranks count alike.
+    fn form_set(&mut self, set: SetId, ranks: Vec<Rank>) {
+        if self.sets.get(&set).is_some_and(|known| known.ranks == ranks) {
+            // Its numbers continue.
+            return;
+        }
         self.remove_counters(set);
+        self.sets.insert(set, KnownSet { ranks, first: self.generation << GENERATION_SHIFT });
+    }
+
+    /// Removes a set. Another one with its id may be formed by its members, whose numbers have to be greater.
+    pub(crate) fn remove_set(&mut self, set: SetId) {
+        self.restart(set);
         self.sets.remove(&set);
     }
 
@@ -102,6 +120,7 @@ impl Names {
     pub(crate) fn apply_completion(&mut self, collective: &Collective, detail: &Detail) {
         match (collective, detail) {
             (Collective::AddSet { ranks }, Detail::Set(set)) => self.add_set(*set, ranks.clone()),
+            (Collective::AddSetOfMembers { ranks }, Detail::Set(set)) => self.form_set(*set, ranks.clone()),
             // Without the set in the answer there was nothing to remove. The set of all ranks stays.
             (Collective::RemoveSet { set }, Detail::Set(_)) if *set != SetId::WORLD => self.remove_set(*set),
             (Collective::Join, _) => self.all_joined(),
@@ -123,12 +142,20 @@ impl Names {
         let kind = operation.collective.name();
         let counted = self.counter_of(operation)?;
         let name = match (counted, operation.label.name) {
+            (None, Some(name)) if matches!(operation.collective, Collective::AddSetOfMembers { .. }) => {
+                set_of_members_name(name).map_err(|error| Error::argument(error.to_string()))?.to_string()
+            }
             (None, name) => format!("{}.{}", kind.to_ascii_lowercase(), name.unwrap_or_default()),
             (Some(CounterKey::Message { from, to, tag, .. }), _) => {
                 Pair { from, to }.message_name(tag, self.next(counted)).to_string()
             }
             (Some(CounterKey::AnySource { tag, .. }), _) => {
                 AnySource { to: self.me, tag }.receive_name(self.next(counted)).to_string()
+            }
+            (Some(CounterKey::Members { ranks }), _) => {
+                set_of_members_name(&format!("noname.{ranks:016x}.{}", self.next(counted)))
+                    .map_err(|error| Error::argument(error.to_string()))?
+                    .to_string()
             }
             (Some(_), _) => format!("{}.noname.{}", kind.to_ascii_lowercase(), self.next(counted)),
         };
@@ -145,6 +172,9 @@ impl Names {
                 Some(CounterKey::Message { set, from, to, tag })
             }
             (_, &Collective::RecvAny { tag }) => Some(CounterKey::AnySource { set, tag }),
+            (_, Collective::AddSetOfMembers { ranks }) if operation.label.name.is_none() => {
+                return Ok(Some(CounterKey::Members { ranks: digest(ranks) }));
+            }
             _ => None,
         };
         match (counted, operation.label.name) {
@@ -251,11 +281,8 @@ impl Names {
                 Collective::AllToAll { splits: self.checked_splits(operation.label.set, &shape, splits)? }
             }
             // Later lookups need ascending ranks.
-            Collective::AddSet { ranks } => {
-                let mut ranks = ranks.clone();
-                ranks.sort_unstable();
-                Collective::AddSet { ranks }
-            }
+            Collective::AddSet { ranks } => Collective::AddSet { ranks: ascending(ranks) },
+            Collective::AddSetOfMembers { ranks } => Collective::AddSetOfMembers { ranks: ascending(ranks) },
             collective => collective.clone(),
         };
         Ok(Checked { collective, dtype, shape, codec })
@@ -385,6 +412,19 @@ fn cuts_rows(collective: &Collective) -> bool {
             | Collective::Scatter { .. }
             | Collective::AllToAll { .. }
     )
+}
+
+fn ascending(ranks: &[Rank]) -> Vec<Rank> {
+    let mut ranks = ranks.to_vec();
+    ranks.sort_unstable();
+    ranks
+}
+
+/// A digest of ranks in any order (FNV-1a of the ascending ranks), which makes names of different sets differ. Two sets
+/// with one digest would be reported as ranks that disagree.
+fn digest(ranks: &[Rank]) -> u64 {
+    let bytes = ascending(ranks).into_iter().flat_map(|rank| rank.0.to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn tensor_name(name: String) -> Result<TensorName, Error> {

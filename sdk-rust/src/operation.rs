@@ -250,6 +250,15 @@ impl<'a> Operation<'a> {
         Self::new(None, Collective::AddSet { ranks }, None)
     }
 
+    /// A process set of these global ranks, in any order, which form it by themselves: the other ranks take no part. The
+    /// caller is one of them. A set of exactly these ranks that exists is the result.
+    #[must_use]
+    pub fn add_process_set_of_members(ranks: &[u32]) -> Self {
+        let mut ranks: Vec<Rank> = ranks.iter().copied().map(Rank).collect();
+        ranks.sort_unstable();
+        Self::new(None, Collective::AddSetOfMembers { ranks }, None)
+    }
+
     /// The removal of a process set.
     #[must_use]
     pub fn remove_process_set(set: SetId) -> Self {

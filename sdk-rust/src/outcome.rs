@@ -126,7 +126,7 @@ impl Outcome for u32 {
 impl Outcome for ProcessSet {
     fn of(output: Output) -> Result<Self, Error> {
         match (output.detail, output.collective) {
-            (Detail::Set(id), Collective::AddSet { ranks }) => {
+            (Detail::Set(id), Collective::AddSet { ranks } | Collective::AddSetOfMembers { ranks }) => {
                 Ok(Self { id, ranks: ranks.into_iter().map(|rank| rank.0).collect() })
             }
             (_, collective) => Err(lacks(&collective, "the number of the set")),

@@ -16,10 +16,12 @@ const SCHEDULE_SEEDS: u64 = 160;
 const CAUGHT_MIN: usize = 5;
 
 /// The situations that the seeds must meet together.
-const MET: [&str; 45] = [
+const MET: [&str; 47] = [
     "absurd",
     "adasum",
     "add set",
+    "form set",
+    "find set",
     "all-gather",
     "all-reduce",
     "all-to-all",

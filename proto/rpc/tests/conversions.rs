@@ -145,6 +145,7 @@ fn receiving_ranks_submit_no_input() {
         Collective::RecvAny { tag: 3 },
         Collective::Join,
         Collective::AddSet { ranks: vec![Rank(0)] },
+        Collective::AddSetOfMembers { ranks: vec![Rank(0)] },
         Collective::RemoveSet { set: SetId(1) },
     ];
     for collective in receives {
@@ -424,7 +425,7 @@ fn any_submission() -> impl Strategy<Value = Submission> {
 
 fn any_collective() -> impl Strategy<Value = Collective> {
     let ranks = prop::collection::vec(0..4_096_u32, 0..6);
-    (0..15_u8, any_op(), 0..4_u32, any::<u32>(), ranks).prop_map(|(kind, op, rank, number, ranks)| {
+    (0..16_u8, any_op(), 0..4_u32, any::<u32>(), ranks).prop_map(|(kind, op, rank, number, ranks)| {
         let rank = Rank(rank);
         match kind {
             0 => Collective::AllReduce { op },
@@ -441,6 +442,7 @@ fn any_collective() -> impl Strategy<Value = Collective> {
             11 => Collective::Join,
             12 => Collective::AddSet { ranks: ranks.into_iter().map(Rank).collect() },
             13 => Collective::RecvAny { tag: number },
+            14 => Collective::AddSetOfMembers { ranks: ranks.into_iter().map(Rank).collect() },
             _ => Collective::RemoveSet { set: SetId(number) },
         }
     })

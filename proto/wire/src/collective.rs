@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Rank, SetId, TensorName};
+use crate::ids::{NameError, Rank, SetId, TensorName};
 
 /// How elements of several ranks become one. The numbers are Horovod's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -150,6 +150,12 @@ pub enum Collective {
         /// Distinguishes messages between the same two ranks.
         tag: u32,
     },
+    /// The ranks of a process set form it by themselves; the other ranks of the world take no part. A set of exactly
+    /// these ranks that exists is the answer. Its name is one of [`set_of_members_name`].
+    AddSetOfMembers {
+        /// Its ranks, as the caller gave them, the caller's own among them.
+        ranks: Vec<Rank>,
+    },
 }
 
 impl Collective {
@@ -169,7 +175,7 @@ impl Collective {
             Self::Recv { .. } | Self::RecvAny { .. } => "RECV",
             Self::Barrier => "BARRIER",
             Self::Join => "JOIN",
-            Self::AddSet { .. } => "ADD_PROCESS_SET",
+            Self::AddSet { .. } | Self::AddSetOfMembers { .. } => "ADD_PROCESS_SET",
             Self::RemoveSet { .. } => "REMOVE_PROCESS_SET",
         }
     }
@@ -199,7 +205,8 @@ impl Collective {
     #[must_use]
     pub fn has_input(&self, me: Rank) -> bool {
         match self {
-            Self::Barrier | Self::Join | Self::AddSet { .. } | Self::RemoveSet { .. } => false,
+            Self::Barrier | Self::Join => false,
+            Self::AddSet { .. } | Self::AddSetOfMembers { .. } | Self::RemoveSet { .. } => false,
             Self::Recv { .. } | Self::RecvAny { .. } => false,
             Self::Scatter { root } => *root == me,
             _ => true,
@@ -211,7 +218,8 @@ impl Collective {
     pub fn has_result(&self, me: Rank) -> bool {
         match self {
             Self::Reduce { root, .. } | Self::Gather { root } => *root == me,
-            Self::Send { .. } | Self::Barrier | Self::Join | Self::AddSet { .. } | Self::RemoveSet { .. } => false,
+            Self::Send { .. } | Self::Barrier | Self::Join => false,
+            Self::AddSet { .. } | Self::AddSetOfMembers { .. } | Self::RemoveSet { .. } => false,
             _ => true,
         }
     }
@@ -297,6 +305,22 @@ impl AnySource {
     }
 }
 
+/// The name of a request for a process set by its members ([`Collective::AddSetOfMembers`]):
+/// `add_process_set.members.<own>`. These names are reserved for such requests.
+///
+/// # Errors
+/// [`NameError`] when it is too long.
+pub fn set_of_members_name(own: &str) -> Result<TensorName, NameError> {
+    TensorName::new(format!("{SET_OF_MEMBERS}{own}"))
+}
+
+/// Whether it is a name of [`set_of_members_name`].
+#[must_use]
+pub fn is_set_of_members_name(name: &TensorName) -> bool {
+    name.as_str().starts_with(SET_OF_MEMBERS)
+}
+
+const SET_OF_MEMBERS: &str = "add_process_set.members.";
 const MESSAGE: &str = "message";
 const ANY: &str = "any";
 

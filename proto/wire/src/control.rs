@@ -241,7 +241,8 @@ pub enum Control {
         /// Ranks of the set that take no part in this round of the name, because they have joined, ascending.
         excused: Vec<Rank>,
     },
-    /// From the coordinator: all ranks requested a process set, which now exists. Requests for it follow this message.
+    /// From the coordinator: all ranks, or its members by themselves, requested a process set, which now exists.
+    /// Requests for it follow this message. Where its members requested a set that exists, only their sidecars get it.
     SetAdded {
         /// The name of the requests that this answers, in the world's set.
         name: TensorName,
@@ -408,6 +409,16 @@ pub enum Control {
         /// The name of the message, which has the source.
         message: TensorName,
     },
+    /// From the coordinator, to the sidecars of these ranks: their pending requests for a process set of its members
+    /// ([`Collective::AddSetOfMembers`]) fail; the job continues.
+    SetRefused {
+        /// The name of the requests, in the world's set.
+        name: TensorName,
+        /// The ranks, ascending; all of them have announced such a request that was not answered.
+        ranks: Vec<Rank>,
+        /// Why, with the culprit.
+        failure: Failure,
+    },
 }
 
 /// What one rank announces.
@@ -458,6 +469,16 @@ pub enum Intent {
         failure: Failure,
         /// The request's group, which continues without it.
         group: Option<Group>,
+    },
+    /// The rank's request for a process set of its members ([`Collective::AddSetOfMembers`]) was refused by its
+    /// sidecar, or withdrawn by the rank before it was answered: it fails on the other members, too.
+    VoidSet {
+        /// The name, in the world's set.
+        name: TensorName,
+        /// The ranks of the set as far as they are valid, ascending, the announcing one among them.
+        ranks: Vec<Rank>,
+        /// Why, naming the rank.
+        failure: Failure,
     },
 }
 

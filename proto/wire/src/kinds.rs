@@ -23,7 +23,7 @@ macro_rules! kinds {
 kinds! {
     Heartbeat Attached Left Unreachable EpochBegin EpochEnd Announce Order Reject SetAdded SetRemoved SetForgotten
     AllJoined Done Failed Suspects SuspectRanks AskActivity Activities Ascending Descending PathUp PathDown Welcome Expel
-    Silent Schedule Invalidated Withdraw Frozen Resume Performed Commit Matched
+    Silent Schedule Invalidated Withdraw Frozen Resume Performed Commit Matched SetRefused
 }
 
 #[cfg(test)]

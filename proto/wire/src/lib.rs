@@ -26,12 +26,14 @@ pub mod tuning;
 pub mod world;
 
 pub use codec::Codec;
-pub use collective::{AnySource, Collective, Pair, ReduceOp};
+pub use collective::{AnySource, Collective, Pair, ReduceOp, is_set_of_members_name, set_of_members_name};
 pub use control::Control;
 pub use dtype::DType;
 pub use failure::{Blame, Cause, Failure};
 pub use frame::{Frame, FrameError, FrameHeader, FrameKind};
-pub use ids::{Epoch, Incarnation, JobName, Lane, Member, OpId, Rank, RequestId, Seq, SetId, SidecarIndex, TensorName};
+pub use ids::{
+    Epoch, Incarnation, JobName, Lane, Member, NameError, OpId, Rank, RequestId, Seq, SetId, SidecarIndex, TensorName,
+};
 pub use plugin::{PluginCall, PluginUse, PluginValue, PluginWork};
 pub use record::{Activity, Call, Exit, Record};
 pub use relay::{Ascent, Enclosed};

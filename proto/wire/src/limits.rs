@@ -8,6 +8,14 @@ pub const SIDECARS_MAX: usize = 1_024;
 pub const LOCAL_RANKS_MAX: usize = 64;
 /// Process sets alive at once.
 pub const SETS_MAX: usize = 1_024;
+/// Ranks in the pending requests of one rank for process sets of their members; a list counts as
+/// [`SET_OF_MEMBERS_RANKS_MIN`] ranks at least. So the coordinator keeps at most 1,024 lists for a rank.
+pub const SETS_OF_MEMBERS_PENDING_MAX: usize = 1 << 18;
+/// The least ranks as which the list of one such request counts.
+pub const SET_OF_MEMBERS_RANKS_MIN: usize = 256;
+/// Ranks in failed requests for process sets of their members for which other ranks have yet to ask, over all names; a
+/// request counts as [`SET_OF_MEMBERS_RANKS_MIN`] ranks at least.
+pub const SETS_OF_MEMBERS_FAILED_MAX: usize = 1 << 22;
 /// Bytes of a tensor's name.
 pub const NAME_BYTES_MAX: usize = 512;
 /// Bytes of a job's name: it becomes part of a URI and of paths of Unix sockets, which are short.

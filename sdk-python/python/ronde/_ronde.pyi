@@ -31,6 +31,7 @@ class Session:
         splits: Sequence[int] | None = None,
         tag: int = 0,
         ranks: Sequence[int] = (),
+        members_only: bool = False,
         removed: int = 0,
         set: int = 0,
         site: str | None = None,

@@ -499,24 +499,58 @@ class Collectives(Submission):
         """`join` in flight. Until it completes, this rank may submit nothing else on the set of all ranks."""
         return self._request("join", lambda operation: operation.last_joined())
 
-    def add_process_set(self, ranks: Iterable[int]) -> ProcessSet:
+    def add_process_set(self, ranks: Iterable[int], *, members_only: bool = False) -> ProcessSet:
         """Creates a process set of some ranks of the job. All ranks of the job must call it, with the same ranks.
 
+        members_only -- only these ranks call it, this rank among them, each with the same ranks; the others take no
+                        part. If there is a set of exactly these ranks, it is the result.
+
+        With `members_only`, the n-th call with some ranks matches the n-th call of each other one of them. The set
+        lasts until the job ends or all ranks of the job remove it.
+
         Raises the common errors; ValueError also for invalid ranks; RefusedError also for a duplicate rank, one that
-        the job does not have, and ranks that already form a process set.
+        the job does not have, and ranks that already form a process set; with `members_only` not for the latter, but
+        for a rank that is not among them.
         """
-        members = [rank_number(rank) for rank in ranks]
-        number = self._request("add_process_set", lambda operation: operation.set_id(), ranks=members).wait()
-        added = ProcessSet(number, members, self._session.rank)
-        self._sets[number] = added
+        added: ProcessSet = self.add_process_set_async(ranks, members_only=members_only).wait()
         return added
 
-    def remove_process_set(self, process_set: ProcessSet) -> bool:
+    def add_process_set_async(self, ranks: Iterable[int], *, members_only: bool = False) -> Handle:
+        """`add_process_set` in flight. Several may be in flight at once; those of `members_only` in any order.
+
+        Dropping the handle of a set that is not complete withdraws this rank's part, and it fails on the other ranks.
+        """
+        members = [rank_number(rank) for rank in ranks]
+        # Not the client itself: the handle keeps it alive, and would be part of a cycle.
+        sets, me = self._sets, self._session.rank
+
+        def read(operation: _ronde.Operation) -> ProcessSet:
+            number = operation.set_id()
+            known = sets.get(number)
+            if known is None or known.ranks != sorted(members):
+                known = sets[number] = ProcessSet(number, members, me)
+            return known
+
+        # Absent unless it is wanted: all other requests stay what they were.
+        options: dict[str, Any] = {"members_only": True} if members_only else {}
+        return self._request("add_process_set", read, ranks=members, **options)
+
+    def remove_process_set(self, process_set: ProcessSet | int) -> bool:
         """Removes a process set and sets its `id` to None. All ranks of the job must call it.
 
+        process_set -- the set; its number on a rank that is not in it and does not know it, because its members have
+                       made it with `members_only`
+
         Operations of the set that some of its ranks have not submitted yet fail with RefusedError. Returns False, and
-        does nothing, for the set of all ranks and for one that does not exist (any more). Raises the common errors.
+        does nothing, for the set of all ranks and for one that does not exist (any more); a number that this rank does
+        not know counts as one that exists. Raises the common errors.
         """
+        if isinstance(process_set, int):
+            known = self._sets.get(process_set)
+            if known is None:
+                self._request("remove_process_set", read_nothing, removed=rank_number(process_set)).wait()
+                return True
+            process_set = known
         number = process_set.id
         if not number or self._sets.get(number) is not process_set:
             return False

@@ -487,7 +487,7 @@ impl Server {
         let detail = match submission.what.collective {
             Collective::AllToAll { splits } => Detail::Splits(splits),
             Collective::Join => Detail::LastJoined(RANK),
-            Collective::AddSet { .. } => Detail::Set(SetId(7)),
+            Collective::AddSet { .. } | Collective::AddSetOfMembers { .. } => Detail::Set(SetId(7)),
             Collective::RemoveSet { set: SetId(7) } => Detail::Set(SetId(7)),
             _ => Detail::None,
         };

@@ -46,7 +46,7 @@ fn every_operation_has_its_name_and_its_kind_of_result() {
             "remove_process_set.noname.0",
             "barrier.noname.0",
             "join.noname.0",
-            "barrier.noname.8589934592",
+            "barrier.noname.12884901888",
         ];
         assert_eq!(names, wanted);
     }
@@ -92,9 +92,39 @@ fn restarted_numbers_differ_from_those_of_pending_requests() {
     let of_first = set("first");
     let remove = Operation::new("first", Collective::RemoveSet { set: ronde::SetId(7) }, None);
     client.submit_from(&remove).expect("submitted").wait().expect("removed");
-    assert_eq!([of_first, set("second")], ["barrier.noname.12884901888", "barrier.noname.17179869184"]);
+    assert_eq!([of_first, set("second")], ["barrier.noname.12884901888", "barrier.noname.21474836480"]);
     // What goes on without change counts on.
     assert_eq!(sum().name().expect("this process"), "allreduce.noname.8589934593");
+}
+
+/// Only its members get the answer to a request for a set, so it restarts no numbers that others count, too.
+#[test]
+fn sets_of_members_are_named_by_their_ranks_and_keep_other_numbers() {
+    let fake = Fake::start(Settings { size: 3, ..Settings::default() });
+    let client = connect(&fake, OVER_RING);
+    let form = |ranks: &[u32]| {
+        let handle = client.add_process_set_of_members_async(ranks).expect("submitted");
+        let name = handle.name().expect("this process").to_owned();
+        (name, handle.wait().expect("a set"))
+    };
+    let barrier = |set| client.barrier_async(set).expect("submitted").name().expect("this process").to_owned();
+    let (first, set) = form(&[2, 0]);
+    assert_eq!((set.id, set.ranks), (ronde::SetId(7), vec![0, 2]));
+    let stem = first.strip_suffix(".0").expect("the first of its ranks").to_owned();
+    assert!(stem.starts_with("add_process_set.members.noname."), "{stem}");
+    assert_eq!(barrier(ronde::SetId(7)), "barrier.noname.0");
+    // The order of the ranks does not matter; a set that is known goes on with its numbers.
+    assert_eq!(form(&[0, 2]).0, format!("{stem}.1"));
+    assert_eq!(barrier(ronde::SetId(7)), "barrier.noname.1");
+    assert!(form(&[0]).0.ends_with(".0"));
+    // A set that all ranks remove and add: greater numbers, the same on ranks that were in fewer sets.
+    assert!(client.remove_process_set(ronde::SetId(7)).expect("it was there"));
+    form(&[0, 2]);
+    assert_eq!(barrier(ronde::SetId(7)), format!("barrier.noname.{}", 1_u64 << 32));
+    client.add_process_set(&[0, 1]).expect("a set");
+    assert_eq!(barrier(ronde::SetId(7)), format!("barrier.noname.{}", 2_u64 << 32));
+    client.join().expect("joined");
+    assert_eq!(form(&[0, 2]).0, format!("{stem}.{}", 3_u64 << 32));
 }
 
 #[test]

@@ -268,7 +268,7 @@ impl Driver {
             SessionCommand::Submit { session, submission } => self.submit(session, *submission),
             SessionCommand::Abstain { session, set, name, group, reason } => {
                 if let Some(rank) = self.note_activity(session) {
-                    self.handle(Event::Refused { rank, set, name, group, reason });
+                    self.handle(Event::Refused { rank, set, name, group, members: Vec::new(), reason });
                 }
             }
             SessionCommand::Withdraw { session, request, reason } => {

@@ -153,21 +153,19 @@ impl Driver {
     fn give_back(&mut self, id: SessionId, rank: Rank, submission: &Submission, reason: String) {
         let Some(session) = self.clients.sessions.get_mut(id) else { return };
         session.remove_pending(submission.request);
-        let what = &submission.what;
-        let (name, group) = (Some(what.name.clone()), what.group.clone());
-        self.refuse(id, rank, Refused { request: submission.request, set: what.set, name, group, reason });
+        self.refuse(id, rank, Refused::of(submission.request, submission.what.clone(), reason));
     }
 
     /// Fails a request that never reached the engine, and notifies the other ranks if possible.
     fn refuse(&mut self, id: SessionId, rank: Rank, refused: Refused) {
-        let Refused { request, set, name, group, reason } = refused;
+        let Refused { request, set, name, group, members, reason } = refused;
         let mut failure = Failure::new(Cause::Refused, reason.clone()).with_rank(rank);
         failure.tensor.clone_from(&name);
         if let Some(session) = self.clients.sessions.get_mut(id) {
             send_failed(session, request, &failure);
         }
         if let Some(name) = name {
-            self.handle(Event::Refused { rank, set, name, group, reason });
+            self.handle(Event::Refused { rank, set, name, group, members, reason });
         }
     }
 

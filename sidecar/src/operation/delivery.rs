@@ -31,13 +31,7 @@ pub(crate) fn accept(
     submission: Submission,
     bounds: ResultBounds,
 ) -> Result<Submission, Refused> {
-    let refuse = |reason: String| Refused {
-        request: submission.request,
-        set: submission.what.set,
-        name: Some(submission.what.name.clone()),
-        group: submission.what.group.clone(),
-        reason,
-    };
+    let refuse = |reason: String| Refused::of(submission.request, submission.what.clone(), reason);
     if session.pending.contains_key(&submission.request) || session.held.contains_key(&submission.request) {
         // The name belongs to another request with this number, which stays valid: no other rank is notified.
         let reason = format!("{} is in use; use each number only once", submission.request);

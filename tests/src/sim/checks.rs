@@ -334,17 +334,36 @@ impl Oracle {
                 self.added.insert((epoch, asked.item), *set);
                 free
             }
+            (Kind::FormSet(_, Some(known)), Detail::Set(set)) => set == known,
+            (Kind::FormSet(..), Detail::Set(set)) => self.formed((epoch, asked.item), &asked.workload, *set),
             (Kind::RemoveSet(Some(adding)), Detail::Set(set)) => {
                 self.sets.remove(&(epoch, *adding));
                 self.added.get(&(epoch, *adding)) == Some(set)
             }
-            (Kind::Join | Kind::AddSet(_) | Kind::RemoveSet(Some(_)), _) => false,
+            (Kind::Join | Kind::AddSet(_) | Kind::FormSet(..) | Kind::RemoveSet(Some(_)), _) => false,
             _ => true,
         };
         if plausible {
             return Ok(());
         }
         violated(Property::Result, format!("{who} learned {detail:?}, with {:?}", self.sets))
+    }
+
+    /// Whether the members of a set have got the one that they formed before, or a new one.
+    fn formed(&mut self, (epoch, item): (Epoch, usize), workload: &Workload, set: SetId) -> bool {
+        let is_like = |other: usize| {
+            matches!(workload.items[other].kind, Kind::FormSet(..))
+                && workload.items[other].ranks == workload.items[item].ranks
+        };
+        let mut earlier = self.sets.iter().filter(|((e, other), _)| *e == epoch && is_like(*other));
+        if let Some((_, earlier)) = earlier.next() {
+            return *earlier == set;
+        }
+        let fixed = workload.items.iter().any(|item| item.place == SetOf::Fixed(set));
+        let free = !fixed && !self.sets.values().any(|other| *other == set);
+        self.sets.insert((epoch, item), set);
+        self.added.insert((epoch, item), set);
+        free
     }
 
     fn failed(&mut self, asked: &OpenRequest, failure: &Failure, faults: &Faults) -> Result<(), Violated> {

@@ -150,7 +150,7 @@ fn samples(world: &World) -> Vec<Control> {
     let (rank, sidecar, set) = (Rank(0), world.coordinator(), SetId::WORLD);
     let name = |name| TensorName::new(name).expect("a name");
     let failure = Failure::new(Cause::Refused, "no");
-    let reason = failure.reason.clone();
+    let (reason, refusal) = (failure.reason.clone(), failure.clone());
     let shape = Shape::new(vec![4]).expect("a shape");
     let request = Request::new(set, name("t"), Collective::AllReduce { op: ReduceOp::Sum }, DType::F32, shape);
     let announcements = vec![Announcement::new(rank, Intent::Ready(request))];
@@ -191,5 +191,6 @@ fn samples(world: &World) -> Vec<Control> {
         Control::Performed { failure: Some(failure.clone()) },
         Control::Commit { failure: Some(failure) },
         Control::Matched { set, receive: name("t"), message: name("t") },
+        Control::SetRefused { name: name("add_process_set.members.t"), ranks: vec![rank], failure: refusal },
     ]
 }

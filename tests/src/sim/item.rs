@@ -74,6 +74,8 @@ pub(super) enum Kind {
     Join,
     /// Ranks as the callers give them.
     AddSet(Vec<Rank>),
+    /// The ranks form a set by themselves. The number of the set, if it exists already.
+    FormSet(Vec<Rank>, Option<SetId>),
     /// The set that an earlier item added; one that never was for none.
     RemoveSet(Option<usize>),
 }
@@ -183,7 +185,7 @@ impl Item {
             Kind::AllToAll => {
                 Some(Detail::Splits(self.splits.iter().map(|splits| splits[self.position(rank)]).collect()))
             }
-            Kind::Join | Kind::AddSet(_) | Kind::RemoveSet(Some(_)) => None,
+            Kind::Join | Kind::AddSet(_) | Kind::FormSet(..) | Kind::RemoveSet(Some(_)) => None,
             Kind::Message(pair, _) if pair.to == rank => Some(Detail::Source(pair.from)),
             _ => Some(Detail::None),
         }
@@ -211,13 +213,15 @@ impl Item {
             Kind::Barrier => "barrier",
             Kind::Join => "join",
             Kind::AddSet(_) => "add set",
+            Kind::FormSet(_, Some(_)) => "find set",
+            Kind::FormSet(..) => "form set",
             Kind::RemoveSet(_) => "remove set",
         }
     }
 
     /// Whether an operation performs it; other items are agreed on by messages alone.
     pub(super) fn is_performed(&self) -> bool {
-        !matches!(self.kind, Kind::Join | Kind::AddSet(_) | Kind::RemoveSet(_))
+        !matches!(self.kind, Kind::Join | Kind::AddSet(_) | Kind::FormSet(..) | Kind::RemoveSet(_))
     }
 
     /// Whether it fails on all ranks for certain.
@@ -300,6 +304,7 @@ impl Item {
             Kind::Barrier => Collective::Barrier,
             Kind::Join => Collective::Join,
             Kind::AddSet(ranks) => Collective::AddSet { ranks: ranks.clone() },
+            Kind::FormSet(ranks, _) => Collective::AddSetOfMembers { ranks: ranks.clone() },
             Kind::RemoveSet(adding) => {
                 let set = adding.and_then(|item| added.get(&item).copied()).unwrap_or(NO_SET);
                 Collective::RemoveSet { set }
@@ -341,6 +346,11 @@ impl Item {
             Difference::Scale => request.postscale *= 3.0,
             Difference::Codec => request.codec = if self.codec == Codec::F16 { Codec::Bf16 } else { Codec::F16 },
             Difference::List => {
+                if let Collective::AddSetOfMembers { ranks } = &mut request.collective {
+                    // Without one of the others; at least one more of them is left, which asks for the whole list.
+                    let other = ranks.iter().position(|other| *other != rank).expect("three members");
+                    ranks.remove(other);
+                }
                 if let Collective::AddSet { ranks } = &mut request.collective {
                     let all: Vec<Rank> = self.ranks.clone();
                     *ranks = if ranks.len() == 1 { all } else { ranks[1..].to_vec() };

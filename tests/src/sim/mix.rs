@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
-use ronde_wire::{Codec, DType, Group, Pair, Rank, ReduceOp, SetId, TensorName, World};
+use ronde_wire::{Codec, DType, Group, Pair, Rank, ReduceOp, SetId, TensorName, World, set_of_members_name};
 
 use super::fake_plugins::FakePlugin;
 use super::item::{ANY_SOURCE_TAGS, Difference, Excuse, InjectedError, Item, Kind, NO_SET, SetOf};
@@ -21,6 +21,8 @@ pub(super) struct Mix<'a> {
     names: BTreeMap<SetOf, usize>,
     /// Ranks of all sets that exist at some time, so that none is added twice.
     sets: BTreeSet<Vec<Rank>>,
+    /// Ranks of the sets that are formed by their members.
+    formed: BTreeSet<Vec<Rank>>,
     /// Items that are followed by another one of the same name.
     followed: BTreeSet<usize>,
     /// Items that all ranks of the world wait for at this point: that all have joined.
@@ -30,9 +32,9 @@ pub(super) struct Mix<'a> {
 
 impl<'a> Mix<'a> {
     pub(super) fn new(rng: &'a mut Rng, recipe: &'a Recipe, world: &'a World) -> Self {
-        let (items, names, followed, base) = Default::default();
+        let (items, names, formed, followed, base) = Default::default();
         let sets = world.sets().iter().map(|set| set.ranks.clone()).collect();
-        Self { rng, recipe, world, items, names, sets, followed, base, groups: 0 }
+        Self { rng, recipe, world, items, names, sets, formed, followed, base, groups: 0 }
     }
 
     pub(super) fn items(mut self) -> Vec<Item> {
@@ -62,6 +64,7 @@ impl<'a> Mix<'a> {
                 8.. if self.favours(Saboteur::EarlyRemoval) => self.passing_set(),
                 3 if self.recipe.injected => self.nonsense(),
                 4..8 => self.follow(),
+                8 if self.recipe.saboteur.is_none() => self.formed_set(),
                 _ => {
                     let set = self.any_set();
                     self.single(set, None);
@@ -282,6 +285,52 @@ impl<'a> Mix<'a> {
         self.push(removal);
     }
 
+    /// A process set that its members form by themselves, or find.
+    fn formed_set(&mut self) {
+        let sets = self.world.sets();
+        let mut members: Vec<Rank> = sets[0].ranks.iter().copied().filter(|_| self.rng.bool()).collect();
+        if self.rng.u8(..3) == 0 {
+            let found: Vec<&Vec<Rank>> = sets.iter().map(|set| &set.ranks).chain(&self.formed).collect();
+            members.clone_from(found[self.rng.usize(..found.len())]);
+        }
+        let known = sets.iter().find(|set| set.ranks == members).map(|set| set.id);
+        let added = self.sets.contains(&members) && known.is_none() && !self.formed.contains(&members);
+        if members.is_empty() || added {
+            // One that all ranks add and may remove at any time.
+            return;
+        }
+        let first = known.is_none() && self.formed.insert(members.clone());
+        self.sets.insert(members.clone());
+        let mut ranks = members.clone();
+        self.rng.shuffle(&mut ranks);
+        let mut forming = self.draw(SetOf::Fixed(SetId::WORLD), members.clone(), Kind::FormSet(ranks, known));
+        forming.name = self.name_of_members(&forming);
+        let culprit = members[self.rng.usize(..members.len())];
+        forming.injected = match self.rng.u8(..8) {
+            _ if !self.recipe.injected || members.len() < 2 => InjectedError::None,
+            0 if members.len() > 2 => InjectedError::Mismatch(culprit, Difference::List),
+            1 => InjectedError::Refused(culprit),
+            2 => InjectedError::Withdrawn(culprit),
+            _ => InjectedError::None,
+        };
+        let certain = forming.injected == InjectedError::None;
+        let formed = self.push(forming);
+        if !certain || !first {
+            return;
+        }
+        for _ in 0..self.rng.usize(..4) {
+            self.single((SetOf::Added(formed), members.clone()), None);
+        }
+    }
+
+    /// One name for disjoint sets; otherwise each request has its own.
+    fn name_of_members(&self, forming: &Item) -> TensorName {
+        let name = |own: &str| set_of_members_name(own).expect("a short name");
+        let shared = name("shared");
+        let disjoint = |other: &&Item| other.name != shared || other.ranks.iter().all(|r| !forming.ranks.contains(r));
+        if self.items.iter().all(|other| disjoint(&other)) { shared } else { name(forming.name.as_str()) }
+    }
+
     /// Invalid requests of one rank or of all.
     fn nonsense(&mut self) {
         let (place, ranks) = self.any_set();
@@ -497,7 +546,7 @@ impl<'a> Mix<'a> {
                 splits = (0..ranks).map(|_| (0..ranks).map(|_| self.rng.u64(..=most)).collect()).collect();
                 splits.iter().map(|splits: &Vec<u64>| splits.iter().sum()).collect()
             }
-            Kind::Barrier | Kind::Join | Kind::AddSet(_) | Kind::RemoveSet(_) => vec![0; ranks],
+            Kind::Barrier | Kind::Join | Kind::AddSet(_) | Kind::FormSet(..) | Kind::RemoveSet(_) => vec![0; ranks],
             _ => vec![self.rng.u64(..=most); ranks],
         };
         let scalar = matches!(kind, Kind::AllReduce(_) | Kind::Broadcast(_) | Kind::Reduce(..) | Kind::Message(..));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use ronde_engine::{EnginePhase, Event};
-use ronde_wire::{Cause, Epoch, Failure, Rank, RequestId, SetId};
+use ronde_wire::{Cause, Collective, Epoch, Failure, Rank, RequestId, SetId};
 
 use super::checks::{Property, Violated, violated};
 use super::cluster::Cluster;
@@ -161,7 +161,11 @@ impl Cluster {
             part.is_over(item);
             self.note(|| format!("{rank} is refused {name} of {set}"));
             let reason = "the tensor is too strange".to_owned();
-            self.handle_event(host, Event::Refused { rank, set, name, group, reason });
+            let members = match what.collective {
+                Collective::AddSetOfMembers { ranks } => ranks,
+                _ => Vec::new(),
+            };
+            self.handle_event(host, Event::Refused { rank, set, name, group, members, reason });
             return;
         }
         let given = self.sabotage.as_mut().map_or(item, |sabotage| sabotage.hands_over(rank, &workload, item));

@@ -9,6 +9,7 @@ use ronde_wire::control::encode;
 use ronde_wire::{
     AnySource, Codec, Collective, Control, DType, Epoch, Frame, FrameKind, Pair as Message, PluginUse, PluginWork,
     Rank, ReduceOp, Request, RequestId, Seq, SetId, Shape, SidecarIndex, TensorName, World, limits,
+    set_of_members_name,
 };
 
 const NOW: Time = Time(1_000_000);
@@ -175,7 +176,8 @@ pub(crate) fn frames_to(to: usize, messages: &[(usize, Epoch, Seq, Control)]) ->
 }
 
 /// What a rank submits: equal steps of small tensors, which travel with their announcements, and one that does not; then
-/// what ends their schedule; an operation with a plugin, which is committed; a message that is received from any rank.
+/// what ends their schedule; an operation with a plugin, which is committed; a message that is received from any rank;
+/// and a set of both.
 fn script(rank: u32) -> Vec<Request> {
     let sum = |name: &str, elements: u64| {
         let name = TensorName::new(name).expect("a name");
@@ -186,13 +188,16 @@ fn script(rank: u32) -> Vec<Request> {
     let work = PluginWork::Codec { block_elements: 64, encoded_bytes: 300 };
     let plugin = PluginUse { name: "topk".into(), version: "1.0.0".into(), digest: [7; 32], parameters: vec![1], work };
     let coded = Request { codec: Codec::Plugin, plugin: Some(Arc::new(plugin)), ..sum("coded", 8) };
+    let nothing = Shape::new(vec![0]).expect("a shape");
+    let name = set_of_members_name("both").expect("a short name");
+    let both = Collective::AddSetOfMembers { ranks: vec![Rank(1), Rank(0)] };
+    let formed = Request::new(SetId::WORLD, name, both, DType::U8, nothing.clone());
     let message = if rank == 0 {
         let name = Message { from: Rank(0), to: Rank(1) }.message_name(9, 0);
         Request { name, collective: Collective::Send { to: Rank(1), tag: 9 }, ..sum("message", 4) }
     } else {
         let name = AnySource { to: Rank(1), tag: 9 }.receive_name(0);
-        let nothing = Shape::new(vec![0]).expect("a shape");
         Request::new(SetId::WORLD, name, Collective::RecvAny { tag: 9 }, DType::U8, nothing)
     };
-    (0..STEPS).flat_map(|_| step()).chain([sum("other", 100_000), coded, message]).collect()
+    (0..STEPS).flat_map(|_| step()).chain([sum("other", 100_000), coded, message, formed]).collect()
 }

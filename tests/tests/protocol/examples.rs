@@ -113,6 +113,10 @@ fn controls() -> Vec<Example> {
         control("order", 3, 17, Control::Order(order)),
         control("done", 3, 17, Control::Done),
         control("set added", 3, 0, Control::SetAdded { name: name("add_process_set.0"), set: set(5, &[1, 2]) }),
+        control("set refused", 3, 0, {
+            let failure = Failure::new(Cause::Mismatch, "they differ").with_rank(Rank(2));
+            Control::SetRefused { name: name("add_process_set.members.g"), ranks: vec![Rank(1), Rank(2)], failure }
+        }),
         control("epoch end", 3, 0, Control::EpochEnd { failure }),
         control("ask activity", 3, 0, Control::AskActivity { ranks: vec![Rank(2)] }),
         control("activities", 3, 0, Control::Activities { activities: vec![activity()] }),

@@ -66,6 +66,52 @@ fn sets_on_some_of_the_sidecars_work_at_once_and_by_the_same_names() -> Result<(
 }
 
 #[test]
+fn members_form_sets_without_the_other_ranks() -> Result<()> {
+    let crew = crew()?;
+    let (here, beside): ([u32; 2], [u32; 3]) = ([0, 1], [1, 3, 4]);
+    crew.all(|client| {
+        let me = client.rank();
+        // Rank 2 takes no part and is not waited for. Rank 1 has both in flight, in another order than the others.
+        let wanted = [&beside[..], &here[..]].into_iter().filter(|ranks| ranks.contains(&me));
+        let started = wanted.map(|ranks| client.add_process_set_of_members_async(ranks));
+        let handles = started.collect::<Result<Vec<_>, _>>()?;
+        for handle in handles.into_iter().rev() {
+            let set = handle.wait()?;
+            sum_on(client, &set, 5)?;
+            let again = client.add_process_set_of_members(&set.ranks)?;
+            ensure!(again == set, "{again:?} instead of {set:?}");
+            client.barrier(set.id)?;
+        }
+        Ok(())
+    })?;
+    let formed = crew.all(|client| {
+        let all: Vec<u32> = (0..client.size()).rev().collect();
+        ensure!(client.add_process_set_of_members(&all)?.id == SetId::WORLD, "the set of all ranks exists");
+        // The numbers of a set that all ranks add do not depend on how many were formed by some of them.
+        let set = client.add_process_set(&[0, 2, 4])?;
+        if set.position(client.rank()).is_some() {
+            client.barrier(set.id)?;
+            ensure!(client.add_process_set_of_members(&set.ranks)? == set, "it was added by all");
+        }
+        let named = |ranks: &[u32]| {
+            let operation = Operation::add_process_set_of_members(ranks);
+            let operation = Operation { label: "disputed".into(), ..operation };
+            client.submit_from(&operation)?.wait().map(|output| output.detail)
+        };
+        Ok(match client.rank() {
+            1 => Some(named(&[1, 3])),
+            3 | 4 => Some(named(&[1, 3, 4])),
+            _ => None,
+        })
+    })?;
+    for error in formed.into_iter().flatten().map(|outcome| outcome.expect_err("they disagree").to_string()) {
+        let words = "Mismatched process sets: One rank asked for ranks 1, 3, but another rank for ranks 1, 3-4.";
+        ensure!(error.contains(words), "{error}");
+    }
+    crew.check_next()
+}
+
+#[test]
 fn every_collective_of_a_set_uses_ranks_within_the_set() -> Result<()> {
     let crew = crew()?;
     crew.all(|client| {

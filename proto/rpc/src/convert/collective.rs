@@ -76,7 +76,8 @@ pub fn collective_from(message: Option<v1::Collective>) -> Result<Collective, Co
             return Err(ConvertError::TooLarge { field: "ranks", given: m.ranks.len() as u64, max });
         }
         Kind::AddSet(m) => {
-            Collective::AddSet { ranks: m.ranks.into_iter().map(|r| rank("ranks", r)).collect::<Result<_, _>>()? }
+            let ranks = m.ranks.into_iter().map(|r| rank("ranks", r)).collect::<Result<_, _>>()?;
+            if m.members_only { Collective::AddSetOfMembers { ranks } } else { Collective::AddSet { ranks } }
         }
         Kind::RemoveSet(m) => Collective::RemoveSet { set: SetId(m.set) },
     })
@@ -141,15 +142,28 @@ impl From<Collective> for v1::Collective {
             Collective::RecvAny { tag } => Some(Kind::RecvAny(m::RecvAny { tag })),
             Collective::Barrier => Some(Kind::Barrier(m::Barrier {})),
             Collective::Join => Some(Kind::Join(m::Join {})),
-            Collective::AddSet { ranks } => {
-                Some(Kind::AddSet(m::AddSet { ranks: ranks.into_iter().map(|rank| rank.0).collect() }))
-            }
+            Collective::AddSet { ranks } => Some(add_set(ranks, false)),
+            Collective::AddSetOfMembers { ranks } => Some(add_set(ranks, true)),
             Collective::RemoveSet { set } => Some(Kind::RemoveSet(m::RemoveSet { set: set.0 })),
             // Unset, which the receiver rejects. No collective of this release gets here.
             _ => None,
         };
         Self { kind }
     }
+}
+
+/// The valid ranks of a process set that its members are to form; none of another operation.
+pub(super) fn members(message: &v1::Collective) -> Vec<Rank> {
+    match &message.kind {
+        Some(Kind::AddSet(m)) if m.members_only => {
+            m.ranks.iter().take(limits::RANKS_MAX).filter_map(|given| rank("ranks", *given).ok()).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn add_set(ranks: Vec<Rank>, members_only: bool) -> Kind {
+    Kind::AddSet(v1::collective::AddSet { ranks: ranks.into_iter().map(|rank| rank.0).collect(), members_only })
 }
 
 /// Converts a rank, which must be below the limit.

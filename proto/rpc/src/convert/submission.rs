@@ -5,7 +5,7 @@ use ronde_wire::{
     Call, Codec, Collective, DType, Group, PluginCall, Rank, Request, RequestId, SetId, Shape, TensorName, limits,
 };
 
-use super::collective::{collective_from, dtype_from};
+use super::collective::{self, collective_from, dtype_from};
 use super::plugin;
 use super::{ConvertError, printable};
 use crate::v1;
@@ -70,8 +70,24 @@ pub struct Refused {
     pub name: Option<TensorName>,
     /// The group of the operation's tensor, which continues without it.
     pub group: Option<Group>,
+    /// The ranks of the process set that was to be formed by its members, as far as they are valid; empty for other
+    /// requests.
+    pub members: Vec<Rank>,
     /// The problem and its solution.
     pub reason: String,
+}
+
+impl Refused {
+    /// The rejection of a parsed request.
+    #[must_use]
+    pub fn of(request: RequestId, what: Request, reason: String) -> Self {
+        let Request { set, name, group, collective, .. } = what;
+        let members = match collective {
+            Collective::AddSetOfMembers { ranks } => ranks,
+            _ => Vec::new(),
+        };
+        Self { request, set, name: Some(name), group, members, reason }
+    }
 }
 
 impl Submission {
@@ -85,11 +101,13 @@ impl Submission {
         let name = TensorName::new(message.name.as_str());
         let known_name = name.as_ref().ok().cloned();
         let group = message.group.clone().and_then(|group| group_from(group).ok());
+        let members = message.collective.as_ref().map(collective::members).unwrap_or_default();
         name.map_err(ConvertError::from).and_then(|name| parse_named(message, name, me)).map_err(|error| Refused {
             request,
             set,
             name: known_name,
             group,
+            members,
             reason: error.to_string(),
         })
     }
@@ -109,8 +127,7 @@ impl Submission {
         let reason = format!(
             "{what}, in shared memory, which a session over gRPC-Web does not have; send the bytes inline, none where there is no input"
         );
-        let Request { set, name, group, .. } = self.what;
-        Err(Refused { request: self.request, set, name: Some(name), group, reason })
+        Err(Refused::of(self.request, self.what, reason))
     }
 
     /// Converts back to a message.

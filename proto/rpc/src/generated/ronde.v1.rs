@@ -213,6 +213,9 @@ pub mod collective {
     pub struct AddSet {
         #[prost(uint32, repeated, tag = "1")]
         pub ranks: ::prost::alloc::vec::Vec<u32>,
+        /// These ranks form it by themselves. If there is a set of exactly these ranks, its id is in Completed.
+        #[prost(bool, tag = "2")]
+        pub members_only: bool,
     }
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct RemoveSet {

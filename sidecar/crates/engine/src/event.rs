@@ -80,6 +80,8 @@ pub enum Event {
         name: TensorName,
         /// The request's group, where it is known; it continues without the request.
         group: Option<Group>,
+        /// The ranks of the process set that was to be formed by its members; empty for other requests.
+        members: Vec<Rank>,
         /// Why.
         reason: String,
     },

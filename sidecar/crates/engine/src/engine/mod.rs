@@ -12,7 +12,9 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use ronde_wire::{Cause, Control, Epoch, Failure, OpId, Rank, Record, Request, Seq, SetId, SidecarIndex};
+use ronde_wire::{
+    Cause, Control, Epoch, Failure, OpId, Rank, Record, Request, Seq, SetId, SidecarIndex, is_set_of_members_name,
+};
 
 pub use self::shared::config::{EngineConfig, RunAhead};
 pub use self::shared::stats::Stats;
@@ -92,7 +94,10 @@ impl Engine {
             Event::Submitted { rank, request, what, contribution } => {
                 self.participant.submit(cx, RequestKey { rank, request }, Submission { what, contribution });
             }
-            Event::Refused { rank, set, name, group, reason } => {
+            Event::Refused { rank, set, name, members, reason, .. } if is_set_of_members_name(&name) => {
+                self.participant.set_refused_by_service(cx, rank, TensorKey { set, name }, &members, &reason);
+            }
+            Event::Refused { rank, set, name, group, reason, .. } => {
                 self.participant.refused_by_service(cx, rank, TensorKey { set, name }, group, &reason);
             }
             Event::Withdrawn { rank, request, reason } => {
@@ -415,6 +420,7 @@ impl Engine {
             | Control::Reject { .. }
             | Control::SetAdded { .. }
             | Control::SetRemoved { .. }
+            | Control::SetRefused { .. }
             | Control::AllJoined { .. }
             | Control::Suspects { .. }
             | Control::AskActivity { .. }
@@ -454,6 +460,7 @@ impl Engine {
             }
             Control::SetAdded { name, set } => participant.set_added(cx, &name, &set),
             Control::SetRemoved { name, set } => participant.set_removed(cx, &name, set),
+            Control::SetRefused { name, ranks, failure } => participant.set_refused(cx, &name, &ranks, &failure),
             Control::AllJoined { name, last } => participant.all_joined(cx, &name, last),
             Control::AskActivity { ranks } => participant.report_activity(cx, &ranks),
             Control::Suspects { sidecars, ranks } => participant.suspects(cx, Suspects { sidecars, ranks }),

@@ -10,6 +10,7 @@ mod epochs;
 mod hostile;
 mod joins;
 mod liveness;
+mod member_sets;
 mod messages;
 mod mixtures;
 mod names;

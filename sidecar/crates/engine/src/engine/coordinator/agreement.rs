@@ -6,11 +6,12 @@ use std::sync::Arc;
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{
     AnySource, Cause, Collective, Control, Epoch, Failure, Group, Pair, Rank, Request, Seq, SetId, SidecarIndex,
-    TensorName,
+    TensorName, is_set_of_members_name,
 };
 
 use super::groups::{Groups, Overflow, Ready, USES_MAX};
 use super::matching::Matching;
+use super::member_sets::MemberSets;
 use super::mismatch;
 use super::negotiation::{Announced, Complete, Negotiation, Void, VoidCause, Voided};
 use super::ordering::{Ordering, ready_tensor};
@@ -34,6 +35,7 @@ pub(crate) struct Agreement {
     pub(super) ordering: Ordering,
     pub(super) groups: Groups,
     pub(super) process_sets: ProcessSets,
+    pub(super) member_sets: MemberSets,
     /// Ranks that have joined.
     pub(super) joined: BTreeSet<Rank>,
     last_joined: Rank,
@@ -42,7 +44,7 @@ pub(crate) struct Agreement {
     /// The failure that has to end the epoch.
     pub(super) fatal: Option<Failure>,
     /// The rank whose announcement completed the newest round, and for how many microseconds the others had waited.
-    last_to_be_ready: Option<(Rank, u64)>,
+    pub(super) last_to_be_ready: Option<(Rank, u64)>,
 }
 
 impl Agreement {
@@ -62,6 +64,17 @@ impl Agreement {
         Announcement { rank, intent, contribution }: Announcement,
     ) -> Result<(), Violation> {
         check_served(cx, from, &[rank])?;
+        match &intent {
+            Intent::Ready(request) if matches!(request.collective, Collective::AddSetOfMembers { .. }) => {
+                return if contribution.is_empty() {
+                    self.form_set(cx, rank, request)
+                } else {
+                    Err(format!("sends {} bytes along with {}", contribution.len(), request.name))
+                };
+            }
+            Intent::VoidSet { name, ranks, failure } => return self.void_set(cx, rank, name, ranks, failure),
+            _ => {}
+        }
         if self.scheduling.is_busy() {
             // Sent before the sender received the schedule; it will be sent again.
             return match intent {
@@ -90,6 +103,8 @@ impl Agreement {
                 self.match_message(cx, set, &key.name);
                 Ok(())
             }
+            // Handled above.
+            Intent::VoidSet { .. } => Ok(()),
         }
     }
 
@@ -120,6 +135,9 @@ impl Agreement {
         set: SetId,
         name: &TensorName,
     ) -> Result<Option<Arc<SetView>>, Violation> {
+        if is_set_of_members_name(name) {
+            return Err(format!("announces {name}, a name of requests for process sets, for another operation"));
+        }
         match self.process_sets.sets.scope(cx, set, name) {
             _ if self.process_sets.is_leaving(from, set) => Ok(None),
             Some(view) if view.contains(rank) => Ok(Some(view)),
@@ -191,6 +209,7 @@ impl Agreement {
     fn join(&mut self, cx: &mut Context, rank: Rank, join: &TensorKey) {
         self.joined.insert(rank);
         self.last_joined = rank;
+        self.join_fails_sets(cx, rank);
         // The join itself comes last: when it is complete nothing else is pending.
         for key in self.negotiation.names_of(SetId::WORLD).into_iter().filter(|key| key != join) {
             self.decide(cx, &key);
@@ -330,6 +349,7 @@ impl Agreement {
         }
         self.groups.forget_rejected(SetId::WORLD);
         self.negotiation.remove_set(SetId::WORLD);
+        self.member_sets.all_joined();
         self.ordering.push_all_joined(key.name.clone(), self.last_joined);
     }
 

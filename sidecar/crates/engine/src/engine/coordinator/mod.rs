@@ -6,6 +6,7 @@ mod commits;
 mod fusion;
 mod groups;
 mod matching;
+pub(crate) mod member_sets;
 mod mismatch;
 mod negotiation;
 mod ordering;
@@ -13,6 +14,7 @@ mod process_sets;
 mod repetition;
 pub(crate) mod request_cache;
 mod scheduling;
+mod set_requests;
 mod stall;
 mod status;
 

@@ -34,10 +34,35 @@ impl ProcessSets {
     ) -> Result<(), String> {
         let mut ranks = ranks.to_vec();
         ranks.sort_unstable();
-        let world = &cx.config.world;
-        if let Some(present) = self.sets.with_ranks(world, &ranks) {
+        if let Some(present) = self.sets.with_ranks(&cx.config.world, &ranks) {
             return Err(format!("duplicate process set: {} are {present} already", wording::ranks(&ranks)));
         }
+        self.add_new(cx, epoch, name, ranks)
+    }
+
+    /// Answers the members of a set of these ranks, which are ascending ranks of the world. Adds the set if there is
+    /// none of exactly these.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub(crate) fn find_or_add(
+        &mut self,
+        cx: &mut Context,
+        epoch: Epoch,
+        name: &TensorName,
+        ranks: &[Rank],
+    ) -> Result<(), String> {
+        let Some(id) = self.sets.with_ranks(&cx.config.world, ranks) else {
+            return self.add_new(cx, epoch, name, ranks.to_vec());
+        };
+        let sidecars = ranks.iter().filter_map(|rank| cx.config.world.sidecar_of(*rank)).collect();
+        let set = ProcessSet { id, ranks: ranks.to_vec() };
+        cx.send_down(&sidecars, epoch, Seq(0), Control::SetAdded { name: name.clone(), set });
+        Ok(())
+    }
+
+    fn add_new(&mut self, cx: &mut Context, epoch: Epoch, name: &TensorName, ranks: Vec<Rank>) -> Result<(), String> {
+        let world = &cx.config.world;
         if self.sets.len(world) >= limits::SETS_MAX {
             return Err(format!("there are {} process sets, the most that a job may have", limits::SETS_MAX));
         }

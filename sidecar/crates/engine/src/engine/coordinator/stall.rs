@@ -8,6 +8,7 @@ use ronde_wire::{Activity, Cause, Collective, Control, Failure, Rank, Request, S
 use super::agreement::Agreement;
 use super::commits::PendingCommits;
 use super::groups::Waiting;
+use super::negotiation;
 use crate::engine::shared::context::Context;
 use crate::engine::shared::{Suspects, wording};
 use crate::event::{Action, Time};
@@ -257,12 +258,16 @@ struct MissingRank {
 /// design.
 fn missing(cx: &Context, agreement: &Agreement, age_ms: u64) -> Missing {
     let mut missing = Missing::new();
-    for waiting in agreement.negotiation.waiting() {
-        if cx.now.ms_since(waiting.since) < age_ms || waiting.request.collective == Collective::Join {
+    let joins = |waiting: &negotiation::Waiting<'_>| waiting.request.collective == Collective::Join;
+    let negotiated = agreement.negotiation.waiting().filter(|waiting| !joins(waiting));
+    let negotiated =
+        negotiated.map(|waiting| (&waiting.request.name, waiting.since, waiting.missing(&agreement.joined)));
+    let formed = agreement.member_sets.waiting().map(|waiting| (waiting.name, waiting.since, waiting.missing));
+    for (name, since, ranks) in negotiated.chain(formed) {
+        if cx.now.ms_since(since) < age_ms {
             continue;
         }
-        for rank in waiting.missing(&agreement.joined) {
-            let (name, since) = (&waiting.request.name, waiting.since);
+        for rank in ranks {
             let first = || MissingRank { names: Vec::new(), more: 0, oldest: name.clone(), since };
             let entry = missing.entry(rank).or_insert_with(first);
             if since < entry.since {

@@ -1,8 +1,9 @@
 //! The coordinator's part of the engine's status.
 
-use ronde_wire::Rank;
+use ronde_wire::{Collective, Rank, SetId};
 
 use super::Coordinator;
+use super::member_sets::WaitingSet;
 use super::negotiation::Waiting;
 use crate::engine::shared::context::Context;
 use crate::engine::shared::status::{STATUS_ENTRIES_MAX, WaitingTensor};
@@ -28,7 +29,7 @@ impl Coordinator {
         NegotiationStatus {
             ranks_missing: self.missing(cx),
             ranks_joined: self.agreement.joined.iter().copied().collect(),
-            names: self.agreement.negotiation.len(),
+            names: self.agreement.negotiation.len() + self.agreement.member_sets.len(),
             oldest: self.oldest_names(now),
             last_to_be_ready: self.last_to_be_ready.clone(),
             waited_for_us: self.waited_for_us.clone(),
@@ -36,8 +37,6 @@ impl Coordinator {
     }
 
     fn oldest_names(&self, now: Time) -> Vec<WaitingTensor> {
-        let mut oldest: Vec<_> = self.agreement.negotiation.waiting().collect();
-        oldest.sort_by_key(|waiting| waiting.since);
         let entry = |waiting: Waiting<'_>| WaitingTensor {
             set: waiting.request.set,
             name: waiting.request.name.clone(),
@@ -45,6 +44,19 @@ impl Coordinator {
             missing: waiting.missing(&self.agreement.joined),
             age_ms: now.ms_since(waiting.since),
         };
-        oldest.into_iter().take(STATUS_ENTRIES_MAX).map(entry).collect()
+        let formed = |waiting: WaitingSet<'_>| WaitingTensor {
+            set: SetId::WORLD,
+            name: waiting.name.clone(),
+            collective: Collective::AddSetOfMembers { ranks: Vec::new() }.name(),
+            missing: waiting.missing,
+            age_ms: now.ms_since(waiting.since),
+        };
+        let mut negotiated: Vec<_> = self.agreement.negotiation.waiting().collect();
+        negotiated.sort_by_key(|waiting| waiting.since);
+        let mut oldest: Vec<_> = negotiated.into_iter().take(STATUS_ENTRIES_MAX).map(entry).collect();
+        oldest.extend(self.agreement.member_sets.waiting().map(formed));
+        oldest.sort_by_key(|waiting| std::cmp::Reverse(waiting.age_ms));
+        oldest.truncate(STATUS_ENTRIES_MAX);
+        oldest
     }
 }

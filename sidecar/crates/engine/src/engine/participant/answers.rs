@@ -2,6 +2,7 @@
 
 use ronde_wire::{
     AnySource, Cause, Collective, Control, DType, Detail, Failure, ProcessSet, Rank, Seq, SetId, TensorName,
+    WorldError, is_set_of_members_name,
 };
 
 use super::Participant;
@@ -43,8 +44,12 @@ impl Participant {
         self.answer(cx, requests, &Detail::LastJoined(last));
     }
 
-    /// A process set was added.
+    /// A process set was added, or its members are told of one that exists.
     pub(crate) fn set_added(&mut self, cx: &mut Context, name: &TensorName, set: &ProcessSet) {
+        if is_set_of_members_name(name) {
+            self.set_formed(cx, name, set);
+            return;
+        }
         let fits = |what: &Collective| match what {
             Collective::AddSet { ranks } => {
                 let mut ranks = ranks.clone();
@@ -56,12 +61,44 @@ impl Participant {
         let Some(requests) = self.take_world_requests(cx, name, fits) else { return };
         match self.sets.add(cx, set) {
             Ok(()) => self.answer(cx, requests, &Detail::Set(set.id)),
-            Err(error) => {
-                let failure = Failure::new(Cause::Bug, format!("{} cannot be added: {error}", set.id));
-                requests.iter().for_each(|key| self.complete(cx, *key, Err(failure.clone())));
-                self.fail(cx, Seq(0), &failure);
-            }
+            Err(error) => self.cannot_add(cx, set.id, &error, &requests),
         }
+    }
+
+    /// The members of a set have formed it, or asked for one that exists.
+    fn set_formed(&mut self, cx: &mut Context, name: &TensorName, set: &ProcessSet) {
+        let fits = |what: &Collective| match what {
+            Collective::AddSetOfMembers { ranks } => {
+                let mut ranks = ranks.clone();
+                ranks.sort_unstable();
+                ranks == set.ranks
+            }
+            _ => false,
+        };
+        let Some(requests) = self.take_requests(cx, name, &set.ranks, fits) else { return };
+        let known = self.sets.view(cx, set.id).is_some_and(|view| view.ranks == set.ranks);
+        let added = if known { Ok(()) } else { self.sets.add(cx, set) };
+        match added {
+            Ok(()) => self.answer(cx, requests, &Detail::Set(set.id)),
+            Err(error) => self.cannot_add(cx, set.id, &error, &requests),
+        }
+    }
+
+    /// Requests for process sets of their members have failed: those of these ranks.
+    pub(crate) fn set_refused(&mut self, cx: &mut Context, name: &TensorName, ranks: &[Rank], failure: &Failure) {
+        let fits = |what: &Collective| matches!(what, Collective::AddSetOfMembers { .. });
+        let Some(requests) = self.take_requests(cx, name, ranks, fits) else { return };
+        cx.stats.rejected += 1;
+        let failure = failure.clone().within_limits();
+        for key in requests {
+            self.complete(cx, key, Err(failure.clone()));
+        }
+    }
+
+    fn cannot_add(&mut self, cx: &mut Context, set: SetId, error: &WorldError, requests: &[RequestKey]) {
+        let failure = Failure::new(Cause::Bug, format!("{set} cannot be added: {error}"));
+        requests.iter().for_each(|key| self.complete(cx, *key, Err(failure.clone())));
+        self.fail(cx, Seq(0), &failure);
     }
 
     /// A process set was removed; its requests that are not ordered fail. The ranks are also answered when there was
@@ -112,11 +149,23 @@ impl Participant {
         name: &TensorName,
         fits: impl Fn(&Collective) -> bool,
     ) -> Option<Vec<RequestKey>> {
+        let ranks = cx.world_set(SetId::WORLD).map(|world| world.local_ranks.clone()).unwrap_or_default();
+        self.take_requests(cx, name, &ranks, fits)
+    }
+
+    /// The same for those of the given ranks that are served here.
+    fn take_requests(
+        &mut self,
+        cx: &mut Context,
+        name: &TensorName,
+        ranks: &[Rank],
+        fits: impl Fn(&Collective) -> bool,
+    ) -> Option<Vec<RequestKey>> {
         if !self.is_active() {
             cx.stats.stale_frames += 1;
             return None;
         }
-        let ranks = cx.world_set(SetId::WORLD).map(|world| world.local_ranks.clone()).unwrap_or_default();
+        let ranks: Vec<Rank> = ranks.iter().copied().filter(|rank| cx.serves(cx.me(), *rank)).collect();
         let key = |rank| RankKey::new(SetId::WORLD, name, rank);
         if let Some(rank) = ranks.iter().find(|rank| !self.requests.fits(&key(**rank), &fits)) {
             let reason = format!("{name} was answered by the coordinator, which {rank} has not asked for");

@@ -57,6 +57,13 @@ pub(crate) struct Pending {
     turn: u64,
 }
 
+impl Pending {
+    /// Whether it asks for a process set of its members.
+    pub(crate) fn forms_set(&self) -> bool {
+        matches!(self.what.collective, Collective::AddSetOfMembers { .. })
+    }
+}
+
 /// A submission that was refused, and whose rejection has not arrived.
 #[derive(Debug)]
 pub(crate) struct Refusal {
@@ -154,9 +161,10 @@ impl Requests {
         }
     }
 
-    /// The requests and refusals that are neither ordered nor rejected.
+    /// The requests and refusals that are neither ordered nor rejected, except those for process sets of their members,
+    /// which a schedule does not concern.
     pub(crate) fn unordered(&self) -> Vec<Unordered> {
-        let asked = self.pending.iter().filter(|(_, pending)| pending.ordered.is_none());
+        let asked = self.pending.iter().filter(|(_, pending)| pending.ordered.is_none() && !pending.forms_set());
         let asked = asked.map(|(key, pending)| (pending.turn, Unordered::Request(key.clone())));
         let refused =
             self.rounds.iter().flat_map(|(key, ahead)| ahead.refused.iter().map(move |refusal| (key, refusal)));

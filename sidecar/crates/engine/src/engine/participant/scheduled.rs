@@ -8,7 +8,7 @@ use ronde_wire::control::OrderedTensor;
 use ronde_wire::{Cause, Control, Epoch, Failure, Invalidation, Rank, ScheduledBucket, Seq, SetId, TensorName, limits};
 
 use super::admission::{self, Template};
-use super::requests::{RankKey, Unordered};
+use super::requests::{Pending, RankKey, Unordered};
 use super::{Participant, Running};
 use crate::engine::shared::context::Context;
 use crate::engine::shared::status::ScheduleStatus;
@@ -400,7 +400,8 @@ impl Participant {
         let limit_ms = cx.config.stall_warning_ms / DELAYS_PER_WARNING;
         let is_late = |since: Time| cx.now.ms_since(since) >= limit_ms;
         let ahead = |ordered: Option<Seq>| ordered.is_none_or(|seq| seq >= first);
-        if self.requests.iter().any(|(_, pending)| ahead(pending.ordered) && is_late(pending.since)) {
+        let delayed = |pending: &Pending| !pending.forms_set() && ahead(pending.ordered) && is_late(pending.since);
+        if self.requests.iter().any(|(_, pending)| delayed(pending)) {
             self.invalidate(cx, Invalidation::Delay);
         }
     }

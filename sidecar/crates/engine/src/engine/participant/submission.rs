@@ -1,16 +1,19 @@
 //! Requests of local ranks: checked, announced, withdrawn.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{
-    AnySource, Cause, Collective, Control, Failure, Group, Invalidation, Rank, Request, RequestId, Seq, SetId, limits,
+    AnySource, Cause, Collective, Control, Failure, Group, Invalidation, Rank, Request, RequestId, Seq, SetId,
+    TensorName, limits,
 };
 
 use super::requests::{RankKey, Unordered};
 use super::scheduled::Scheduled;
 use super::{Participant, Phase};
+use crate::engine::coordinator::member_sets::weight;
 use crate::engine::shared::context::Context;
 use crate::engine::shared::sets::SetView;
 use crate::engine::shared::{Mailbox, RequestKey, Submission, TensorKey, eager, validation};
@@ -48,14 +51,19 @@ impl Participant {
         }
         let checked = self
             .check_room(rank)
+            .and_then(|()| self.check_set_room(rank, &what))
             .and_then(|()| validation::check(&cx.config.world, &view, &what))
             .and_then(|()| self.check_join(rank, &what))
             .and_then(|()| self.check_contribution(&view, rank, &what, &contribution));
         if let Err(reason) = checked {
             let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(what.name);
-            // No other rank knows of a receive from any source.
-            if !matches!(what.collective, Collective::RecvAny { .. }) {
-                self.void(cx, key, failure.clone(), what.group);
+            match &what.collective {
+                // No other rank knows of a receive from any source.
+                Collective::RecvAny { .. } => {}
+                Collective::AddSetOfMembers { ranks } => {
+                    self.void_set(rank, key.name, valid(cx, ranks), failure.clone());
+                }
+                _ => self.void(cx, key, failure.clone(), what.group),
             }
             self.refuse(cx, request, failure);
             return;
@@ -76,6 +84,12 @@ impl Participant {
         Submission { what, contribution }: Submission,
     ) {
         let rank = key.rank;
+        if matches!(what.collective, Collective::AddSetOfMembers { .. }) {
+            // Independent of schedules, and of rounds of names.
+            self.announce(cx, rank, &what, contribution.clone());
+            self.requests.insert(key.clone(), request, Submission { what, contribution }, since);
+            return;
+        }
         if let Some(failure) = self.requests.take_rejection(key) {
             // This round of the name has failed already. The coordinator counts its participants.
             self.announce_void(key, failure.clone(), what.group);
@@ -122,6 +136,25 @@ impl Participant {
         }
     }
 
+    /// Handles a request for a process set of its members that the service refused.
+    pub(crate) fn set_refused_by_service(
+        &mut self,
+        cx: &mut Context,
+        rank: Rank,
+        TensorKey { set, name }: TensorKey,
+        members: &[Rank],
+        why: &str,
+    ) {
+        cx.stats.refused += 1;
+        let failure = Failure::new(Cause::Refused, why).with_rank(rank).with_tensor(name.clone());
+        let key = RankKey { set, name, rank };
+        // Other members do not wait for a rank that is none, or that has joined.
+        let awaited = set == SetId::WORLD && members.contains(&rank) && !self.requests.has_joined(rank);
+        if self.is_active() && awaited && self.takes_part(rank) && !self.requests.has(&key) {
+            self.void_set(rank, key.name, valid(cx, members), failure);
+        }
+    }
+
     /// Handles a withdrawal: the worker no longer waits. A request that is not ordered yet fails on all ranks;
     /// otherwise the operation completes. Either way its `Complete` follows once nothing accesses its memory. A join
     /// cannot be withdrawn: it completes when all ranks have joined, as the others may have performed operations
@@ -139,6 +172,11 @@ impl Participant {
         let (set, name, group) = (what.set, what.name.clone(), what.group.clone());
         let failure = Failure::new(Cause::TimedOut, reason).with_rank(rank).with_tensor(name.clone());
         pending.withdrawn = Some(failure.clone());
+        if let Collective::AddSetOfMembers { ranks } = &what.collective {
+            let ranks = valid(cx, ranks);
+            self.outbox.push(Announcement::new(rank, Intent::VoidSet { name, ranks, failure }));
+            return;
+        }
         if self.scheduled.is_some() {
             self.invalidate(cx, Invalidation::Refusal);
         } else {
@@ -249,6 +287,28 @@ impl Participant {
         Err(format!("{rank} has {most} requests pending, the most that one session may have; wait for some of them"))
     }
 
+    /// Checks that the rank has room for another request for a process set of its members.
+    fn check_set_room(&self, rank: Rank, what: &Request) -> Result<(), String> {
+        let listed = |what: &Request| match &what.collective {
+            Collective::AddSetOfMembers { ranks } => weight(ranks.len()),
+            _ => 0,
+        };
+        let (more, most) = (listed(what), limits::SETS_OF_MEMBERS_PENDING_MAX);
+        if more == 0 {
+            return Ok(());
+        }
+        let pending: usize =
+            self.requests.iter().filter(|(of, _)| *of == rank).map(|(_, pending)| listed(&pending.what)).sum();
+        if pending + more <= most {
+            return Ok(());
+        }
+        Err(format!(
+            "{rank} has process sets pending with {pending} ranks, and one session may have {most} (a set counts as {} at \
+             least); wait for some of them",
+            limits::SET_OF_MEMBERS_RANKS_MIN
+        ))
+    }
+
     fn takes_part(&self, rank: Rank) -> bool {
         self.present.get(&rank).is_some_and(|liveness| !liveness.left)
     }
@@ -291,12 +351,26 @@ impl Participant {
         self.requests.refuse(key, failure, group);
     }
 
+    /// The same for a request for a process set of its members, which the coordinator does not answer.
+    fn void_set(&mut self, rank: Rank, name: TensorName, ranks: Vec<Rank>, failure: Failure) {
+        // The cause distinguishes this from a withdrawal.
+        let failure = Failure { cause: Cause::Refused, record: None, ..failure };
+        self.outbox.push(Announcement::new(rank, Intent::VoidSet { name, ranks, failure }));
+    }
+
     fn announce_void(&mut self, RankKey { set, name, rank }: &RankKey, failure: Failure, group: Option<Group>) {
         // The cause distinguishes this from a withdrawal.
         let failure = Failure { cause: Cause::Refused, record: None, ..failure };
         let intent = Intent::Void { set: *set, name: name.clone(), failure, group };
         self.outbox.push(Announcement::new(*rank, intent));
     }
+}
+
+/// The ranks of a list that exist, ascending, each once.
+fn valid(cx: &Context, ranks: &[Rank]) -> Vec<Rank> {
+    let size = cx.config.world.size();
+    let valid: BTreeSet<Rank> = ranks.iter().copied().filter(|rank| rank.index() < size).collect();
+    valid.into_iter().collect()
 }
 
 fn no_epoch(rank: Rank) -> Failure {
@@ -312,7 +386,7 @@ fn frame_bytes(intent: &Intent) -> usize {
         Intent::Ready(request) | Intent::Remember { request, .. } => {
             let listed = match &request.collective {
                 Collective::AllToAll { splits } => splits.len(),
-                Collective::AddSet { ranks } => ranks.len(),
+                Collective::AddSet { ranks } | Collective::AddSetOfMembers { ranks } => ranks.len(),
                 _ => 0,
             };
             let numbers = request.shape.dimensions().len() + listed + 10;
@@ -320,6 +394,9 @@ fn frame_bytes(intent: &Intent) -> usize {
         }
         Intent::Void { name, failure, group, .. } => {
             2 * name.as_str().len() + group_bytes(group) + failure.reason.len() + 10 * 8
+        }
+        Intent::VoidSet { name, ranks, failure } => {
+            2 * name.as_str().len() + failure.reason.len() + 10 * (ranks.len() + 8)
         }
     }
 }

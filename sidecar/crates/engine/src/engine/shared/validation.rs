@@ -3,7 +3,7 @@
 use ronde_collectives::kernels;
 use ronde_wire::{
     AnySource, Codec, Collective, DType, Pair, PluginUse, PluginWork, Rank, ReduceOp, Request, SetId, TensorName,
-    World, limits,
+    World, is_set_of_members_name, limits,
 };
 
 use super::sets::SetView;
@@ -22,10 +22,15 @@ pub(crate) fn check(world: &World, view: &SetView, request: &Request) -> Result<
         Collective::AllReduce { op } => check_all_reduce(*op, request, ranks),
         Collective::ReduceScatter { op } | Collective::Reduce { op, .. } => check_elementwise(name, *op, request.dtype),
         Collective::AllToAll { splits } => check_splits(splits, request, ranks),
-        Collective::Join | Collective::AddSet { .. } | Collective::RemoveSet { .. } if !view.is_world() => {
+        Collective::Join
+        | Collective::AddSet { .. }
+        | Collective::AddSetOfMembers { .. }
+        | Collective::RemoveSet { .. }
+            if !view.is_world() =>
+        {
             Err(format!("{name} is for the set of all ranks, {}, not for {}", SetId::WORLD, request.set))
         }
-        Collective::AddSet { ranks } => check_ranks(world, ranks),
+        Collective::AddSet { ranks } | Collective::AddSetOfMembers { ranks } => check_ranks(world, ranks),
         _ => Ok(()),
     }?;
     match request.collective.root() {
@@ -43,6 +48,7 @@ pub(crate) fn check(world: &World, view: &SetView, request: &Request) -> Result<
 /// Why it is refused.
 pub(crate) fn check_message(view: &SetView, rank: Rank, request: &Request) -> Result<(), String> {
     let (name, what) = (&request.name, request.collective.name());
+    check_set_of_members(rank, request)?;
     if let Collective::RecvAny { tag } = request.collective {
         return check_any_source(view, AnySource { to: rank, tag }, name);
     }
@@ -63,6 +69,30 @@ pub(crate) fn check_message(view: &SetView, rank: Rank, request: &Request) -> Re
         return Err(format!("{what} with tag {tag} must be named {form}, not {name}"));
     }
     Ok(())
+}
+
+/// Checks that a request for a process set of its members is one of such a member, and that other requests do not use
+/// such names.
+fn check_set_of_members(rank: Rank, request: &Request) -> Result<(), String> {
+    let (name, what) = (&request.name, request.collective.name());
+    match &request.collective {
+        Collective::AddSetOfMembers { .. } if !is_set_of_members_name(name) => {
+            Err(format!("{what} by the members of a set must be named add_process_set.members.<name>, not {name}"))
+        }
+        Collective::AddSetOfMembers { ranks } if !ranks.contains(&rank) => {
+            let mut ranks = ranks.clone();
+            ranks.sort_unstable();
+            let listed = wording::ranks(&ranks);
+            Err(format!(
+                "{what}: {rank} is not among {listed}, the members of the set; only they ask for a set of members"
+            ))
+        }
+        Collective::AddSetOfMembers { .. } => Ok(()),
+        _ if is_set_of_members_name(name) => Err(format!(
+            "the name {name} is reserved for process sets that their members form; give {what} another one"
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn check_any_source(view: &SetView, any: AnySource, name: &TensorName) -> Result<(), String> {
@@ -114,6 +144,7 @@ fn may_be_grouped(collective: &Collective) -> bool {
             | Collective::Recv { .. }
             | Collective::RecvAny { .. }
             | Collective::AddSet { .. }
+            | Collective::AddSetOfMembers { .. }
             | Collective::RemoveSet { .. }
     );
     !single

@@ -312,7 +312,7 @@ fn a_receive_refused_by_the_service_keeps_its_place_in_the_posting_order() {
     let refuse = |cluster: &mut Cluster, what: Request| {
         let (set, name, reason) = (what.set, what.name, "there is no room".to_owned());
         let home = cluster.home(Rank(2));
-        cluster.event(home, Event::Refused { rank: Rank(2), set, name, group: None, reason });
+        cluster.event(home, Event::Refused { rank: Rank(2), set, name, group: None, members: Vec::new(), reason });
     };
     refuse(&mut cluster, receive(5, 2, 0));
     refuse(&mut cluster, receive_any(2, 1));

@@ -10,7 +10,7 @@ use ronde_wire::control::{Announcement, Intent, Order, OrderedTensor};
 use ronde_wire::{
     Activity, Algorithm, AnySource, Ascent, Call, Cause, Codec, Collective, Control, DType, Enclosed, Epoch, Exit,
     Failure, Group, Invalidation, Pair, PluginUse, PluginWork, ProcessSet, Rank, Record, ReduceOp, Request,
-    ScheduledBucket, Seq, SetId, Shape, SidecarIndex, Tuning, World,
+    ScheduledBucket, Seq, SetId, Shape, SidecarIndex, Tuning, World, set_of_members_name,
 };
 
 use super::cluster::name;
@@ -63,6 +63,7 @@ fn collective() -> impl Strategy<Value = Collective> {
         1 => (some_rank(), 0_u32..2).prop_map(|(from, tag)| Collective::Recv { from, tag }),
         1 => (0_u32..2).prop_map(|tag| Collective::RecvAny { tag }),
         1 => vec(some_rank(), 0..4).prop_map(|ranks| Collective::AddSet { ranks }),
+        2 => vec(some_rank(), 0..4).prop_map(|ranks| Collective::AddSetOfMembers { ranks }),
         1 => (0_u32..4).prop_map(|set| Collective::RemoveSet { set: SetId(set) }),
     ]
 }
@@ -79,7 +80,8 @@ fn group() -> impl Strategy<Value = Option<Group>> {
 fn tensor_name() -> impl Strategy<Value = ronde_wire::TensorName> {
     let message = (pair(), 0_u32..2).prop_map(|(pair, tag)| pair.message_name(tag, 0));
     let any = (small(), 0_u32..2).prop_map(|(to, tag)| AnySource { to: Rank(to), tag }.receive_name(0));
-    prop_oneof![8 => prop_oneof![Just("t"), Just("u"), Just("v")].prop_map(name), 2 => message, 1 => any]
+    let set = prop_oneof![Just("a"), Just("b")].prop_map(|own| set_of_members_name(own).expect("a short name"));
+    prop_oneof![8 => prop_oneof![Just("t"), Just("u"), Just("v")].prop_map(name), 2 => message, 1 => any, 2 => set]
 }
 
 fn failure() -> impl Strategy<Value = Failure> {
@@ -147,12 +149,15 @@ fn announcement() -> impl Strategy<Value = Announcement> {
         failure,
         group,
     });
+    let void_set = (tensor_name(), vec(small().prop_map(Rank), 0..4), failure())
+        .prop_map(|(name, ranks, failure)| Intent::VoidSet { name, ranks, failure });
     let slot = || prop_oneof![4 => 0_u16..2, 1 => any::<u16>()];
     let intent = prop_oneof![
         6 => request().prop_map(Intent::Ready),
         2 => (slot(), request()).prop_map(|(slot, request)| Intent::Remember { slot, request }),
         1 => slot().prop_map(|slot| Intent::Again { slot }),
         2 => void,
+        1 => void_set,
     ];
     (small(), intent, prop::collection::vec(any::<u8>(), 0..9)).prop_map(|(rank, intent, came)| {
         let contribution = came.into();
@@ -275,6 +280,11 @@ pub(super) fn control() -> impl Strategy<Value = Control> {
             excused,
             set: SetId(set),
             name,
+            failure
+        }),
+        (tensor_name(), ranks(), failure()).prop_map(|(name, ranks, failure)| Control::SetRefused {
+            name,
+            ranks,
             failure
         }),
         (tensor_name(), 0_u32..3, ranks())

@@ -343,7 +343,10 @@ fn a_rejected_tensor_leaves_its_group() {
 fn a_refusal_without_a_group_counts_for_the_group_that_another_rank_names() {
     let mut cluster = Cluster::new(&[0, 1]).started();
     let reason = "the slot is outside of the segment".to_owned();
-    cluster.event(0, Event::Refused { rank: Rank(0), set: SetId::WORLD, name: name("a"), group: None, reason });
+    cluster.event(
+        0,
+        Event::Refused { rank: Rank(0), set: SetId::WORLD, name: name("a"), group: None, members: Vec::new(), reason },
+    );
     let b = cluster.submit_all(&grouped("b", "g", 2));
     cluster.run();
     assert!(cluster.is_pending(b[0]));

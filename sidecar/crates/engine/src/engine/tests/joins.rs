@@ -154,7 +154,14 @@ fn a_joined_rank_submits_nothing_more_to_the_world_set() {
     }
     cluster.event(
         0,
-        Event::Refused { rank: Rank(1), set: SetId::WORLD, name: name("t"), group: None, reason: "odd".to_owned() },
+        Event::Refused {
+            rank: Rank(1),
+            set: SetId::WORLD,
+            name: name("t"),
+            group: None,
+            members: Vec::new(),
+            reason: "odd".to_owned(),
+        },
     );
     let in_set = Request { set: SetId(1), ..reduce("t", ReduceOp::Max) };
     let pair = [(1, cluster.submit(1, in_set.clone())), (2, cluster.submit(2, in_set))];
@@ -208,7 +215,17 @@ fn a_failed_join_does_not_count() {
     let stranded: Vec<_> = [0, 1, 2].map(|rank| (rank, cluster.submit(rank, sum("t", &[4])))).into();
     cluster.run();
     let reason = "no".to_owned();
-    cluster.event(0, Event::Refused { rank: Rank(0), set: SetId::WORLD, name: name("join"), group: None, reason });
+    cluster.event(
+        0,
+        Event::Refused {
+            rank: Rank(0),
+            set: SetId::WORLD,
+            name: name("join"),
+            group: None,
+            members: Vec::new(),
+            reason,
+        },
+    );
     cluster.run();
     assert!(cluster.failure(3, joined).reason.contains("was refused"));
     for (rank, request) in stranded {

@@ -10,7 +10,9 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
-use ronde_wire::{Codec, Collective, DType, Detail, Group, Pair, Rank, ReduceOp, Request, RequestId, SetId};
+use ronde_wire::{
+    Codec, Collective, DType, Detail, Group, Pair, Rank, ReduceOp, Request, RequestId, SetId, set_of_members_name,
+};
 
 use super::cluster::{Cluster, name, request, sum};
 
@@ -45,14 +47,37 @@ enum Step {
 
 #[derive(Clone, Debug)]
 enum What {
-    Reduce { name: usize, odd: u8 },
-    Grouped { name: usize, size: u32 },
-    Gather { name: usize },
-    Join { name: usize },
+    Reduce {
+        name: usize,
+        odd: u8,
+    },
+    Grouped {
+        name: usize,
+        size: u32,
+    },
+    Gather {
+        name: usize,
+    },
+    Join {
+        name: usize,
+    },
     Barrier,
-    Message { other: u32, sends: bool, count: u64 },
-    AddSet { ranks: u8 },
-    RemoveSet { set: u32 },
+    Message {
+        other: u32,
+        sends: bool,
+        count: u64,
+    },
+    AddSet {
+        ranks: u8,
+    },
+    /// Named by 0 or 1; the ranks of the list are the bits.
+    AddSetOfMembers {
+        name: u8,
+        ranks: u8,
+    },
+    RemoveSet {
+        set: u32,
+    },
 }
 
 fn what() -> impl Strategy<Value = What> {
@@ -65,6 +90,8 @@ fn what() -> impl Strategy<Value = What> {
         4 => (0..RANKS, any::<bool>(), 0_u64..1)
             .prop_map(|(other, sends, count)| What::Message { other, sends, count }),
         3 => prop_oneof![1 => Just(3_u8), 1 => 1_u8..32].prop_map(|ranks| What::AddSet { ranks }),
+        2 => (0_u8..2, prop_oneof![2 => Just(3_u8), 1 => Just(6_u8), 2 => 1_u8..32])
+            .prop_map(|(name, ranks)| What::AddSetOfMembers { name, ranks }),
         3 => prop_oneof![4 => Just(1_u32), 1 => 0_u32..4].prop_map(|set| What::RemoveSet { set }),
     ]
 }
@@ -111,6 +138,11 @@ fn asked(rank: u32, set: u32, what: &What) -> Request {
         What::AddSet { ranks } => {
             let ranks = (0..RANKS).filter(|rank| ranks >> rank & 1 == 1).map(Rank).collect();
             request("add", Collective::AddSet { ranks }, &[0])
+        }
+        What::AddSetOfMembers { name, ranks } => {
+            let ranks = (0..RANKS).filter(|rank| ranks >> rank & 1 == 1).map(Rank).collect();
+            let name = set_of_members_name(&name.to_string()).expect("a short name");
+            request(name.as_str(), Collective::AddSetOfMembers { ranks }, &[0])
         }
         What::RemoveSet { set } => request("remove", Collective::RemoveSet { set: SetId(set) }, &[0]),
     };

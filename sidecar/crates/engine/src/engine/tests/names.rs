@@ -74,13 +74,26 @@ fn a_refusal_by_the_service_fails_the_request_on_all_ranks() {
     let mut cluster = Cluster::new(&FOUR_ON_TWO).started();
     let early = cluster.submit(0, sum("t", &[4]));
     let reason = "the slot is outside of the segment".to_owned();
-    cluster.event(1, Event::Refused { rank: Rank(3), set: SetId::WORLD, name: name("t"), group: None, reason });
+    cluster.event(
+        1,
+        Event::Refused { rank: Rank(3), set: SetId::WORLD, name: name("t"), group: None, members: Vec::new(), reason },
+    );
     cluster.run();
     assert!(cluster.failure(0, early).reason.contains("rank 3 for tensor t of process set 0 was refused: the slot"));
     // A refusal while a request with the same name is pending belongs to a second one.
     let pending = cluster.submit(3, sum("u", &[4]));
     let again = "a tensor with the same name".to_owned();
-    cluster.event(1, Event::Refused { rank: Rank(3), set: SetId::WORLD, name: name("u"), group: None, reason: again });
+    cluster.event(
+        1,
+        Event::Refused {
+            rank: Rank(3),
+            set: SetId::WORLD,
+            name: name("u"),
+            group: None,
+            members: Vec::new(),
+            reason: again,
+        },
+    );
     for rank in 0..3 {
         cluster.submit(rank, sum("u", &[4]));
     }
