@@ -122,6 +122,12 @@ compose-test: build-tests ## Train in containers and break them: needs a contain
 	@$(PYTHON) tests/setup/environment.py tools packaging
 	$(RONDE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/containers
 
+.PHONY: slurm-test
+slurm-test: build-tests ## Train by srun on a Slurm of one node, which the test starts: needs root on Debian (a minute)
+	@tests/setup/debian.sh slurm
+	@$(PYTHON) tests/setup/environment.py tools training
+	$(RONDE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml sdk-python/tests/test_slurm.py
+
 .PHONY: package
 package: ## Check that the published crates can be packaged, and build each from its package
 	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --exclude ronde-tests-web --allow-dirty

@@ -2,7 +2,7 @@
 # Installs from Debian or Ubuntu what the tests use besides cargo, gcc and python3, when it is missing and the caller is
 # root; otherwise prints what is missing and continues: the tests that need it fail and name it. With an argument, what that
 # recipe needs besides: `cross` runs programs of another machine, `newcomer` makes a system in a folder, `compose` starts a
-# container engine and Prometheus.
+# container engine and Prometheus, `slurm` starts a cluster of one node.
 set -euo pipefail
 
 declare -A packages=([ip]=iproute2 [tc]=iproute2 [tcpdump]=tcpdump [openssl]=openssl [git]=git [ssh]=openssh-client
@@ -20,6 +20,7 @@ compose)
     ;;
 esac
 missing=()
+[ "${1:-}" != slurm ] || packages+=([slurmctld]=slurmctld [slurmd]=slurmd [srun]=slurm-client [munged]=munge)
 [ "${1:-}" != cross ] || [ -d /usr/aarch64-linux-gnu/lib ] || missing+=(libc6-arm64-cross)
 for command in "${!packages[@]}"; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${packages[$command]}")

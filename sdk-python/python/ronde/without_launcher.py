@@ -187,11 +187,12 @@ def _shared_sidecar(launched: _ronde.LaunchedBy, timeout: float) -> Sidecar:
     directory = _rendezvous_directory(launched)
     store = DirectoryStore(directory)
     me = _member(rank, size, served=False)
-    if rank == 0:
-        atexit.register(store.remove)
     sidecar = meet(me, store, timeout, lambda: _started(own_sidecar.start(size, _new_job())), joins_again=True)
     assert sidecar is not None  # as no rank of it is served
-    if rank != 0:
+    if rank == 0:
+        # After a failure the directory stays: the others read the reason there, perhaps when this process has ended.
+        atexit.register(store.remove)
+    else:
         _check_is_private(sidecar)
     _own.shared, _own.shared_by = sidecar, os.getpid()
     return sidecar
