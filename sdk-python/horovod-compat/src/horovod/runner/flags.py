@@ -177,5 +177,5 @@ def _libraries(group: Any, whole: Any) -> None:
     starters.add_argument("--gloo", dest="use_gloo", action="store_true", help="start by `ronde run`, as without it")
     starters.add_argument("--mpi", dest="use_mpi", action="store_true", help="start by Open MPI's mpirun")
     starters.add_argument(
-        "--jsrun", dest="use_jsrun", action="store_true", help="start by IBM's jsrun, within LSF; the default there"
+        "--jsrun", dest="use_jsrun", action="store_true", help="start by jsrun, within LSF the default"
     )

@@ -1,7 +1,7 @@
 """`horovodrun` within a job of LSF, which starts processes with IBM's jsrun.
 
-Tensors still go through ronde's sidecars. On one host rank 0 starts the sidecar; on several `ronde run --starter` starts
-one with a certificate on each, and then jsrun. If RONDE_SOCKET is set, the user has started sidecars already.
+Tensors still go through ronde's sidecars. On one host rank 0 starts the sidecar; on several `ronde run --starter`
+starts one with a certificate on each, and then jsrun. If RONDE_SOCKET is set, the user has started sidecars already.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def _hosts_of_lsf(given: Mapping[str, Any]) -> dict[str, Any]:
     used = names[: min(np, len(names))]
     if np % len(used):
         raise ValueError(
-            f"--jsrun: {np} processes cannot be spread evenly over the {len(used)} hosts of the LSF job; give hosts with "
-            "their slots with -H, or another -np"
+            f"--jsrun: {np} processes cannot be spread evenly over the {len(used)} hosts of the LSF job; give hosts "
+            "and their slots with -H, or another -np"
         )
     return {"hosts": ",".join(f"{name}:{np // len(used)}" for name in used)}
 
@@ -89,8 +89,8 @@ def _options(given: Mapping[str, Any], environment: Mapping[str, str]) -> list[s
             filled += host.slots
     if filled < np or len(set(used)) != 1:
         raise ValueError(
-            f"--jsrun: jsrun starts as many processes on each host, but -H gives {host_lists.in_a_list(hosts)} for {np} "
-            "processes; leave --jsrun out and give --gloo: `ronde run` starts any number on each"
+            f"--jsrun: jsrun starts as many processes on each host, but -H gives {host_lists.in_a_list(hosts)} for "
+            f"{np} processes; leave --jsrun out and give --gloo: `ronde run` starts any number on each"
         )
     options = ["--nrs", str(len(used)), "--rs_per_host", "1", "--tasks_per_rs", str(used[0])]
     options += shlex.split(given["binding_args"]) if given.get("binding_args") else _BINDING
