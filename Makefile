@@ -124,9 +124,10 @@ compose-test: build-tests ## Train in containers and break them: needs a contain
 
 .PHONY: deploy-test
 deploy-test: build-tests ## Train as with Slurm and Kubernetes, on network namespaces, and check scripts, manifests and the chart (needs root)
-	@tests/setup/debian.sh deploy
+	@tests/setup/debian.sh slurm
 	@$(PYTHON) tests/setup/environment.py tools training deploy helm
 	$(RONDE_PYTHON) -m pytest -q -rs -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/deploy
+	$(RONDE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml sdk-python/tests/test_slurm.py
 
 .PHONY: package
 package: ## Check that the published crates can be packaged, and build each from its package

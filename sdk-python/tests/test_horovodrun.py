@@ -154,15 +154,6 @@ def test_wrong_hosts_are_value_errors(given: dict[str, Any], text: str) -> None:
         translation.translate(given)
 
 
-def test_jsrun_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LSB_JOBID", raising=False)
-    with pytest.raises(ValueError, match="did not detect an LSF job"):
-        translated("--jsrun")
-    monkeypatch.setenv("LSB_JOBID", "7")
-    with pytest.raises(NotImplementedError, match="not supported yet"):
-        translated("--jsrun")
-
-
 def test_host_files(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("alpha slots=4\n\n# the old one\n10.0.0.2 slots = 2 # slow\n[fd00::1]:1\n")

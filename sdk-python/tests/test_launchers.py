@@ -1,4 +1,4 @@
-"""Processes of launchers other than ronde's: one of several processes must not silently train alone."""
+"""Processes of launchers other than ronde's: those of one host share a sidecar, and none silently trains alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +17,7 @@ from two_hosts import two_hosts
 
 import ronde
 from horovod.runner.common.util import env
-from ronde import without_launcher
+from ronde import _ronde, without_launcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,18 +25,20 @@ if TYPE_CHECKING:
 COMPAT = PACKAGE.parent / "horovod-compat" / "src"
 ENVIRONMENTS = PACKAGE.parent.parent / "tests" / "setup" / "environment.py"
 TIMEOUT_S = 150
+# No number of processes, or none of those on this host.
 # Of all launchers' environments, recorded ones are in sdk-rust/src/launcher/tests.rs; here is one of each kind.
 SEVERAL = {
     "torchrun": {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "RANK": "0", "LOCAL_RANK": "0"},
+    "indexed job": {"JOB_COMPLETION_INDEX": "0"},
     "env://": {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "trainer-0"},
     "torchrun options": {"PET_NNODES": "2", "PET_NODE_RANK": "0"},
     "srun": {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"},
-    "mpiexec.hydra": {"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"},
+    "mpiexec.hydra": {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"},
     "pmi": {"PMI_SIZE": "2", "PMI_RANK": "0"},
     "pmix": {"PMIX_RANK": "0", "PMIX_NAMESPACE": "prterun-vm-1@1"},
     "mpirun": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"},
     "horovodrun": {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"},
-    "ronde run": {"RONDE_SIZE": "2"},
+    "ronde run": {"RONDE_SIZE": "2", "RONDE_RANK": "0", "RONDE_LOCAL_SIZE": "2"},
 }
 ONE = {
     "env://": {"WORLD_SIZE": "1", "RANK": "0"},
@@ -43,7 +47,22 @@ ONE = {
     "mpiexec.hydra": {"PMI_SIZE": "1", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"},
     "nothing": {},
 }
-FOUND = {
+SPREAD = {
+    "torchrun": {
+        "TORCHELASTIC_RUN_ID": "x",
+        "WORLD_SIZE": "4",
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+    },
+    "srun": {
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "1",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_NODEID": "0",
+    },
+    "mpiexec.hydra": {"PMI_SIZE": "4", "PMI_RANK": "1", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"},
     "jsrun": {
         "JSM_NAMESPACE_SIZE": "4",
         "JSM_NAMESPACE_RANK": "1",
@@ -62,10 +81,11 @@ FOUND = {
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A process without a job, which records the sidecar that it would start."""
-    for name in [name for name in os.environ if re.match(r"RONDE_(?!BIN)|HOROVOD_|SLURM_|PMI|OMPI_|WORLD_SIZE", name)]:
+    names = r"RONDE_(?!BIN)|HOROVOD_|SLURM_|PMI|OMPI_|WORLD_SIZE|TORCHELASTIC_"
+    for name in [name for name in os.environ if re.match(names, name)]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(without_launcher, "_is_served", lambda: False)
-    monkeypatch.setattr(without_launcher, "_own_sidecar", lambda ranks: f"a sidecar for {ranks}")
+    monkeypatch.setattr(without_launcher, "_sidecar_for_one", lambda: "a sidecar for 1")
     return monkeypatch
 
 
@@ -95,20 +115,153 @@ def test_one_process_is_a_job_of_one_rank(started: pytest.MonkeyPatch, launcher:
     assert "no job of ronde" not in str(raised.value)
 
 
-@pytest.mark.parametrize("launcher", FOUND)
-def test_several_hosts_of_mpi_are_rejected(started: pytest.MonkeyPatch, launcher: str) -> None:
-    for name, value in FOUND[launcher].items():
+@pytest.mark.parametrize("launcher", SPREAD)
+def test_several_hosts_are_rejected(started: pytest.MonkeyPatch, launcher: str) -> None:
+    for name, value in SPREAD[launcher].items():
         started.setenv(name, value)
-    with pytest.raises(ronde.RondeError, match="mpirun has started 4 processes, 2 of them on this host"):
+    with pytest.raises(ronde.RondeError) as raised:
         without_launcher.settings_without_launcher({})
+    assert f"{launcher} has started 4 processes, 2 of them on this host, and no sidecar" in str(raised.value)
+    for way in ("`ronde run -np N -H", "`ronde sidecar` on each host", "--certs", "--job-secret-file", "RONDE_SOCKET"):
+        assert way in str(raised.value)
+    assert raised.value.cause == "settings"
+
+
+# As the launcher passes them to rank 1 of 2 on one host.
+ONE_HOST = {
+    "torchrun": {
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "WORLD_SIZE": "2",
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+    },
+    "srun": {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_NODEID": "0",
+    },
+    "mpiexec.hydra": {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"},
+    "jsrun": {
+        "JSM_NAMESPACE_SIZE": "2",
+        "JSM_NAMESPACE_RANK": "1",
+        "JSM_NAMESPACE_LOCAL_SIZE": "2",
+        "JSM_NAMESPACE_LOCAL_RANK": "1",
+        "LSB_JOBID": "77",
+        "PMIX_NAMESPACE": "1",
+    },
+    "env://": {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"},
+}
+RANK_OF = {"torchrun": "RANK", "srun": "SLURM_PROCID", "mpiexec.hydra": "PMI_RANK", "jsrun": "JSM_NAMESPACE_RANK"}
+JOIN = """
+import sys, time
+import ronde
+from ronde.without_launcher import settings_without_launcher
+try:
+    settings = settings_without_launcher({})
+    with ronde.connect(**settings) as client:
+        client.barrier()
+        print("rank", client.rank, "of", client.size, settings["job"], flush=True)
+except ronde.RondeError as error:
+    print(type(error).__name__, error.cause, str(error).replace("\\n", " "), flush=True)
+"""
+
+
+def start(tmp_path: pathlib.Path, given: dict[str, str], **changed: str) -> subprocess.Popen[str]:
+    """Starts a rank with a launcher's variables."""
+    environment = {**without_jobs(), **given, **changed, "TMPDIR": str(tmp_path), "RONDE_BIN": ronde_binary()}
+    environment["PYTHONPATH"] = str(PACKAGE)
+    command = [sys.executable, "-c", JOIN]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def outputs(*ranks: subprocess.Popen[str]) -> list[str]:
+    try:
+        return [rank.communicate(timeout=TIMEOUT_S)[0].strip() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+@pytest.mark.parametrize("launcher", ONE_HOST)
+def test_processes_of_one_host_share_a_sidecar(tmp_path: pathlib.Path, launcher: str) -> None:
+    given, name = ONE_HOST[launcher], RANK_OF.get(launcher, "RANK")
+    lines = outputs(start(tmp_path, given), start(tmp_path, given, **{name: "0"}))
+    assert [line.rpartition(" ")[0] for line in lines] == ["rank 1 of 2", "rank 0 of 2"], lines
+    assert lines[0].rpartition(" ")[2] == lines[1].rpartition(" ")[2]
+    assert not list(tmp_path.iterdir()), "the sidecar and its directory are gone"
+
+
+def test_one_process_too_few(tmp_path: pathlib.Path) -> None:
+    given = {**ONE_HOST["torchrun"], "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "RONDE_START_TIMEOUT": "5"}
+    begun = time.monotonic()
+    for line in outputs(start(tmp_path, given), start(tmp_path, given, RANK="0")):
+        assert line.startswith("TimedOutError start rank 2 of 3 did not come within 5 s, 2 did"), line
+    assert time.monotonic() - begun < 60
+
+
+def test_ranks_that_disagree_on_the_size(tmp_path: pathlib.Path) -> None:
+    given = ONE_HOST["torchrun"]
+    lines = outputs(start(tmp_path, given, WORLD_SIZE="3", LOCAL_WORLD_SIZE="3"), start(tmp_path, given, RANK="0"))
+    for line in lines:
+        assert "settings the ranks disagree on the number of processes: rank 0 (process" in line, line
+
+
+def test_two_jobs_of_one_name_on_one_host(tmp_path: pathlib.Path) -> None:
+    """None of them hangs; at most one begins, and a rank of each other one fails with the reason."""
+    given = {**ONE_HOST["torchrun"], "RONDE_START_TIMEOUT": "10"}
+    jobs = [start(tmp_path, given, RANK=rank) for rank in ("0", "1", "0", "1")]
+    lines = outputs(*jobs)
+    failed = ["Error" in line for line in lines]
+    assert sum([not any(failed[:2]), not any(failed[2:])]) <= 1, lines
+    assert any("Two jobs have one name or one store" in line for line in lines), lines
+
+
+def test_a_directory_that_others_can_enter(tmp_path: pathlib.Path, started: pytest.MonkeyPatch) -> None:
+    for name, value in ONE_HOST["torchrun"].items():
+        started.setenv(name, value)
+    started.setattr(tempfile, "tempdir", str(tmp_path))
+    started.delenv("XDG_RUNTIME_DIR", raising=False)
+    launched = _ronde.LaunchedBy.detect(dict(os.environ))
+    assert launched is not None
+    directory = without_launcher._rendezvous_directory(launched)
+    directory.mkdir()
+    directory.chmod(0o755)
+    with pytest.raises(ronde.RondeError, match="is not a directory of this user alone") as raised:
+        without_launcher.settings_without_launcher({})
+    assert str(directory) in str(raised.value)
+    assert raised.value.cause == "settings"
+
+
+def test_each_run_of_a_launcher_has_its_own_directory(started: pytest.MonkeyPatch) -> None:
+    def directory(launcher: str, **changed: str) -> pathlib.Path:
+        launched = _ronde.LaunchedBy.detect({**ONE_HOST[launcher], **changed})
+        assert launched is not None
+        return without_launcher._rendezvous_directory(launched)
+
+    torchrun = directory("torchrun")
+    assert directory("torchrun", RANK="0", LOCAL_RANK="0") == torchrun
+    for changed in ({"TORCHELASTIC_RESTART_COUNT": "1"}, {"MASTER_PORT": "29501"}, {"TORCHELASTIC_RUN_ID": "y"}):
+        assert directory("torchrun", **changed) != torchrun
+    assert directory("srun", SLURM_STEP_ID="1") != directory("srun")
+    assert directory("srun", SLURM_RESTART_COUNT="1") != directory("srun")
+    assert directory("mpiexec.hydra", PMI_RANK="0") == directory("mpiexec.hydra")
 
 
 @pytest.mark.parametrize("given", [{"RONDE_SOCKET": "/nowhere"}, {"RONDE_JOB": "night"}])
 def test_a_job_of_ronde_takes_precedence(started: pytest.MonkeyPatch, given: dict[str, str]) -> None:
-    for name, value in {**SEVERAL["torchrun"], **given}.items():
+    for name, value in {**SPREAD["torchrun"], **given}.items():
         started.setenv(name, value)
+    assert without_launcher.settings_without_launcher({}) == {"rank": 1}
+    assert without_launcher.settings_without_launcher({"socket": "/given", "rank": 0}) == {}
+    started.setenv("RONDE_RANK", "1")
     assert without_launcher.settings_without_launcher({}) == {}
-    assert without_launcher.settings_without_launcher({"socket": "/given"}) == {}
 
 
 def test_rank_and_size_of_any_launcher(started: pytest.MonkeyPatch) -> None:
@@ -152,16 +305,19 @@ for name, begin in beginnings.items():
 def run(command: list[str], *path: pathlib.Path) -> subprocess.CompletedProcess[str]:
     """A launcher's command, in an environment without a job."""
     pytest.importorskip("torch")
-    # All but the launchers' and ronde's own variables.
-    kept = {
-        name: value for name, value in os.environ.items() if not re.match(r"RONDE_|HOROVOD_|OMPI_|PMI|SLURM_", name)
-    }
+    kept = without_jobs()
     kept.update(
         RONDE_BIN=ronde_binary(),
         PYTHONPATH=f"{PACKAGE}{os.pathsep}{COMPAT}",
         PATH=os.pathsep.join([*map(str, path), os.environ["PATH"]]),
     )
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=kept, check=False)
+
+
+def without_jobs() -> dict[str, str]:
+    """Returns the environment without the launchers' and ronde's own variables."""
+    names = r"RONDE_|HOROVOD_|OMPI_|PMI|SLURM_|XDG_RUNTIME_DIR|WORLD_SIZE|TORCHELASTIC_"
+    return {name: value for name, value in os.environ.items() if not re.match(names, name)}
 
 
 def beside_python(name: str) -> str:
@@ -188,21 +344,73 @@ def ways(out: str, text: str) -> list[str]:
     return sorted(line.partition(":")[0] for line in lines if text in line)
 
 
+ALL_BUT_CONNECT = sorted(["init", "horovod", "group", "url"] * 2)
 ALL = sorted(["connect", "init", "horovod", "group", "url"] * 2)
 
 
 def test_torchrun(tmp_path: pathlib.Path) -> None:
+    """All ways begin but `connect`, which takes a job that is there, and the group of plain `env://`."""
     script = tmp_path / "begin.py"
     script.write_text(BEGIN)
     done = run([beside_python("torchrun"), "--nproc-per-node", "2", str(script)])
+    assert ways(done.stdout, "2 rank") == ALL_BUT_CONNECT, f"{done.stdout}\n{done.stderr}"
     text = "torchrun has started this process as one of 2 (WORLD_SIZE=2"
-    assert ways(done.stdout, text) == sorted([*ALL, "variables", "variables"]), f"{done.stdout}\n{done.stderr}"
+    assert ways(done.stdout, text) == ["connect"] * 2, f"{done.stdout}\n{done.stderr}"
+
+
+def test_torchrun_starts_all_processes_again(tmp_path: pathlib.Path) -> None:
+    """Rank 1 fails in the first round; the processes of the second one share a new sidecar."""
+    script = tmp_path / "again.py"
+    script.write_text(AGAIN)
+    command = [beside_python("torchrun"), "--nproc-per-node", "2", "--max-restarts", "1", str(script)]
+    done = run(command)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("round"))
+    assert [line.rpartition(" ")[0] for line in lines] == [
+        "round 0 rank 0 of 2: 2.0",
+        "round 0 rank 1 of 2: 2.0",
+        "round 1 rank 0 of 2: 2.0",
+        "round 1 rank 1 of 2: 2.0",
+    ]
+    jobs = [line.rpartition(" ")[2] for line in lines]
+    assert jobs[0] == jobs[1] != jobs[2] == jobs[3]
+
+
+AGAIN = """
+import os, sys
+import torch
+import ronde.torch as hvd
+from ronde import without_launcher
+hvd.init()
+total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+number, job = os.environ["TORCHELASTIC_RESTART_COUNT"], without_launcher._own.shared.job
+os.write(1, f"round {number} rank {hvd.rank()} of {hvd.size()}: {total} {job}{os.linesep}".encode())
+hvd.barrier()
+if number == "0" and hvd.rank() == 1:
+    os._exit(3)
+if number == "0":
+    hvd.barrier()
+"""
+
+
+def test_two_jobs_of_mpich_at_a_time() -> None:
+    """They have no ID in their variables: each has its own launcher on the host."""
+    command = [mpich(), "-n", "2", sys.executable, "-c", JOIN]
+    environment = {**without_jobs(), "RONDE_BIN": ronde_binary(), "PYTHONPATH": str(PACKAGE)}
+    jobs = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for text in outputs(*jobs):
+        lines = sorted(text.splitlines())
+        assert [line.rpartition(" ")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"], text
 
 
 def test_the_launcher_of_mpich() -> None:
     done = run([mpich(), "-n", "2", sys.executable, "-c", BEGIN])
+    assert ways(done.stdout, "2 rank") == ALL_BUT_CONNECT, f"{done.stdout}\n{done.stderr}"
     text = "the mpiexec or mpirun of MPICH or Intel MPI has started this process as one of 2 (PMI_SIZE=2"
-    assert ways(done.stdout, text) == ALL, f"{done.stdout}\n{done.stderr}"
+    assert ways(done.stdout, text) == ["connect"] * 2, f"{done.stdout}\n{done.stderr}"
 
 
 def test_prterun_which_sets_no_size() -> None:

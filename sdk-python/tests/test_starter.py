@@ -92,7 +92,7 @@ def test_the_jobs_exit_code_is_the_starters(job: Job) -> None:
     assert "/no/such/mpirun exited with code 127 (command not found: /no/such/mpirun)" in errors
     status, _, errors = job.run([ronde_binary(), "worker", "true"])
     assert status == 64
-    assert "OMPI_COMM_WORLD_RANK is not set: Open MPI's mpirun has to start" in errors
+    assert "OMPI_COMM_WORLD_RANK is not set: Open MPI's mpirun or jsrun has to start" in errors
     status, _, errors = job.run(["true"], "--output-filename", "out")
     assert status == 64
     assert "cannot be used with" in errors

@@ -92,27 +92,6 @@ def test_constants_are_horovods() -> None:
     assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(
-    ("environment", "place"),
-    [
-        ({}, None),
-        ({"OMPI_COMM_WORLD_RANK": "3"}, None),
-        (
-            {
-                "OMPI_COMM_WORLD_RANK": "3",
-                "OMPI_COMM_WORLD_SIZE": "4",
-                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-                "PMIX_NAMESPACE": "prterun-a-1@1",
-            },
-            (3, 4, 1, 2, "prterun-a-1@1"),
-        ),
-    ],
-)
-def test_the_rank_of_a_process_under_mpirun(environment: dict[str, str], place: Any) -> None:
-    assert without_launcher.mpi_process(environment) == place
-
-
 def test_hosts_of_mpi_need_sidecars(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": 0, "SIZE": 4, "LOCAL_RANK": 0, "LOCAL_SIZE": 2}.items():
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))

@@ -83,7 +83,7 @@ impl Options {
     }
 
     /// Reads the environment, as `ronde run` sets it: RONDE_SOCKET (else `$XDG_RUNTIME_DIR/ronde`, else `/run/ronde`),
-    /// RONDE_JOB, RONDE_RANK, RONDE_TOKEN_FILE (else the rank's file in the session directory), and, in seconds,
+    /// RONDE_JOB, RONDE_RANK (else the rank that another launcher has set), RONDE_TOKEN_FILE (else the rank's file in the session directory), and, in seconds,
     /// RONDE_CONNECT_TIMEOUT, RONDE_START_TIMEOUT, RONDE_OPERATION_TIMEOUT. RONDE_RING=0 disables the ring, RONDE_MAPPED=0
     /// copies all results. RONDE_TIMELINE, or else HOROVOD_TIMELINE, names the file of a timeline; DYNAMIC means that the program
     /// starts it later. RONDE_TIMELINE_MARK_CYCLES, or else HOROVOD_TIMELINE_MARK_CYCLES, is 1 to mark cycles.
@@ -182,7 +182,9 @@ fn job(lookup: &impl Fn(&str) -> Option<String>) -> Result<JobName, String> {
 }
 
 fn rank(lookup: &impl Fn(&str) -> Option<String>) -> Result<Rank, String> {
-    let text = lookup("RONDE_RANK").ok_or("RONDE_RANK is not set; it is this worker's number in the job, from 0")?;
+    let launched = || LaunchedBy::detect(lookup)?.rank.map(|rank| rank.to_string());
+    let text = lookup("RONDE_RANK").or_else(launched);
+    let text = text.ok_or("RONDE_RANK is not set; it is this worker's number in the job, from 0")?;
     let rank = text.parse::<u32>().ok().filter(|rank| (*rank as usize) < limits::RANKS_MAX);
     rank.map(Rank).ok_or_else(|| format!("RONDE_RANK is {text:?}; it is a number from 0 to {}", limits::RANKS_MAX - 1))
 }
@@ -274,6 +276,8 @@ mod tests {
         assert!(!alone.contains("WORLD_SIZE"), "{alone}");
         let job = [("RONDE_SOCKET", "/s"), ("RONDE_JOB", "j"), ("RONDE_RANK", "1"), ("WORLD_SIZE", "2")];
         assert_eq!(read(&job).expect("a job of ronde").rank, Rank(1));
+        let by_launcher = [("RONDE_SOCKET", "/s"), ("RONDE_JOB", "j"), ("WORLD_SIZE", "2"), ("RANK", "1")];
+        assert_eq!(read(&by_launcher).expect("sidecars that run already").rank, Rank(1));
     }
 
     #[test]

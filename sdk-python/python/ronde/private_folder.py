@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
+import threading
 from typing import TYPE_CHECKING
+
+from ronde.errors import RondeError
 
 if TYPE_CHECKING:
     import pathlib
@@ -49,6 +53,57 @@ class PrivateFolder:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(name, flags, 0o600, dir_fd=self._descriptor), "wb") as file:
             file.write(content)
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Writes a file that only this user can read, or replaces it in one step. Raises OSError."""
+        fresh = f".{name}.{os.getpid()}.{threading.get_ident()}"
+        self.write(fresh, content)
+        os.rename(fresh, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+
+
+class DirectoryStore:
+    """A key-value store in a private folder, which it makes if it does not exist.
+
+    Its methods raise RondeError with cause "settings" if the path is no private folder of this user.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+
+    def set(self, key: str, value: bytes) -> None:
+        """Writes a value, or replaces it."""
+        with contextlib.suppress(FileExistsError):
+            self._path.mkdir(mode=0o700)
+        with self._opened() as folder:
+            folder.replace(_file_name(key), value)
+
+    def get(self, key: str) -> bytes:
+        """Returns a value. Raises FileNotFoundError if there is none."""
+        with self._opened() as folder:
+            return folder.read(_file_name(key))
+
+    def remove(self) -> None:
+        """Removes the folder with its values."""
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[PrivateFolder]:
+        try:
+            folder = PrivateFolder(self._path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise RondeError(
+                f"{self._path} is not a directory of this user alone ({error}), and the ranks of this host would meet "
+                "there; remove it, or set XDG_RUNTIME_DIR or TMPDIR to a directory of your own",
+                "settings",
+            ) from error
+        with contextlib.closing(folder):
+            yield folder
+
+
+def _file_name(key: str) -> str:
+    return key.replace("/", ".")
 
 
 @contextlib.contextmanager

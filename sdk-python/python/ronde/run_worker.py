@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
 
+from ronde import _ronde
 from ronde.client import connect
 from ronde.private_folder import PrivateFolder, opened
 from ronde.run import CALL, ERROR, HEADER, RESULT, dumps
-from ronde.without_launcher import mpi_process, settings_without_launcher
+from ronde.without_launcher import settings_without_launcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,14 +130,16 @@ def is_on_one_host() -> bool:
     size, local_size = os.environ.get("RONDE_SIZE"), os.environ.get("RONDE_LOCAL_SIZE")
     if size is not None and local_size is not None:
         return local_size == size
-    process = mpi_process(os.environ)
-    return process is not None and process.local_size == process.size
+    launched = _ronde.LaunchedBy.detect(dict(os.environ))
+    return launched is not None and launched.is_on_one_host()
 
 
 def rank_number() -> int:
     """Returns this worker's rank, from the variables of the launcher, which may be `mpirun`."""
-    place = mpi_process(os.environ)
-    return place.rank if "RONDE_RANK" not in os.environ and place is not None else int(os.environ["RONDE_RANK"])
+    launched = _ronde.LaunchedBy.detect(dict(os.environ))
+    if "RONDE_RANK" not in os.environ and launched is not None and launched.rank is not None:
+        return launched.rank
+    return int(os.environ["RONDE_RANK"])
 
 
 def broadcast_bytes(client: Client, content: bytes, root: int) -> bytes:

@@ -1,108 +1,109 @@
-"""Starts sidecars for processes without a launcher of ronde: a single program, or processes under `mpirun`.
+"""Starts sidecars for processes that `ronde run` did not start.
 
-The process with local rank 0 starts a sidecar that serves this host's processes only and ends with it. The others find
-it through a directory that only this user can read. Under any other launcher of several processes (torchrun, srun,
-MPICH's mpiexec, jsrun on several hosts) nothing is started: each process would train alone.
+A single program gets a sidecar of its own. The processes of another launcher (torchrun, srun, mpirun, mpiexec, jsrun)
+on one host share one: rank 0 starts it, and the others find it through a directory that only this user can enter. Ranks
+that a program numbers by itself find it through the program's key-value store. On several hosts sidecars must run
+already: without a secret of the job, hosts could not authenticate each other.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import hashlib
-import json
 import os
 import pathlib
-import select
-import shutil
-import stat
-import subprocess
+import secrets
+import socket
 import tempfile
-import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+import threading
+from typing import TYPE_CHECKING, Any
 
-from ronde import _ronde, command
+from ronde import _ronde, own_sidecar
 from ronde.errors import RondeError
+from ronde.private_folder import DirectoryStore, PrivateFolder
+from ronde.processes import identity_of, is_alive, launcher_of_this_host, own_host
+from ronde.rendezvous import WAYS, Member, Sidecar, meet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from ronde.rendezvous import Store
 
-START_TIMEOUT_S = 60.0
-_POLL_INTERVAL_S = 0.02
+# How long ranks wait for each other, in seconds, if no setting says so: that of `ronde.connect`.
+START_TIMEOUT_S = 120.0
 _FOUND_BY = ("RONDE_SOCKET", "RONDE_JOB")
-_FILE = "sidecar.json"
-_JOB = "local"
-_START_TIMEOUT = "HOROVOD_START_TIMEOUT"
-# Launchers whose processes on one host share a sidecar that local rank 0 starts.
-_MPI = ("mpirun", "jsrun")
-
-
-class MpiProcess(NamedTuple):
-    """A process that `mpirun` started.
-
-    rank, size             -- among all processes
-    local_rank, local_size -- among those of this host
-    job                    -- identifies this run on this host
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    job: str
+_START_TIMEOUTS = ("RONDE_START_TIMEOUT", "HOROVOD_START_TIMEOUT")
+_LOCAL_JOB = "local"
+_RONDE_RUN = "ronde run"
+_PROBE_TIMEOUT_S = 5.0
 
 
 def settings_without_launcher(given: dict[str, Any]) -> dict[str, Any]:
     """Returns settings for `ronde.connect`; starts a sidecar if neither the environment nor the caller names one.
 
-    If one of them does, only the rank may be set, to MPI's under `mpirun`. Raises RondeError with cause "settings"
-    under `mpirun` on several hosts and under every other launcher of several processes, and "connect" if no sidecar
-    can be started.
+    given -- the caller's settings for `ronde.connect`
+
+    If one of them does, only the rank may be set, to that of another launcher. Raises RondeError with cause "settings"
+    if another launcher has started processes on several hosts, or does not say how many on which, and "connect" if no
+    sidecar can be started; TimedOutError with cause "start" if a rank of this host does not come.
     """
-    process = mpi_process(os.environ)
-    if any(name in os.environ for name in _FOUND_BY) or given.get("socket") is not None or _is_served():
+    launched = _ronde.LaunchedBy.detect(dict(os.environ))
+    if _has_sidecar(given.get("socket")):
         is_ranked = "RONDE_RANK" in os.environ or given.get("rank") is not None
-        return {} if process is None or is_ranked else {"rank": process.rank}
-    if process is None:
-        launched = _ronde.LaunchedBy.detect(dict(os.environ))
-        if launched is not None and launched.is_one_of_several():
-            raise RondeError(launched.refusal(), "settings")
-        return {"socket": _own_sidecar(1), "job": _JOB, "rank": 0}
-    if process.local_size != process.size:
+        return {} if launched is None or launched.rank is None or is_ranked else {"rank": launched.rank}
+    if launched is None or not launched.is_one_of_several():
+        return {"socket": _sidecar_for_one(), "job": _LOCAL_JOB, "rank": 0}
+    if launched.launcher == _RONDE_RUN or launched.rank is None or launched.local_size is None:
+        raise RondeError(launched.refusal(), "settings")
+    if not launched.is_on_one_host():
         raise RondeError(
-            f"mpirun has started {process.size} processes, {process.local_size} of them on this host, and no sidecar: "
-            "on several hosts `horovodrun --mpi` starts sidecars and then mpirun, and `ronde run` does without; or "
-            "start a `ronde sidecar` on each host and name its directory by RONDE_SOCKET",
+            f"{launched.launcher} has started {launched.size} processes, {launched.local_size} of them on this host, "
+            f"and no sidecar: on several hosts {_way_of(launched.launcher)}{WAYS}",
             "settings",
         )
-    timeout = _start_timeout()
-    return {"socket": _shared_sidecar(process), "job": _JOB, "rank": process.rank, **timeout}
+    sidecar = _shared_sidecar(launched, _start_timeout(given.get("start_timeout")))
+    return {"socket": sidecar.socket, "job": sidecar.job, "rank": launched.rank, **_connect_timeout()}
 
 
-def _start_timeout() -> dict[str, float]:
-    """Returns the start timeout of Horovod's variable, unless ronde's own is set."""
-    text = os.environ.get(_START_TIMEOUT)
-    if text is None or "RONDE_START_TIMEOUT" in os.environ:
-        return {}
-    try:
-        return {"start_timeout": float(text)}
-    except ValueError:
-        raise RondeError(f"{_START_TIMEOUT} is {text!r}; it is a number of seconds", "settings") from None
+def settings_for_ranks(rank: int, size: int, store: Store, timeout: float | None = None) -> dict[str, Any]:
+    """Returns settings for `ronde.connect` for a process whose rank and size its program knows.
+
+    rank, size -- of this process, and the number of all; the same size on all ranks
+    store      -- a key-value store that the ranks share, such as PyTorch's; they use keys that begin with "ronde/". It
+                  is not trusted: see `ronde.rendezvous`
+    timeout    -- seconds to wait for the other ranks; default: RONDE_START_TIMEOUT, else HOROVOD_START_TIMEOUT, else
+                  120
+
+    All ranks must call this once for each session, concurrently. On one host rank 0 starts a sidecar, which ends with
+    the processes that use it. If the environment names a sidecar (RONDE_SOCKET, RONDE_JOB or the usual directory), or
+    `ronde run` started the process, that one is used.
+
+    Raises RondeError with cause "settings" if ranks disagree on the size, are on several hosts without sidecars, or two
+    processes have one rank; "connect" if the sidecar cannot be started or the store fails; TimedOutError with cause
+    "start" if a rank does not come, which the text names.
+    """
+    if not 0 <= rank < size:
+        raise RondeError(f"rank {rank} of {size} processes: a rank is from 0 to {size - 1}", "settings")
+    if "RONDE_SIZE" in os.environ or "RONDE_RANK" in os.environ:
+        _check_agrees(rank, size)
+        if _has_sidecar(None):
+            return {"rank": rank}
+    served = _has_sidecar(None)
+    if size == 1 and not served:
+        alone = _started_for_ranks(1)
+        return {"socket": alone.socket, "job": alone.job, "rank": 0}
+    sidecar = meet(_member(rank, size, served), store, _start_timeout(timeout), lambda: _started_for_ranks(size))
+    if sidecar is None:
+        return {"rank": rank}
+    if rank != 0:
+        _check_is_private(sidecar)
+    return {"socket": sidecar.socket, "job": sidecar.job, "rank": rank, **_connect_timeout()}
 
 
-def mpi_process(environment: Mapping[str, str]) -> MpiProcess | None:
-    """Returns this process's rank and size under Open MPI's `mpirun` (or `jsrun`); None if neither started it."""
-    launched = _ronde.LaunchedBy.detect(dict(environment))
-    if launched is None or launched.launcher not in _MPI:
-        return None
-    rank, size = launched.rank, launched.size
-    local_rank, local_size = launched.local_rank, launched.local_size
-    if rank is None or size is None or local_rank is None or local_size is None:
-        return None
-    job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid") or ""
-    # PMIx names the job. Without PMIx, use the session ID, which the processes share with their `mpirun`.
-    job = job or f"session {os.getsid(0)}"
-    return MpiProcess(rank, size, local_rank, local_size, job)
+# === Sidecars that run already ===
+
+
+def _has_sidecar(given: Any) -> bool:
+    """Returns whether the caller, the environment or the usual directory names a sidecar."""
+    return given is not None or any(name in os.environ for name in _FOUND_BY) or _is_served()
 
 
 def _is_served() -> bool:
@@ -111,129 +112,168 @@ def _is_served() -> bool:
     return any((directory / "rpc.sock").exists() for directory in [*usual, pathlib.Path("/run/ronde")])
 
 
-class _Sidecar:
-    """The sidecar that this process started; it serves until this process ends."""
+def _check_agrees(rank: int, size: int) -> None:
+    """Raises RondeError if the program's rank or size is not that of the job of ronde in the environment."""
+    for name, number in (("RONDE_RANK", rank), ("RONDE_SIZE", size)):
+        value = os.environ.get(name)
+        if value is not None and value != str(number):
+            raise RondeError(
+                f"the program gives rank {rank} of {size} processes, but {name} is {value}: `ronde run` has started "
+                "this process. Give its rank and size, or unset the variables RONDE_* in processes that the program "
+                "starts for a job of their own",
+                "settings",
+            )
 
-    process: subprocess.Popen[bytes] | None = None
-    started_by = 0
-    socket = ""
+
+def _way_of(launcher: str) -> str:
+    return "`horovodrun --mpi` starts sidecars and then mpirun; or " if launcher == "mpirun" else ""
 
 
-_sidecar = _Sidecar()
+# === Sidecars that this process or another rank of this host starts ===
 
 
-def _own_sidecar(ranks: int) -> str:
+class _Own:
+    """The sidecar of this process alone, or of all ranks of its launcher. It serves one session after another.
+
+    sidecar   -- as started by this process, for itself alone
+    shared    -- that of the launcher's ranks
+    shared_by -- the ID of this process, which a forked child does not have
+    """
+
+    sidecar: own_sidecar.OwnSidecar | None = None
+    shared: Sidecar | None = None
+    shared_by = 0
+
+
+class _Ranks:
+    """The sidecars that this process started for `settings_for_ranks` and has not released."""
+
+    lock = threading.Lock()
+    sidecars: tuple[own_sidecar.OwnSidecar, ...] = ()
+
+
+_own = _Own()
+_ranks = _Ranks()
+
+
+def _sidecar_for_one() -> str:
     """Returns the session directory of this process's own sidecar. Starts one if there is none or it has ended."""
-    is_there = _sidecar.started_by == os.getpid() and _sidecar.process is not None
-    if is_there and _sidecar.process is not None and _sidecar.process.poll() is None:
-        return _sidecar.socket
-    arguments = [_program(), "sidecar", "--local-ranks", str(ranks), "--job", _JOB]
-    # A new session: the end of its input stops the sidecar, not the interrupt that ends the program.
-    process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    if _own.sidecar is None or not _own.sidecar.is_running():
+        _own.sidecar = own_sidecar.start(1, _LOCAL_JOB)
+    return _own.sidecar.socket
+
+
+def _started_for_ranks(size: int) -> Sidecar:
+    """Starts a sidecar for a new session of ranks. Earlier ones end when their workers have left."""
+    started = own_sidecar.start(size, _new_job())
+    with _ranks.lock:
+        earlier, _ranks.sidecars = _ranks.sidecars, (started,)
+    for sidecar in earlier:
+        own_sidecar.end_with_workers(sidecar)
+    return _started(started)
+
+
+def _started(sidecar: own_sidecar.OwnSidecar) -> Sidecar:
+    return Sidecar(sidecar.socket, sidecar.job, identity_of(os.getpid()))
+
+
+def _shared_sidecar(launched: _ronde.LaunchedBy, timeout: float) -> Sidecar:
+    """Returns the sidecar that all processes of the launcher share."""
+    if _own.shared is not None and _own.shared_by == os.getpid() and _serves(_own.shared):
+        return _own.shared
+    rank, size = launched.rank, launched.size
+    assert rank is not None  # the caller has checked them
+    assert size is not None
+    directory = _rendezvous_directory(launched)
+    store = DirectoryStore(directory)
+    me = _member(rank, size, served=False)
+    sidecar = meet(me, store, timeout, lambda: _started(own_sidecar.start(size, _new_job())), joins_again=True)
+    assert sidecar is not None  # as no rank of it is served
+    if rank == 0:
+        # After a failure the directory stays: the others read the reason there, perhaps when this process has ended.
+        atexit.register(store.remove)
+    else:
+        _check_is_private(sidecar)
+    _own.shared, _own.shared_by = sidecar, os.getpid()
+    return sidecar
+
+
+def _serves(sidecar: Sidecar) -> bool:
+    """Returns whether the process that started the sidecar lives, and the sidecar accepts connections."""
+    if not is_alive(sidecar.starter):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_PROBE_TIMEOUT_S)
+        try:
+            connection.connect(os.path.join(sidecar.socket, "rpc.sock"))
+        except OSError:
+            return False
+    return True
+
+
+def _check_is_private(sidecar: Sidecar) -> None:
+    """Raises RondeError unless the session directory is this user's, private, and no link; a store proves nothing."""
+    path = pathlib.Path(sidecar.socket)
+    if not path.is_absolute():
+        raise RondeError(f"rank 0 names the session directory {sidecar.socket!r}: the path is not absolute", "settings")
     try:
-        socket = _socket_directory(process)
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    if not _sidecar.started_by:
-        atexit.register(_end_sidecar)
-        os.register_at_fork(after_in_child=_close_in_child)
-    _sidecar.process, _sidecar.started_by, _sidecar.socket = process, os.getpid(), socket
-    return socket
-
-
-def _socket_directory(process: subprocess.Popen[bytes]) -> str:
-    """Reads the session directory from the sidecar's first message. Closes its output, so later messages are lost."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    line = b""
-    assert process.stdout is not None
-    with process.stdout as output:
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
-            part = os.read(output.fileno(), 65_536) if ready else b""
-            if not part:
-                how = "has ended" if ready else f"has reported nothing for {START_TIMEOUT_S:.0f} s"
-                raise RondeError(f"the sidecar that this process has started {how}; its reason is above", "connect")
-            line += part
-    message = json.loads(line.splitlines()[0])
-    if message["type"] != "serving":
+        PrivateFolder(path).close()
+    except OSError as error:
         raise RondeError(
-            f"the sidecar that this process has started cannot serve: {message.get('reason', message)}", "connect"
-        )
-    return str(message["socket_dir"])
+            f"rank 0 names a session directory that this process does not use: {error}. It must be a directory of this "
+            "user alone, and no link",
+            "settings",
+        ) from error
 
 
-def _close_in_child() -> None:
-    """Closes the sidecar's input in a forked child, so that the end of the parent alone stops the sidecar."""
-    if _sidecar.process is not None and _sidecar.process.stdin is not None:
-        _sidecar.process.stdin.close()
-
-
-def _end_sidecar() -> None:
-    """Stops the sidecar and waits for its exit."""
-    process = _sidecar.process
-    if process is None or _sidecar.started_by != os.getpid() or process.stdin is None:
-        return
-    process.stdin.close()
-    try:
-        process.wait(10.0)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _shared_sidecar(process: MpiProcess) -> str:
-    """Returns the session directory of the sidecar that all processes of this host share."""
-    directory = _rendezvous_directory(process)
-    file = directory / _FILE
-    if process.local_rank == 0:
-        with contextlib.suppress(FileExistsError):
-            directory.mkdir(mode=0o700)
-        _check_is_private(directory)
-        atexit.register(shutil.rmtree, directory, ignore_errors=True)
-        socket = _own_sidecar(process.local_size)
-        written = file.with_suffix(".new")
-        written.write_text(json.dumps({"socket": socket, "starter": _identity(os.getpid())}))
-        written.rename(file)
-        return socket
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
-            _check_is_private(directory)
-            message = json.loads(file.read_text())
-            # Ignore the file of an earlier run.
-            if message["starter"] == _identity(message["starter"][0]):
-                return str(message["socket"])
-        time.sleep(_POLL_INTERVAL_S)
-    raise RondeError(
-        f"local rank 0 has started no sidecar within {START_TIMEOUT_S:.0f} s; all of the job must call init()",
-        "connect",
-    )
-
-
-def _rendezvous_directory(process: MpiProcess) -> pathlib.Path:
-    """Returns a directory that all processes of this run can name. Local rank 0 creates and removes it."""
+def _rendezvous_directory(launched: _ronde.LaunchedBy) -> pathlib.Path:
+    """Returns a directory that all processes of this run of the launcher can name, and those of no other run."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    digest = hashlib.sha256(process.job.encode()).hexdigest()[:16]
-    return pathlib.Path(base) / f"ronde-mpi-{os.getuid()}-{digest}"
+    job = launched.job
+    if job is None:
+        assert launched.rank_variable is not None  # as there is a rank
+        job = str(tuple(launcher_of_this_host(launched.rank_variable)))
+    # Hosts and containers may share the directory for temporary files.
+    key = f"{launched.launcher} {job} {launched.restarts} {own_host()[1:]}"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return pathlib.Path(base) / f"ronde-ranks-{os.getuid()}-{digest}"
 
 
-def _check_is_private(directory: pathlib.Path) -> None:
-    """Raises RondeError if another user can access the directory, and FileNotFoundError if it does not exist."""
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise RondeError(f"{directory} is not a directory of this user alone; remove it", "settings")
+def _member(rank: int, size: int, served: bool) -> Member:
+    return Member(rank, size, own_host(), os.geteuid(), identity_of(os.getpid()), served)
 
 
-def _identity(pid: int) -> list[int]:
-    """Returns a process's ID and start time. IDs alone are reused."""
-    fields = pathlib.Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()
-    return [int(pid), int(fields[19])]
+def _new_job() -> str:
+    """Returns a new job's name, so that no rank is admitted to another job's sidecar."""
+    return f"ranks-{secrets.token_hex(6)}"
 
 
-def _program() -> str:
+# === Timeouts ===
+
+
+def _start_timeout(given: float | None) -> float:
+    """Returns how long to wait for other ranks, in seconds."""
+    if given is not None:
+        return float(given)
+    for name in _START_TIMEOUTS:
+        text = os.environ.get(name)
+        if text is not None:
+            return _seconds(name, text)
+    return START_TIMEOUT_S
+
+
+def _connect_timeout() -> dict[str, float]:
+    """Returns the start timeout of Horovod's variable, unless ronde's own is set."""
+    own, horovods = _START_TIMEOUTS
+    text = os.environ.get(horovods)
+    return {} if text is None or own in os.environ else {"start_timeout": _seconds(horovods, text)}
+
+
+def _seconds(name: str, text: str) -> float:
     try:
-        return command.find()
-    except FileNotFoundError as error:
-        raise RondeError(f"{error}, or start the program with `ronde run`", "connect") from error
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise RondeError(f"{name} is {text!r}; it is a number of seconds, above 0", "settings")
+    return seconds

@@ -13,7 +13,7 @@ import urllib.request
 import torch
 
 import ronde.torch as hvd
-from ronde import without_launcher
+from ronde import own_sidecar, without_launcher
 
 STEPS, TENSORS = 60, 20
 
@@ -34,13 +34,19 @@ def main() -> None:
 
 def found() -> dict[str, object]:
     """What the sidecar counts, and the cores that it may use."""
-    directory = os.environ.get("RONDE_SOCKET") or without_launcher._sidecar.socket
+    directory = os.environ.get("RONDE_SOCKET") or shared_sidecar()
     address = (pathlib.Path(directory) / "admin").read_text().strip()
     with urllib.request.urlopen(f"http://{address}/metrics") as answer:
         text = answer.read().decode()
     counts = {name: float(re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)[0]) for name in COUNTS}
-    process = without_launcher._sidecar.process
-    return {**counts, "cores": sorted(os.sched_getaffinity(process.pid)) if process is not None else []}
+    cores = [sorted(os.sched_getaffinity(each.process.pid)) for each in own_sidecar._started.sidecars]
+    return {**counts, "cores": cores[0] if cores else []}
+
+
+def shared_sidecar() -> str:
+    """The session directory of the sidecar that rank 0 has started."""
+    assert without_launcher._own.shared is not None
+    return without_launcher._own.shared.socket
 
 
 def stall() -> None:

@@ -2,10 +2,14 @@
 //!
 //! One table describes all launchers. The variables are an argument, so that tests can use recorded environments.
 
+mod slurm;
+mod table;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
+
+use table::TABLE;
 
 /// A program that starts the processes of a parallel job and sets variables with the rank of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +37,8 @@ pub enum Launcher {
     TorchEnvironment,
     /// A file of Kubernetes that sets the variables in which torchrun takes its options, without torchrun.
     TorchrunOptions,
+    /// An indexed Job of Kubernetes, alone or in a JobSet.
+    IndexedJob,
 }
 
 impl Launcher {
@@ -51,6 +57,7 @@ impl Launcher {
             Self::Pmix => "pmix",
             Self::TorchEnvironment => "env://",
             Self::TorchrunOptions => "torchrun options",
+            Self::IndexedJob => "indexed job",
         }
     }
 
@@ -68,6 +75,7 @@ impl Launcher {
             Self::Pmix => "a launcher that speaks PMIx (such as prterun)",
             Self::TorchEnvironment => "a launcher for torch.distributed",
             Self::TorchrunOptions => "a launcher for torchrun (such as Kubeflow's)",
+            Self::IndexedJob => "an indexed Job of Kubernetes",
         }
     }
 }
@@ -85,6 +93,19 @@ pub struct LaunchedBy {
     pub local_rank: Option<u32>,
     /// The number of processes on its host; `None` when no variable has it.
     pub local_size: Option<u32>,
+    /// The number of its host among the job's; `None` when no variable has it.
+    pub node: Option<u32>,
+    /// The number of hosts; `None` when no variable has it.
+    pub nodes: Option<u32>,
+    /// The names of the hosts, in their order; `None` when no variable has them.
+    pub hosts: Option<Vec<String>>,
+    /// The variables that together identify this run of the launcher, as text; `None` when it sets none. No two jobs that run on
+    /// one host at one time have the same.
+    pub job: Option<String>,
+    /// How often the launcher has started the processes again; 0 when no variable has it.
+    pub restarts: u32,
+    /// The variable with the rank, if one is set.
+    pub rank_variable: Option<&'static str>,
     /// The variables with this information, and their values.
     pub variables: Vec<(&'static str, String)>,
 }
@@ -105,6 +126,12 @@ impl LaunchedBy {
         self.size.is_none_or(|size| size > 1)
     }
 
+    /// Whether the environment shows that all processes are on this host.
+    #[must_use]
+    pub fn is_on_one_host(&self) -> bool {
+        self.size.is_some() && self.local_size == self.size
+    }
+
     /// The error text when there is no job of ronde: what was found, why no session started, and what to do.
     #[must_use]
     pub fn refusal(&self) -> String {
@@ -113,7 +140,9 @@ impl LaunchedBy {
             "{self}, but there is no job of ronde: RONDE_SOCKET, RONDE_JOB and RONDE_RANK are not set. Nothing was started, \
              because each of these processes would be a job of one rank and train alone. Start the program with \
              `ronde run -np {np} COMMAND` instead (on several hosts with `-H host:slots,...`), or run a `ronde sidecar` on \
-             each host and set the three variables for each process. A process that is meant to train alone starts with \
+             each host, with a certificate directory (--certs) or the job's secret (--job-secret-file), and set RONDE_SOCKET \
+             to its session directory, RONDE_JOB to the job's name and, where this launcher sets no rank, RONDE_RANK for \
+             each process. A process that is meant to train alone starts with \
              `ronde run -np 1 COMMAND`"
         )
     }
@@ -133,159 +162,3 @@ impl fmt::Display for LaunchedBy {
         formatter.write_str(")")
     }
 }
-
-/// The variables of one launcher. For each number, the first variable that is set counts.
-struct Row {
-    launcher: Launcher,
-    /// The launcher has started the process when one of these is set,
-    any_of: &'static [&'static str],
-    /// and one of these too, unless there are none.
-    and_any_of: &'static [&'static str],
-    rank: &'static [&'static str],
-    size: &'static [&'static str],
-    local_rank: &'static [&'static str],
-    local_size: &'static [&'static str],
-    /// Further variables to show to the user.
-    shown: &'static [&'static str],
-}
-
-impl Row {
-    fn read(&self, lookup: &impl Fn(&str) -> Option<String>) -> Option<LaunchedBy> {
-        let is_set = |names: &[&str]| names.iter().any(|name| lookup(name).is_some());
-        if !is_set(self.any_of) || !(self.and_any_of.is_empty() || is_set(self.and_any_of)) {
-            return None;
-        }
-        let first = |names: &[&'static str]| names.iter().find_map(|name| lookup(name).map(|value| (*name, value)));
-        let numbers = [self.size, self.rank, self.local_size, self.local_rank].map(first);
-        let value = |index: usize| numbers[index].as_ref().and_then(|(_, text)| number(text));
-        let [size, rank, local_size, local_rank] = [0, 1, 2, 3].map(value);
-        let shown = self.shown.iter().filter_map(|name| lookup(name).map(|value| (*name, value)));
-        let variables = numbers.iter().flatten().cloned().chain(shown).collect();
-        Some(LaunchedBy { launcher: self.launcher, rank, size, local_rank, local_size, variables })
-    }
-}
-
-/// Parses a whole number, or the upper end of a range (`1:4`, the nodes of an elastic job).
-fn number(text: &str) -> Option<u32> {
-    text.rsplit(':').next().and_then(|text| text.trim().parse().ok())
-}
-
-/// The rows in order of precedence. One launcher may start another, so a process may have the variables of both: the row of the
-/// inner launcher comes first. So torchrun comes before mpirun and srun, which start one torchrun on each host; mpirun, mpiexec,
-/// `ronde run` and horovodrun come before srun, which starts them or their daemons. Variables that programs or files set by hand
-/// come last.
-const TABLE: [Row; 11] = [
-    Row {
-        launcher: Launcher::Torchrun,
-        any_of: &["TORCHELASTIC_RUN_ID"],
-        and_any_of: &["WORLD_SIZE"],
-        rank: &["RANK"],
-        size: &["WORLD_SIZE"],
-        local_rank: &["LOCAL_RANK"],
-        local_size: &["LOCAL_WORLD_SIZE"],
-        shown: &["TORCHELASTIC_RUN_ID"],
-    },
-    Row {
-        launcher: Launcher::Jsrun,
-        any_of: &["JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"],
-        and_any_of: &[],
-        rank: &["JSM_NAMESPACE_RANK"],
-        size: &["JSM_NAMESPACE_SIZE"],
-        local_rank: &["JSM_NAMESPACE_LOCAL_RANK"],
-        local_size: &["JSM_NAMESPACE_LOCAL_SIZE"],
-        shown: &["LSB_JOBID"],
-    },
-    Row {
-        launcher: Launcher::OpenMpi,
-        any_of: &["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"],
-        and_any_of: &[],
-        rank: &["OMPI_COMM_WORLD_RANK"],
-        size: &["OMPI_COMM_WORLD_SIZE"],
-        local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
-        local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
-        shown: &[],
-    },
-    Row {
-        launcher: Launcher::Hydra,
-        any_of: &["MPI_LOCALNRANKS", "MPI_LOCALRANKID"],
-        and_any_of: &[],
-        rank: &["PMI_RANK", "PMI_ID"],
-        size: &["PMI_SIZE"],
-        local_rank: &["MPI_LOCALRANKID"],
-        local_size: &["MPI_LOCALNRANKS"],
-        shown: &[],
-    },
-    Row {
-        launcher: Launcher::Ronde,
-        any_of: &["RONDE_SIZE"],
-        and_any_of: &[],
-        rank: &["RONDE_RANK"],
-        size: &["RONDE_SIZE"],
-        local_rank: &["RONDE_LOCAL_RANK"],
-        local_size: &["RONDE_LOCAL_SIZE"],
-        shown: &[],
-    },
-    Row {
-        launcher: Launcher::Horovod,
-        any_of: &["HOROVOD_SIZE"],
-        and_any_of: &["HOROVOD_RANK"],
-        rank: &["HOROVOD_RANK"],
-        size: &["HOROVOD_SIZE"],
-        local_rank: &["HOROVOD_LOCAL_RANK"],
-        local_size: &["HOROVOD_LOCAL_SIZE"],
-        shown: &["HOROVOD_GLOO_RENDEZVOUS_ADDR"],
-    },
-    // The shells of a batch job and of `salloc` have SLURM_NTASKS, too, but are one process. So only a step's variables count.
-    Row {
-        launcher: Launcher::Srun,
-        any_of: &["SLURM_STEP_ID", "SLURM_STEPID"],
-        and_any_of: &["SLURM_PROCID"],
-        rank: &["SLURM_PROCID"],
-        size: &["SLURM_STEP_NUM_TASKS"],
-        local_rank: &["SLURM_LOCALID"],
-        local_size: &[],
-        shown: &["SLURM_STEP_ID", "SLURM_JOB_ID"],
-    },
-    Row {
-        launcher: Launcher::Pmi,
-        any_of: &["PMI_SIZE", "PMI_RANK"],
-        and_any_of: &[],
-        rank: &["PMI_RANK"],
-        size: &["PMI_SIZE"],
-        local_rank: &[],
-        local_size: &[],
-        shown: &[],
-    },
-    Row {
-        launcher: Launcher::Pmix,
-        any_of: &["PMIX_RANK"],
-        and_any_of: &["PMIX_NAMESPACE"],
-        rank: &["PMIX_RANK"],
-        size: &[],
-        local_rank: &[],
-        local_size: &[],
-        shown: &["PMIX_NAMESPACE"],
-    },
-    Row {
-        launcher: Launcher::TorchEnvironment,
-        any_of: &["WORLD_SIZE"],
-        and_any_of: &[],
-        rank: &["RANK"],
-        size: &["WORLD_SIZE"],
-        local_rank: &["LOCAL_RANK"],
-        local_size: &["LOCAL_WORLD_SIZE"],
-        shown: &["MASTER_ADDR"],
-    },
-    // PET_NPROC_PER_NODE is the number of processes that torchrun would start on a node. Without torchrun, the process is one of
-    // PET_NNODES.
-    Row {
-        launcher: Launcher::TorchrunOptions,
-        any_of: &["PET_NNODES"],
-        and_any_of: &[],
-        rank: &["PET_NODE_RANK"],
-        size: &["PET_NNODES"],
-        local_rank: &[],
-        local_size: &[],
-        shown: &["PET_MASTER_ADDR"],
-    },
-];

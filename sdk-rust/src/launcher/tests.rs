@@ -1,6 +1,6 @@
 //! Environments as launchers made them: those of torchrun (PyTorch 2.15), mpirun (Open MPI 5.0.11), prterun, mpiexec (MPICH 5.0.2
-//! and Intel MPI 2021.19) and srun, sbatch and salloc (Slurm 22.05.8) are recorded; those of jsrun, horovodrun and Kubeflow follow
-//! their documentation.
+//! and Intel MPI 2021.19) and srun, sbatch and salloc (Slurm 22.05.8) are recorded; those of jsrun, horovodrun, Kubeflow and
+//! indexed Jobs follow their documentation.
 
 use super::*;
 
@@ -26,6 +26,7 @@ const TORCHRUN: &[(&str, &str)] = &[
     ("MASTER_PORT", "36197"),
     ("RANK", "3"),
     ("ROLE_WORLD_SIZE", "4"),
+    ("TORCHELASTIC_RESTART_COUNT", "2"),
     ("TORCHELASTIC_RUN_ID", "c466d441"),
     ("WORLD_SIZE", "4"),
 ];
@@ -76,6 +77,7 @@ const SRUN: &[(&str, &str)] = &[
     ("SLURM_STEPID", "0"),
     ("SLURM_STEP_ID", "0"),
     ("SLURM_STEP_NODELIST", "vm"),
+    ("SLURM_STEP_NUM_NODES", "1"),
     ("SLURM_STEP_NUM_TASKS", "2"),
     ("SLURM_STEP_TASKS_PER_NODE", "2"),
 ];
@@ -126,7 +128,7 @@ fn recorded_environments_are_detected() {
         (PRTERUN, Launcher::Pmix, None, Some(0), None, None),
         (MPICH, Launcher::Hydra, Some(4), Some(3), Some(2), Some(1)),
         (INTEL_MPI, Launcher::Hydra, Some(2), Some(0), Some(2), Some(0)),
-        (SRUN, Launcher::Srun, Some(2), Some(1), None, Some(1)),
+        (SRUN, Launcher::Srun, Some(2), Some(1), Some(2), Some(1)),
         (JSRUN, Launcher::Jsrun, Some(12), Some(6), Some(6), Some(0)),
         (HOROVODRUN, Launcher::Horovod, Some(2), Some(1), Some(1), Some(0)),
     ] {
@@ -235,4 +237,72 @@ fn every_launcher_has_one_row_and_one_name() {
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), TABLE.len());
+}
+
+/// Node, number of nodes, job, restarts.
+type Place = (Option<u32>, Option<u32>, Option<String>, u32);
+
+fn place(environment: &[(&str, &str)]) -> Place {
+    let found = detect(environment).expect("it is there");
+    (found.node, found.nodes, found.job, found.restarts)
+}
+
+#[test]
+fn hosts_and_job_are_read() {
+    let job = |text: &str| Some(text.to_owned());
+    let torchrun = job("TORCHELASTIC_RUN_ID=c466d441 MASTER_ADDR=localhost MASTER_PORT=36197");
+    assert_eq!(place(TORCHRUN), (Some(1), Some(2), torchrun, 2));
+    assert_eq!(place(OPEN_MPI), (None, None, job("PMIX_NAMESPACE=prterun-vm-25130@1"), 0));
+    assert_eq!(place(MPICH), (None, None, None, 0), "Hydra passes no ID");
+    assert_eq!(place(INTEL_MPI).2, job("I_MPI_HYDRA_UUID=20620000-3e85-d57c-1061-06001fe7f538"));
+    assert_eq!(place(SRUN), (Some(0), Some(1), job("SLURM_JOB_ID=1 SLURM_STEP_ID=0"), 0));
+    assert_eq!(place(JSRUN).2, job("LSB_JOBID=77 PMIX_NAMESPACE=1"));
+    assert_eq!(detect(SRUN).expect("it is there").hosts, Some(vec!["vm".to_owned()]));
+    assert_eq!(detect(TORCHRUN).expect("it is there").hosts, None);
+    assert_eq!(detect(MPICH).expect("it is there").rank_variable, Some("PMI_RANK"));
+}
+
+#[test]
+fn a_step_of_several_nodes_has_local_sizes() {
+    let step = |node: &'static str| {
+        let environment = [
+            ("SLURM_STEP_ID", "3"),
+            ("SLURM_PROCID", "5"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_NODEID", node),
+            ("SLURM_STEP_NUM_TASKS", "7"),
+            ("SLURM_STEP_NUM_NODES", "4"),
+            ("SLURM_STEP_TASKS_PER_NODE", "2(x3),1"),
+            ("SLURM_STEP_NODELIST", "gpu[08-10,12]"),
+        ];
+        detect(&environment).expect("it is there")
+    };
+    assert_eq!((step("2").local_size, step("3").local_size, step("4").local_size), (Some(2), Some(1), None));
+    assert!(!step("2").is_on_one_host());
+    assert_eq!(step("0").hosts.expect("they are named").join(" "), "gpu08 gpu09 gpu10 gpu12");
+}
+
+#[test]
+fn the_launchers_of_one_host_are_known() {
+    let is_on_one_host = |environment: &[(&str, &str)]| detect(environment).expect("it is there").is_on_one_host();
+    assert!([OPEN_MPI, INTEL_MPI, SRUN].into_iter().all(is_on_one_host));
+    assert!(![TORCHRUN, PRTERUN, MPICH, JSRUN, HOROVODRUN].into_iter().any(is_on_one_host));
+    let by_hand = |address: &'static str| [("MASTER_ADDR", address), ("RANK", "1"), ("WORLD_SIZE", "2")];
+    for (address, is_here) in
+        [("localhost", true), ("127.0.0.1", true), ("::1", true), ("10.0.0.1", false), ("alpha", false)]
+    {
+        assert_eq!(is_on_one_host(&by_hand(address)), is_here, "{address}");
+    }
+    let found = detect(&by_hand("127.0.0.1")).expect("it is there");
+    assert_eq!((found.local_rank, found.local_size, found.node), (Some(1), Some(2), Some(0)));
+}
+
+#[test]
+fn a_pod_of_an_indexed_job_knows_its_rank_alone() {
+    let pod = [("JOB_COMPLETION_INDEX", "3"), ("JOBSET_NAME", "train"), ("HOSTNAME", "train-workers-0-3")];
+    assert_eq!(numbers(&pod), Some((Launcher::IndexedJob, None, Some(3), None, None)));
+    let found = detect(&pod).expect("it is there");
+    assert!(found.is_one_of_several() && !found.is_on_one_host());
+    let sized: Vec<_> = pod.into_iter().chain([("WORLD_SIZE", "4"), ("RANK", "3")]).collect();
+    assert_eq!(numbers(&sized), Some((Launcher::TorchEnvironment, Some(4), Some(3), None, None)));
 }

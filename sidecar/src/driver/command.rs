@@ -16,6 +16,8 @@ pub(crate) enum ControlCommand {
     Identity(Arc<Identity>),
     /// The process of a worker has ended.
     WorkerExited(WorkerExited),
+    /// End when the workers that connected have left.
+    EndWithWorkers,
     /// Report the state of everything.
     Snapshot(oneshot::Sender<Snapshot>),
 }

@@ -1,4 +1,5 @@
-//! Decides when a sidecar without a launcher ends: after its workers have connected and left (`--exit-with-workers`).
+//! Decides when a sidecar without a launcher ends: after its workers have connected and left (`--exit-with-workers`, or
+//! because its starter requests it).
 
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ use ronde_bootstrap::codes::Code;
 pub(crate) struct Liveness {
     /// How long the first worker may take to connect; `None` if the sidecar serves until it is stopped.
     patience: Option<Duration>,
+    /// Whether its starter has requested that it ends with its workers.
+    is_last: bool,
     /// Whether a worker has connected.
     came: bool,
     /// Whether another sidecar has left before there was an epoch.
@@ -23,6 +26,11 @@ impl Liveness {
     /// A sidecar that serves until the workers have left or, without a timeout, until it is stopped.
     pub(crate) fn new(patience: Option<Duration>) -> Self {
         Self { patience, ..Self::default() }
+    }
+
+    /// Ends the sidecar after the workers that connected have left. One that never had any serves on.
+    pub(crate) fn end_with_workers(&mut self) {
+        self.is_last = true;
     }
 
     /// Notes that a worker has connected.
@@ -44,7 +52,9 @@ impl Liveness {
 
     /// Returns whether a sidecar with this many sessions is done.
     pub(crate) fn is_over(&self, sessions: usize, has_epoch: bool) -> bool {
-        self.patience.is_some() && (self.came || self.peer_left) && sessions == 0 && !has_epoch
+        let ends =
+            (self.patience.is_some() && self.peer_left) || ((self.patience.is_some() || self.is_last) && self.came);
+        ends && sessions == 0 && !has_epoch
     }
 
     /// Returns how long after the start of the sidecar the first worker has to connect.
@@ -88,6 +98,17 @@ mod tests {
         liveness.note_end(&Failure::new(Cause::RankLost, "rank 1 is gone"));
         assert!(!liveness.is_over(0, false));
         assert_eq!((liveness.due(), liveness.failure()), (None, None));
+    }
+
+    #[test]
+    fn a_sidecar_whose_starter_requests_it_ends_with_its_workers() {
+        let mut liveness = Liveness::new(None);
+        liveness.end_with_workers();
+        assert!(!liveness.is_over(0, false), "its workers may still come");
+        liveness.note_worker();
+        liveness.note_end(&Failure::new(Cause::RankLost, "rank 1 is gone"));
+        assert!(!liveness.is_over(1, true) && liveness.is_over(0, false));
+        assert_eq!((liveness.due(), liveness.failure()), (None, None), "the workers report their failure");
     }
 
     #[test]

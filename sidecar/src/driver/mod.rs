@@ -315,6 +315,7 @@ impl Driver {
             ControlCommand::PluginsAnswered => self.resolve_parked(),
             ControlCommand::Identity(identity) => self.install_identity(&identity),
             ControlCommand::WorkerExited(exited) => self.worker_exited(exited),
+            ControlCommand::EndWithWorkers => self.liveness.end_with_workers(),
             ControlCommand::Snapshot(reply) => {
                 let snapshot = self.snapshot();
                 // Collected concurrently with the loop: a busy lane answers late. The receiver may be gone.

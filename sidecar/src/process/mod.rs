@@ -259,7 +259,7 @@ impl Launcher {
                 affinity::pin(&start.tuning.thread_affinity).context(Code::SidecarSettings)?;
                 Settings::new(*start).context(Code::SidecarSettings)
             }
-            ToSidecar::Join(_) | ToSidecar::WorkerExited(_) => {
+            ToSidecar::Join(_) | ToSidecar::WorkerExited(_) | ToSidecar::EndWithWorkers => {
                 bail!("the launcher's first line is not a start message")
             }
         }
@@ -268,7 +268,7 @@ impl Launcher {
     async fn join(&mut self) -> anyhow::Result<Join> {
         match self.next().await? {
             ToSidecar::Join(join) => Ok(join),
-            ToSidecar::Start(_) | ToSidecar::WorkerExited(_) => {
+            ToSidecar::Start(_) | ToSidecar::WorkerExited(_) | ToSidecar::EndWithWorkers => {
                 bail!("the launcher's second line is not a join message")
             }
         }
@@ -290,6 +290,7 @@ impl Launcher {
             match serde_json::from_str(&line) {
                 // Sending fails only when the control thread has ended, and the process with it.
                 Ok(ToSidecar::WorkerExited(exited)) => drop(commands.send(ControlCommand::WorkerExited(exited)).await),
+                Ok(ToSidecar::EndWithWorkers) => drop(commands.send(ControlCommand::EndWithWorkers).await),
                 _ => tracing::warn!(bytes = line.len(), "an unexpected line of the launcher is ignored"),
             }
         }

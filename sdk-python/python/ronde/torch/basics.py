@@ -41,11 +41,10 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
                     `remove_process_set` may be called, as with HOROVOD_DYNAMIC_PROCESS_SETS=1
     settings     -- arguments of `ronde.connect`
 
-    Ranks are those of `ronde run` or `horovodrun`. Under Open MPI's `mpirun` on one host they are those of MPI, and a
-    process without a launcher is a job of one rank. In both cases the process with local rank 0 starts the sidecar. On
-    several hosts, start the job with `horovodrun --mpi`. Under another launcher of several processes (torchrun, srun,
-    MPICH's mpiexec) without a job of ronde, this raises RondeError with cause "settings": each process would train
-    alone.
+    Ranks are those of `ronde run` or `horovodrun`. Under another launcher (mpirun, torchrun, srun, MPICH's mpiexec,
+    jsrun) on one host they are those of the launcher, and a process without a launcher is a job of one rank. In these
+    cases rank 0 starts the sidecar. Under another launcher on several hosts without sidecars, this raises RondeError
+    with cause "settings" that names the ways: each process would train alone.
 
     Raises what `ronde.connect` does, and ValueError for invalid arguments and a duplicate process set; the session
     stays open then.

@@ -41,6 +41,8 @@ pub enum ToSidecar {
     Join(Join),
     /// A worker's process has ended.
     WorkerExited(WorkerExited),
+    /// To a sidecar of `--local-ranks`: end when the workers that connected have left, before the input ends.
+    EndWithWorkers,
 }
 
 /// How a worker ended.

@@ -176,4 +176,6 @@ def _libraries(group: Any, whole: Any) -> None:
     starters = whole.add_mutually_exclusive_group()
     starters.add_argument("--gloo", dest="use_gloo", action="store_true", help="start by `ronde run`, as without it")
     starters.add_argument("--mpi", dest="use_mpi", action="store_true", help="start by Open MPI's mpirun")
-    starters.add_argument("--jsrun", dest="use_jsrun", action="store_true", help="not here: ends with a message")
+    starters.add_argument(
+        "--jsrun", dest="use_jsrun", action="store_true", help="start by jsrun, within LSF the default"
+    )

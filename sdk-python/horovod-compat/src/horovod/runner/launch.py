@@ -1,4 +1,4 @@
-"""The command `horovodrun`, which runs the equivalent `ronde run`, or with --mpi `mpirun`."""
+"""The command `horovodrun`, which runs the equivalent `ronde run`, or with --mpi `mpirun`, within LSF `jsrun`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from horovod.runner import check_build, config_file, flags, mpi
+from horovod.runner import check_build, config_file, flags, js_run, mpi
 from horovod.runner.translation import Launcher, interfaces, translate
 from ronde import command
 
@@ -44,6 +44,8 @@ def launcher_of(given: dict[str, Any]) -> Launcher:
     """Returns the launcher of the job. Raises what `translate` does; FileNotFoundError without `ronde`."""
     if given.get("use_mpi"):
         return mpi.launcher(given, os.environ)
+    if given.get("use_jsrun") or js_run.is_default(given):
+        return js_run.launcher(given, os.environ)
     translation = translate(given)
     return Launcher([command.find(), "run", *translation.arguments, "--"], translation.notes)
 

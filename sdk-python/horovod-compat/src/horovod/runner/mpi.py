@@ -96,7 +96,7 @@ def launcher(given: Mapping[str, Any], environment: Mapping[str, str], report: s
 
 def is_spread(given: Mapping[str, Any]) -> bool:
     """Returns whether some of the processes are on other hosts."""
-    return not all(is_here(host.hostname) for host in _hosts(given))
+    return not all(is_here(host.hostname) for host in hosts_of(given))
 
 
 def needs_sidecars(given: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
@@ -116,7 +116,7 @@ def translate(given: Mapping[str, Any], major: int, environment: Mapping[str, st
     if "start_timeout" in given:
         found.exports["RONDE_START_TIMEOUT"] = str(given["start_timeout"])
     found.options = ["--allow-run-as-root", *_output(given, major)]
-    found.options += ["-np", str(given["num_proc"]), "-H", host_lists.in_a_list(_hosts(given))]
+    found.options += ["-np", str(given["num_proc"]), "-H", host_lists.in_a_list(hosts_of(given))]
     found.options += shlex.split(given["binding_args"]) if given.get("binding_args") else _BINDING
     found.options += _ssh(given)
     if is_spread(given):
@@ -146,7 +146,8 @@ def is_here(name: str) -> bool:
         return False
 
 
-def _hosts(given: Mapping[str, Any]) -> list[host_lists.HostInfo]:
+def hosts_of(given: Mapping[str, Any]) -> list[host_lists.HostInfo]:
+    """Returns the given hosts; this one by default."""
     if "hosts" in given:
         return host_lists.parse_hosts(given["hosts"])
     if "hostfile" in given:

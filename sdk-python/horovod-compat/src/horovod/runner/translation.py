@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -171,12 +170,6 @@ def _reject_unsupported(given: Mapping[str, Any]) -> None:
         raise NotImplementedError(
             f"{', '.join(elastic)}: elastic jobs are not supported yet; give a fixed number of processes with -np, and "
             "hosts with -H"
-        )
-    if given.get("use_jsrun"):
-        if "LSB_JOBID" not in os.environ:
-            raise ValueError("--jsrun: horovodrun did not detect an LSF job; leave it out, and give hosts with -H")
-        raise NotImplementedError(
-            "--jsrun: jobs of LSF's jsrun are not supported yet; leave it out, and give hosts with -H"
         )
     if given.get("autotune"):
         raise NotImplementedError(

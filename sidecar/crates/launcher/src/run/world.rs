@@ -129,9 +129,10 @@ fn environment(lookup: impl Fn(&str) -> Option<String>, hostname: &str) -> anyho
 }
 
 fn number(lookup: impl Fn(&str) -> Option<String>, name: &str) -> anyhow::Result<u32> {
-    let name = format!("OMPI_COMM_WORLD_{name}");
-    let text = lookup(&name).with_context(|| {
-        format!("{name} is not set: Open MPI's mpirun has to start `ronde worker`, and nothing else")
+    // jsrun sets some of the first ones, too.
+    let names = [format!("OMPI_COMM_WORLD_{name}"), format!("JSM_NAMESPACE_{name}")];
+    let (name, text) = names.iter().find_map(|name| Some((name, lookup(name)?))).with_context(|| {
+        format!("{} is not set: Open MPI's mpirun or jsrun has to start `ronde worker`, and nothing else", names[0])
     })?;
     text.parse().with_context(|| format!("{name} is {text:?}, which is not a number"))
 }
