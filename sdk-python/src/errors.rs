@@ -60,7 +60,7 @@ type CallParts<'a> = (&'a str, &'a str, Option<&'a str>, f64);
 fn cause_name(error: &Error) -> &'static str {
     match error {
         Error::Settings { .. } => "settings",
-        Error::Token { .. } => "token",
+        Error::Token { .. } | Error::SidecarUser { .. } => "token",
         Error::Connect { .. } => "connect",
         Error::Claim { .. } => "claim",
         Error::Start { .. } => "start",

@@ -71,11 +71,13 @@ pub(crate) async fn attach_ring(options: &Options, claimed: &Claimed) -> Option<
     if !wanted || claimed.ring_bytes == 0 {
         return None;
     }
-    let (socket, token) = (paths::mem_socket(&options.socket_dir), SessionToken::from_bytes(claimed.session_token));
+    let token = SessionToken::from_bytes(claimed.session_token);
     let capacity = claimed.ring_bytes;
     let config = MemClientConfig { timeout: EXCHANGE_TIMEOUT, result_bytes_max: 0 };
-    let attach =
-        move || MemClient::connect(&socket, config)?.ring(&token, WorkerRing::create(capacity)?).map(Ring::new);
+    let socket = MemSocket::of(options);
+    let attach = move || -> Result<Ring, Error> {
+        Ok(socket.connect(config)?.ring(&token, WorkerRing::create(capacity)?).map(Ring::new)?)
+    };
     match tokio::task::spawn_blocking(attach).await {
         Ok(Ok(ring)) => Some(ring),
         Ok(Err(error)) => {
@@ -84,6 +86,26 @@ pub(crate) async fn attach_ring(options: &Options, claimed: &Claimed) -> Option<
         }
         // The runtime is ending, and the session with it.
         Err(_) => None,
+    }
+}
+
+/// Where segments are exchanged, and with which user's sidecar.
+#[derive(Clone, Debug)]
+pub(crate) struct MemSocket {
+    directory: PathBuf,
+    sidecar_uid: Option<u32>,
+}
+
+impl MemSocket {
+    pub(crate) fn of(options: &Options) -> Self {
+        Self { directory: options.socket_dir.clone(), sidecar_uid: options.sidecar_uid }
+    }
+
+    /// Connects, and checks the sidecar's user.
+    pub(crate) fn connect(&self, config: MemClientConfig) -> Result<MemClient, Error> {
+        let client = MemClient::connect(&paths::mem_socket(&self.directory), config)?;
+        check_user(self.sidecar_uid, client.peer_credentials()?.uid, &self.directory)?;
+        Ok(client)
     }
 }
 
@@ -132,6 +154,10 @@ async fn channel(options: &Options) -> Result<Channel, Refused> {
     let stream = GuardedStream::connect(&path).await.map_err(|error| {
         Refused::Unreachable(Error::Connect { directory: options.socket_dir.clone(), reason: error.to_string() })
     })?;
+    let user = stream.peer_uid().map_err(|error| {
+        Refused::Unreachable(Error::Connect { directory: options.socket_dir.clone(), reason: error.to_string() })
+    })?;
+    check_user(options.sidecar_uid, user, &options.socket_dir).map_err(Refused::Final)?;
     // A connector for one stream: a session does not survive its connection.
     let mut stream = Some(stream);
     let connector = service_fn(move |_: Uri| {
@@ -150,6 +176,17 @@ async fn channel(options: &Options) -> Result<Channel, Refused> {
             let reason = format!("it does not speak gRPC ({error})");
             Refused::Unreachable(Error::Connect { directory: options.socket_dir.clone(), reason })
         })
+}
+
+/// Checks the user of the sidecar, which the kernel reports for the connection itself: whoever may replace a directory on the
+/// path to the socket can put another one in its place, at any time.
+pub(crate) fn check_user(accepted: Option<u32>, found: u32, directory: &Path) -> Result<(), Error> {
+    match accepted {
+        Some(accepted) if accepted != found => {
+            Err(Error::SidecarUser { directory: directory.to_owned(), found, accepted })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Decides whether to retry a rejected claim.
@@ -199,6 +236,11 @@ impl GuardedStream {
     async fn connect(path: &Path) -> io::Result<Self> {
         let stream = Connection(UnixStream::connect(path).await?);
         ForkSafe::with_fd(stream).map(Self).map_err(io::Error::other)
+    }
+
+    fn peer_uid(&self) -> io::Result<u32> {
+        let connection = self.0.get().map_err(io::Error::other)?;
+        connection.0.peer_cred().map(|credentials| credentials.uid())
     }
 
     fn stream(&mut self) -> io::Result<Pin<&mut UnixStream>> {

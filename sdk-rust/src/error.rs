@@ -38,6 +38,19 @@ pub enum Error {
         /// The error of the system.
         reason: String,
     },
+    /// The sidecar is another user's.
+    #[error(
+        "the sidecar at {} is user {found}'s, and this worker accepts user {accepted}'s only; nothing was sent to it. Remove that \
+         directory if it is not yours, or correct RONDE_SIDECAR_UID", .directory.display()
+    )]
+    SidecarUser {
+        /// The session directory.
+        directory: PathBuf,
+        /// The user of the process that accepted the connection.
+        found: u32,
+        /// The accepted user.
+        accepted: u32,
+    },
     /// The sidecar rejected the claim.
     #[error("the sidecar at {} refused the claim of rank {rank}: {reason}", .directory.display())]
     Claim {
@@ -134,6 +147,7 @@ impl Error {
             | Self::Argument { .. }
             | Self::Limit { .. }
             | Self::Closed
+            | Self::SidecarUser { .. }
             | Self::Claim { .. }
             | Self::WebClaim { .. } => Blame::Caller,
             #[cfg(not(target_arch = "wasm32"))]

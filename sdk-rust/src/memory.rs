@@ -5,7 +5,6 @@
 //! populate pages (about 1 ms a MiB). They block; asynchronous calls do them on a blocking thread.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,6 +17,7 @@ use ronde_shm::{
 use ronde_wire::limits;
 
 use crate::buffer::SharedMemory;
+use crate::connect::MemSocket;
 use crate::error::Error;
 
 /// The shared memory of one session.
@@ -53,7 +53,7 @@ struct Registered {
 
 #[derive(Debug)]
 struct Exchange {
-    socket: PathBuf,
+    socket: MemSocket,
     config: MemClientConfig,
     /// Connected by the first exchange: the sidecar closes connections that stay silent.
     client: Option<MemClient>,
@@ -79,7 +79,7 @@ impl Exchange {
     ) -> Result<Result<T, ShmError>, Error> {
         let client = match &mut self.client {
             Some(client) => client,
-            none => none.insert(MemClient::connect(&self.socket, self.config)?),
+            none => none.insert(self.socket.connect(self.config)?),
         };
         let performed = exchange(client);
         if performed.as_ref().is_err_and(|error| !matches!(error, ShmError::Refused { .. })) {
@@ -91,7 +91,7 @@ impl Exchange {
 
 impl Memory {
     /// The memory of a session, whose segments are exchanged over `socket`.
-    pub(crate) fn new(socket: PathBuf, claimed: &Claimed) -> Result<Self, Error> {
+    pub(crate) fn new(socket: MemSocket, claimed: &Claimed) -> Result<Self, Error> {
         // A result segment may serve all workers of the sidecar.
         let result_bytes_max = claimed.arena_bytes_max.saturating_mul(limits::LOCAL_RANKS_MAX as u64);
         let exchange = MemClientConfig { timeout: EXCHANGE_TIMEOUT, result_bytes_max };

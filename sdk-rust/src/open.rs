@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ronde_rpc::v1::client_message::Message;
-use ronde_rpc::{EpochView, paths, v1};
+use ronde_rpc::{EpochView, v1};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -69,10 +69,7 @@ impl OpenSession {
     ) -> Result<(Self, oneshot::Receiver<BeginOutcome>, oneshot::Receiver<()>), Error> {
         let memory = match options.transfer {
             Transfer::Inline => None,
-            Transfer::Arena => {
-                let socket = paths::mem_socket(&options.socket_dir);
-                Some(Arc::new(Memory::new(socket, &attached.claimed)?))
-            }
+            Transfer::Arena => Some(Arc::new(Memory::new(connect::MemSocket::of(&options), &attached.claimed)?)),
         };
         let ring = connect::attach_ring(&options, &attached.claimed).await;
         let session = Arc::new(Session::new(

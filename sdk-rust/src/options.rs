@@ -21,6 +21,8 @@ pub struct Options {
     pub rank: Rank,
     /// The file with the 32-byte token that authorizes the claim of the rank.
     pub token_file: PathBuf,
+    /// The only user whose sidecar is accepted; `None` relies on the rights of the session directory and those above it.
+    pub sidecar_uid: Option<u32>,
     /// How long to try to connect to the sidecar, which may still be starting.
     pub connect_timeout: Duration,
     /// How long to wait for all other ranks to attach.
@@ -71,6 +73,7 @@ impl Options {
             socket_dir,
             job,
             rank,
+            sidecar_uid: None,
             connect_timeout: CONNECT_TIMEOUT,
             start_timeout: START_TIMEOUT,
             operation_timeout: None,
@@ -84,8 +87,8 @@ impl Options {
 
     /// Reads the environment, as `ronde run` sets it: RONDE_SOCKET (else `$XDG_RUNTIME_DIR/ronde`, else `/run/ronde`),
     /// RONDE_JOB, RONDE_RANK (else the rank that another launcher has set), RONDE_TOKEN_FILE (else the rank's file in the session directory), and, in seconds,
-    /// RONDE_CONNECT_TIMEOUT, RONDE_START_TIMEOUT, RONDE_OPERATION_TIMEOUT. RONDE_RING=0 disables the ring, RONDE_MAPPED=0
-    /// copies all results. RONDE_TIMELINE, or else HOROVOD_TIMELINE, names the file of a timeline; DYNAMIC means that the program
+    /// RONDE_CONNECT_TIMEOUT, RONDE_START_TIMEOUT, RONDE_OPERATION_TIMEOUT. RONDE_SIDECAR_UID is the only user whose sidecar is
+    /// accepted. RONDE_RING=0 disables the ring, RONDE_MAPPED=0 copies all results. RONDE_TIMELINE, or else HOROVOD_TIMELINE, names the file of a timeline; DYNAMIC means that the program
     /// starts it later. RONDE_TIMELINE_MARK_CYCLES, or else HOROVOD_TIMELINE_MARK_CYCLES, is 1 to mark cycles.
     ///
     /// # Errors
@@ -108,6 +111,7 @@ impl Options {
         let connect = problems.note(seconds(&lookup, "RONDE_CONNECT_TIMEOUT"));
         let start = problems.note(seconds(&lookup, "RONDE_START_TIMEOUT"));
         let operation = problems.note(seconds(&lookup, "RONDE_OPERATION_TIMEOUT"));
+        let sidecar_uid = problems.note(sidecar_uid(&lookup));
         let ring = problems.note(ring(&lookup));
         let mapped = problems.note(mapped(&lookup));
         let timeline = problems.note(timeline(&lookup));
@@ -116,13 +120,15 @@ impl Options {
         else {
             return Err(Error::Settings { problems: problems.0 });
         };
-        let (Some(ring), Some(mapped), Some(timeline)) = (ring, mapped, timeline) else {
+        let (Some(sidecar_uid), Some(ring), Some(mapped), Some(timeline)) = (sidecar_uid, ring, mapped, timeline)
+        else {
             return Err(Error::Settings { problems: problems.0 });
         };
         let mut options = Self::new(socket_dir, job, rank);
         options.connect_timeout = connect.unwrap_or(CONNECT_TIMEOUT);
         options.start_timeout = start.unwrap_or(START_TIMEOUT);
         options.operation_timeout = operation;
+        options.sidecar_uid = sidecar_uid;
         (options.ring, options.mapped, options.timeline) = (ring, mapped, timeline);
         if let Some(path) = lookup("RONDE_TOKEN_FILE") {
             options.token_file = path.into();
@@ -226,6 +232,11 @@ fn timeline(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<TimelineO
     Ok(path.map(|path| TimelineOptions { path: path.into(), mark_cycles }))
 }
 
+fn sidecar_uid(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<u32>, String> {
+    let Some(text) = lookup("RONDE_SIDECAR_UID") else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| format!("RONDE_SIDECAR_UID is {text:?}; it is the number of a user"))
+}
+
 fn seconds(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<Duration>, String> {
     let Some(text) = lookup(name) else { return Ok(None) };
     let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
@@ -250,6 +261,7 @@ mod tests {
             ("RONDE_START_TIMEOUT", "soon"),
             ("RONDE_RING", "maybe"),
             ("RONDE_MAPPED", "never"),
+            ("RONDE_SIDECAR_UID", "root"),
             ("HOROVOD_TIMELINE_MARK_CYCLES", "perhaps"),
             ("XDG_RUNTIME_DIR", "/nowhere"),
         ];
@@ -302,12 +314,13 @@ mod tests {
             ("RONDE_OPERATION_TIMEOUT", "0.5"),
             ("RONDE_RING", "0"),
             ("RONDE_MAPPED", "0"),
+            ("RONDE_SIDECAR_UID", "1000"),
         ];
         let lookup = |name: &str| settings.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
         let options = Options::from_lookup(lookup).expect("complete settings");
         assert_eq!(options.token_file, Path::new("/s/rank-3.token"));
         assert_eq!(options.operation_timeout, Some(Duration::from_millis(500)));
         assert_eq!((options.rank, options.job.as_str()), (Rank(3), "mnist"));
-        assert_eq!((options.ring, options.mapped), (Ring::Off, false));
+        assert_eq!((options.ring, options.mapped, options.sidecar_uid), (Ring::Off, false, Some(1_000)));
     }
 }

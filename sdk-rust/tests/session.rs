@@ -429,6 +429,25 @@ fn a_wrong_token_or_none_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_sidecar_of_another_user_gets_nothing() {
+    let fake = Fake::start(Settings::default());
+    let mut options = fake.options();
+    let own = std::fs::metadata(fake.directory.path()).map(|found| std::os::unix::fs::MetadataExt::uid(&found));
+    let own = own.expect("a directory");
+    options.sidecar_uid = Some(own + 1);
+    let error = blocking::Client::connect(options.clone()).expect_err("another user's");
+    assert!(
+        matches!(error, Error::SidecarUser { found, accepted, .. } if (found, accepted) == (own, own + 1)),
+        "{error}"
+    );
+    assert!(fake.received().is_empty(), "{:?}", fake.received());
+    options.sidecar_uid = Some(own);
+    let client = blocking::Client::connect(options).expect("one's own");
+    let all = client.allgather(None, TensorRef::of(&[2], &[1_i64, 2]).expect("a tensor")).expect("a result");
+    assert_eq!(all.shape, [2]);
+}
+
+#[test]
 fn the_error_names_the_missing_rank_when_the_job_does_not_start() {
     for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings { begins: false, ..Settings::default() });

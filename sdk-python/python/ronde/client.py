@@ -25,6 +25,7 @@ def connect(
     rank: int | None = None,
     token_file: str | os.PathLike[str] | None = None,
     *,
+    sidecar_uid: int | None = None,
     connect_timeout: float | None = None,
     start_timeout: float | None = None,
     operation_timeout: float | None = None,
@@ -42,6 +43,8 @@ def connect(
     rank              -- the rank to claim, from 0; default: RONDE_RANK
     token_file        -- the file with the token that authorizes the claim; default: RONDE_TOKEN_FILE, else the rank's
                          file in the session directory
+    sidecar_uid       -- the only user whose sidecar is accepted; default: RONDE_SIDECAR_UID, else any that may serve in
+                         that directory
     connect_timeout   -- how long to try to reach the sidecar; default: RONDE_CONNECT_TIMEOUT, else 10
     start_timeout     -- how long to wait for all other ranks; default: RONDE_START_TIMEOUT, else 120
     operation_timeout -- how long an operation may take before this rank gives it up; default: RONDE_OPERATION_TIMEOUT,
@@ -57,7 +60,7 @@ def connect(
     Raises, with `cause`:
     RondeError    -- "settings": a setting is missing or wrong (the text lists all of them, and names another launcher,
                      such as torchrun, if it started this process as one of several); "token": the token file cannot
-                     be used; "connect": no sidecar answers within `connect_timeout`; "claim": the sidecar rejects the
+                     be used, or the sidecar is another user's; "connect": no sidecar answers within `connect_timeout`; "claim": the sidecar rejects the
                      rank, token or job; "memory": shared memory fails; "protocol": the sidecar is of another release
                      of ronde; "thread": the session's thread cannot be started
     TimedOutError -- "start": some ranks have not attached within `start_timeout`; the message names them
@@ -68,6 +71,7 @@ def connect(
         "RONDE_JOB": job,
         "RONDE_RANK": rank,
         "RONDE_TOKEN_FILE": None if token_file is None else os.fspath(token_file),
+        "RONDE_SIDECAR_UID": sidecar_uid,
         "RONDE_CONNECT_TIMEOUT": connect_timeout,
         "RONDE_START_TIMEOUT": start_timeout,
         "RONDE_OPERATION_TIMEOUT": operation_timeout,

@@ -60,7 +60,7 @@ def settings_without_launcher(given: dict[str, Any]) -> dict[str, Any]:
             "settings",
         )
     sidecar = _shared_sidecar(launched, _start_timeout(given.get("start_timeout")))
-    return {"socket": sidecar.socket, "job": sidecar.job, "rank": launched.rank, **_connect_timeout()}
+    return _settings(sidecar, launched.rank)
 
 
 def settings_for_ranks(rank: int, size: int, store: Store, timeout: float | None = None) -> dict[str, Any]:
@@ -95,7 +95,14 @@ def settings_for_ranks(rank: int, size: int, store: Store, timeout: float | None
         return {"rank": rank}
     if rank != 0:
         _check_is_private(sidecar)
-    return {"socket": sidecar.socket, "job": sidecar.job, "rank": rank, **_connect_timeout()}
+    return _settings(sidecar, rank)
+
+
+def _settings(sidecar: Sidecar, rank: int) -> dict[str, Any]:
+    """Returns settings for `ronde.connect` to a sidecar that a process of this user has started."""
+    # Whoever may replace a directory above the session's could put another one in its place.
+    own = {"sidecar_uid": os.geteuid()}
+    return {"socket": sidecar.socket, "job": sidecar.job, "rank": rank, **own, **_connect_timeout()}
 
 
 # === Sidecars that run already ===
