@@ -78,7 +78,7 @@ class Sidecar(NamedTuple):
 class Member:
     """One of a job's processes, as it reports itself.
 
-    rank, size -- as its starter told it
+    rank, size -- as its starter set them
     host       -- where it runs
     user       -- its effective user ID
     process    -- its identity on its host
