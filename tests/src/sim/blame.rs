@@ -40,10 +40,11 @@ pub(super) fn is_named(failure: &Failure, item: &Item) -> bool {
         || plugin && failure.sidecar.is_some_and(|sidecar| failure.reason.contains(&format!("on {sidecar} ")))
         || match item.injected {
             // The culprit is the first that differs from the lowest rank.
-            InjectedError::Mismatch(..) if matches!(item.kind, Kind::FormSet(..)) => {
-                // Which of them differs depends on who had asked by then.
-                failure.cause == Cause::Mismatch
-                    && failure.reason.contains("Mismatched process sets: One rank asked for")
+            InjectedError::Mismatch(culprit, _) if matches!(item.kind, Kind::FormSet(..)) => {
+                // Which of them differs depends on who had asked by then; the culprit may join before anyone has.
+                let joined = failure.rank == Some(culprit) && failure.reason.contains(NOT_WITH_JOIN);
+                let differs = failure.reason.contains("Mismatched process sets: One rank asked for");
+                failure.cause == Cause::Mismatch && (joined || differs)
             }
             InjectedError::Mismatch(culprit, _) => {
                 let named = if culprit == item.askers[0] { item.askers[1] } else { culprit };

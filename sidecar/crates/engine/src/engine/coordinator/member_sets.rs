@@ -143,22 +143,22 @@ impl MemberSets {
         *pending += weight(ranks.len());
         let list = named.ask(now, rank, ranks);
         let Some(call) = named.calls.get(&list) else { return Ok(Asked::Waits) };
-        let absent: Vec<Rank> =
-            list.iter().copied().filter(|rank| joined.contains(rank) && !call.asked.contains(rank)).collect();
-        if !absent.is_empty() {
-            return Ok(Asked::Failed(self.fail(name, &[list], joined, joined_failure(name, &absent))));
-        }
         if call.asked.len() == list.len() {
             let since = call.since;
             self.close(name, &list);
             return Ok(Asked::Complete(since));
         }
         let blocked = named.cycle(&list);
-        if blocked.is_empty() {
+        if !blocked.is_empty() {
+            let failure = disagreement(name, named, &blocked);
+            return Ok(Asked::Failed(self.fail(name, &blocked, joined, failure)));
+        }
+        let absent: Vec<Rank> =
+            list.iter().copied().filter(|rank| joined.contains(rank) && !call.asked.contains(rank)).collect();
+        if absent.is_empty() {
             return Ok(Asked::Waits);
         }
-        let failure = disagreement(name, named, &blocked);
-        Ok(Asked::Failed(self.fail(name, &blocked, joined, failure)))
+        Ok(Asked::Failed(self.fail(name, &[list], joined, joined_failure(name, &absent))))
     }
 
     /// Handles the withdrawal of a request. `None` when it is answered already.

@@ -153,6 +153,11 @@ fn a_joined_rank_fails_calls_that_need_it_and_has_no_part_in_them() {
     assert!(matches!(sets.ask(Time(8), &name(), Rank(3), &list(&[1, 3]), &joined), Ok(Asked::Complete(_))));
     let late = sets.ask(Time(8), &name(), Rank(0), &list(&[0, 1]), &joined).expect("in order");
     assert_eq!(failed(late).0, list(&[0]));
+    // A rank that has joined may still disagree: it had asked for another list.
+    let mut disagreeing = MemberSets::default();
+    ask(&mut disagreeing, 1, &[1, 2]);
+    let other = disagreeing.ask(Time(8), &name(), Rank(2), &list(&[0, 1, 2]), &joined).expect("in order");
+    assert!(failed(other).1.contains("Mismatched process sets"));
     // Rank 2 has not been told, until all have joined.
     assert!(sets.failed > 0);
     sets.all_joined();
