@@ -53,7 +53,7 @@ test: setup lint build-tests test-rust test-python ## Do everything that CI does
 .PHONY: setup
 setup: ## Install what the tests need: packages of the distribution, a Python environment
 	@tests/setup/debian.sh
-	@$(PYTHON) tests/setup/environment.py tools training bench packaging mpich deploy helm
+	@$(PYTHON) tests/setup/environment.py tools training bench torch-suite packaging mpich deploy helm
 
 .PHONY: build
 build: plugins ## Build the binary ronde, the crates, the plugins and the Python extension
@@ -227,6 +227,12 @@ fuzz: ## Run each decoder on a minute of bytes that nobody encoded (SECONDS=n TA
 .PHONY: differential
 differential: ## Run drawn programs on ronde and on Gloo, and compare, for a minute (SECONDS=n; after `make build-tests`)
 	cd sdk-python/tests && $(RONDE_PYTHON) -m differential run --seconds $(FUZZ_SECONDS) $(OPTIONS)
+
+.PHONY: torch-suite
+torch-suite: build-tests ## Run PyTorch's own tests of torch.distributed on ronde and on Gloo, and compare (15 minutes)
+	@$(PYTHON) tests/setup/environment.py tools training torch-suite
+	cd sdk-python/tests && $(RONDE_PYTHON) -m torch_suite --table $(CARGO_TARGET_DIR)/torch-suite.md $(OPTIONS)
+	@echo "make torch-suite: the table is $(CARGO_TARGET_DIR)/torch-suite.md"
 
 .PHONY: deny
 deny: ## Check licences, bans and advisories of dependencies (installs cargo-deny: minutes)

@@ -9,6 +9,7 @@ Stages; each brings the first with it:
     tools      ruff, mypy, pytest and its xdist
     training   PyTorch for CPUs and scikit-learn
     bench      what the benchmark draws with, and Open MPI as a peer
+    torch-suite  what PyTorch's own tests import
 
 Further stages have separate environments, as tests import nothing from there (`path packaging` prints a python):
 
@@ -20,7 +21,8 @@ Further stages have separate environments, as tests import nothing from there (`
 
 The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
 it is for and the requirements' content: checkouts with equal requirements share it, and a change makes a new one. Those
-of `bench` are not part of the name: a change installs them into the existing environment. The torch of a system Python
+of `bench` and `torch-suite` are not part of the name: a change installs them into the existing environment. The
+torch of a system Python
 is linked.
 """
 
@@ -37,7 +39,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 # Each environment's stages; its first one makes it.
 ENVIRONMENTS = {
-    "python": ["base", "tools", "training", "bench"],
+    "python": ["base", "tools", "training", "bench", "torch-suite"],
     "packaging": ["packaging", "cross"],
     "mpich": ["mpich"],
     "deploy": ["deploy", "helm"],
@@ -45,7 +47,7 @@ ENVIRONMENTS = {
 # Of these packages only files are used, so what they depend on is not installed.
 WITHOUT_DEPENDENCIES = {"helm"}
 # Their requirements are not part of the environment's name.
-UNNAMED_STAGES = {"bench"}
+UNNAMED_STAGES = {"bench", "torch-suite"}
 
 
 def main() -> int:

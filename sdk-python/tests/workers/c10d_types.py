@@ -320,7 +320,9 @@ def check_monitored_barrier() -> None:
         try:
             dist.monitored_barrier(timeout=datetime.timedelta(seconds=0.5), wait_all_ranks=True)
         except RuntimeError as error:
-            assert f"have not come within 0:00:00.500000: {size - 1}" in str(error), error
+            assert f"Rank {size - 1} failed to pass monitoredBarrier" in str(error), error
+            if rank > 0:
+                assert f"Rank {rank} successfully reached monitoredBarrier, but received errors" in str(error), error
         else:
             raise AssertionError("the last rank does not come")
     dist.barrier()

@@ -50,6 +50,16 @@ def bits_of(dtype: torch.dtype) -> torch.dtype:
     return bits
 
 
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is a conjugated or negated view, which holds other elements than its memory does."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor whose memory holds its elements: the same one unless it is such a view."""
+    return tensor.resolve_conj().resolve_neg() if is_lazy(tensor) else tensor
+
+
 def check_summed(tensor: torch.Tensor, is_sum: bool) -> None:
     """Raises ValueError for a type whose bits cannot be reduced.
 
@@ -64,22 +74,22 @@ def check_summed(tensor: torch.Tensor, is_sum: bool) -> None:
 
 def input_of(tensor: torch.Tensor, *shape: int) -> Source:
     """Returns a tensor as the input of an operation with this shape; default: one dimension."""
-    source = source_of(as_elements(tensor.resolve_conj() if tensor.is_complex() else tensor))
-    source.is_writable = source.is_writable and not tensor.is_conj()
+    source = source_of(as_elements(resolved(tensor)))
+    source.is_writable = source.is_writable and not is_lazy(tensor)
     source.shape = shape or (math.prod(source.shape),)
     return source
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Concatenates the elements of tensors."""
-    return torch.cat([as_elements(tensor.resolve_conj()).reshape(-1) for tensor in tensors])
+    return torch.cat([as_elements(resolved(tensor)).reshape(-1) for tensor in tensors])
 
 
 def place_in(tensor: torch.Tensor) -> Target:
     """Returns a tensor as the target of a result."""
-    if not tensor.is_conj():
+    if not is_lazy(tensor):
         return target_of(as_elements(tensor))
-    # A conjugated view has no memory that holds its elements, so assign the whole result to it.
+    # No memory holds the elements of a conjugated or negated view, so assign the whole result to it.
     staged = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     target = target_of(as_elements(staged))
     finish = target.finish
@@ -122,7 +132,7 @@ def read_into(tensor: torch.Tensor, from_rank: str = "the ranks", source: Source
 def fill(places: Sequence[torch.Tensor], result: torch.Tensor) -> None:
     """Fills tensors with the elements of a result, in order. Raises ValueError if they do not fit."""
     written = [
-        torch.empty(place.shape, dtype=place.dtype, device=place.device) if place.is_conj() else place
+        torch.empty(place.shape, dtype=place.dtype, device=place.device) if is_lazy(place) else place
         for place in places
     ]
     flat = [as_elements(each) for each in written]

@@ -112,6 +112,14 @@ class Lane:
                 return False
         return True
 
+    def abort(self, error: Exception) -> None:
+        """Fails all operations in flight, and those that are queued."""
+        with self._state:
+            operations = list(self._operations)
+        for operation in operations:
+            operation.abort(error)
+        self.advance()
+
     def advance(self) -> None:
         """Finishes complete operations, unless another thread does so."""
         self._completer.publish(self.collect())

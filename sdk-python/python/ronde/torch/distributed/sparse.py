@@ -9,11 +9,11 @@ import torch
 
 from ronde.ops import Average, Sum
 from ronde.submission import read_nothing, read_tensor
-from ronde.torch.distributed.elements import as_elements, check_summed, input_of
+from ronde.torch.distributed.elements import as_elements, check_summed, input_of, resolved
 from ronde.torch.distributed.uneven import dimension_of
 
 if TYPE_CHECKING:
-    from ronde.torch.distributed.group import Ranks, Start
+    from ronde.torch.distributed.ranks import Ranks, Start
     from ronde.torch.distributed.reductions import Reduction
 
 
@@ -35,7 +35,7 @@ def allreduce(ranks: Ranks, tensor: torch.Tensor, reduction: Reduction) -> tuple
     nothing = input_of(torch.empty(0, dtype=torch.uint8), 0, dimension_of(agreed))
     check = ranks.tensor("allreduce", nothing, read_nothing, op=Sum)
     indices = input_of(mine.indices().t(), mine._nnz(), mine.sparse_dim())
-    elements = as_elements(mine.values().resolve_conj())
+    elements = as_elements(resolved(mine.values()))
     values = input_of(elements, mine._nnz(), math.prod(elements.shape[1:]))
     data = ranks.group("allgather", [indices, values], [read_tensor(indices), read_tensor(values)], True)
 

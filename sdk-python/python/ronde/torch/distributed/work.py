@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ronde.torch.distributed.progress import Lane
 
 _NO_TIMEOUT = datetime.timedelta(0)
+# How soon a thread that waits for an operation notices that another one has aborted it.
+_ABORT_INTERVAL_S = 0.25
 
 
 class InFlight(Protocol):
@@ -66,6 +68,8 @@ class Operation(Work):
         self._handle: InFlight | None = None
         self._results: list[torch.Tensor] = []
         self._error: Exception | None = None
+        self._abortion: Exception | None = None  # set by another thread than the one that drives the lane
+        self.keeper: dict[Operation, None] | None = None  # what keeps it alive until somebody waits for it
         self.source: int | None = None  # the sender of a message from any rank
         # Calls of the future's callbacks belong to the same hook as the operation.
         self._calls = current()
@@ -77,6 +81,8 @@ class Operation(Work):
 
     def submit(self, notify: bool) -> None:
         """Submits it. Raises errors of the submission."""
+        if self._abortion is not None:
+            raise self._abortion
         if self._start is not None:
             self._handle = self._start(notify)
             self._start = None
@@ -86,7 +92,7 @@ class Operation(Work):
         handle = self._handle
         if self.is_done or handle is None:
             return self.is_done
-        return handle.poll() or time.monotonic() >= self.deadline
+        return handle.poll() or self._abortion is not None or time.monotonic() >= self.deadline
 
     def complete(self, until: float) -> bool:
         """Waits for the result and writes it. Returns False if it is not complete at `until`, of the monotonic clock.
@@ -97,7 +103,7 @@ class Operation(Work):
         if handle is None or finish is None:
             return self.is_done
         try:
-            self._results = finish(handle.wait(max(0.0, until - time.monotonic())))
+            self._results = finish(self._waited(handle, until))
         except TimeoutError:
             if time.monotonic() < self.deadline:
                 return False
@@ -107,6 +113,22 @@ class Operation(Work):
         else:
             self._end()
         return True
+
+    def _waited(self, handle: InFlight, until: float) -> Any:
+        """Waits for the result. Raises TimeoutError at `until`, and the error of `abort`."""
+        while True:
+            if self._abortion is not None and not handle.poll():
+                raise self._abortion
+            left = max(0.0, until - time.monotonic())
+            try:
+                return handle.wait(min(left, _ABORT_INTERVAL_S))
+            except TimeoutError:
+                if left <= _ABORT_INTERVAL_S and self._abortion is None:
+                    raise
+
+    def abort(self, error: Exception) -> None:
+        """Makes the thread that drives the lane fail the operation, unless it is complete. Called by any thread."""
+        self._abortion = error
 
     def give_up(self) -> None:
         """Fails it because its timeout has passed, and therefore on all other ranks."""
@@ -158,6 +180,8 @@ class Operation(Work):
 
     def _value(self) -> list[torch.Tensor]:
         """Returns the results of a finished operation."""
+        if self.keeper is not None:
+            self.keeper.pop(self, None)
         self.publish()
         if self._error is not None:
             raise self._error
@@ -205,3 +229,49 @@ class Operation(Work):
         if not self.is_done:
             self._lane.watch()
         return self._future
+
+
+class Together(Work):
+    """Several operations as one, for `end_coalescing`."""
+
+    def __init__(self, operations: list[Operation]) -> None:
+        super().__init__()
+        self._operations = operations
+
+    def wait(self, timeout: datetime.timedelta = _NO_TIMEOUT) -> bool:
+        """Waits for all of them. Raises the first error, after all of them are complete."""
+        errors = []
+        for operation in self._operations:
+            try:
+                operation.wait(timeout)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return True
+
+    def synchronize(self) -> None:
+        """Calls `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Returns whether all are complete."""
+        return all(operation.is_completed() for operation in self._operations)
+
+    def is_success(self) -> bool:
+        """Returns whether all are complete and none has failed."""
+        return all(operation.is_success() for operation in self._operations)
+
+    def exception(self) -> Exception | None:
+        """Returns the first error; None while none has failed."""
+        return next((error for each in self._operations if (error := each.exception()) is not None), None)
+
+    def result(self) -> list[torch.Tensor]:
+        """Waits for the results and returns them. Raises what `wait` does."""
+        self.wait()
+        return [result for operation in self._operations for result in operation.result()]
+
+    def get_future(self) -> Any:
+        """Returns a future of the results."""
+        futures = torch.futures.collect_all([operation.get_future() for operation in self._operations])
+        return futures.then(lambda done: [result for each in done.value() for result in each.value()])

@@ -1,0 +1,145 @@
+"""Creation of groups: what PyTorch calls, and the session that the first group begins."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
+
+import ronde.torch.basics
+from ronde import without_launcher
+from ronde.torch.distributed.group import CAN_EXTEND_BACKEND
+from ronde.torch.distributed.groups import Groups
+from ronde.torch.distributed.lazy_store import LazyStore
+from ronde.torch.distributed.returned import return_operations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What ronde's launcher sets in each worker.
+_LAUNCHED_BY_RONDE = ("RONDE_JOB", "RONDE_RANK")
+
+
+class _State:
+    """The groups of this process."""
+
+    groups: Groups | None = None
+
+
+_state = _State()
+
+
+def groups() -> Groups | None:
+    """Returns the groups of this process over the latest session; None before the first one."""
+    return _state.groups
+
+
+def begun(settings: dict[str, Any]) -> Groups:
+    """Returns the groups of this process, after calling `ronde.torch.init` if necessary. Raises what that raises."""
+    is_ours = not ronde.torch.basics.is_initialized()
+    ronde.torch.basics.init(**settings)
+    client = ronde.torch.basics.client()
+    if _state.groups is None or _state.groups.client is not client:
+        _state.groups = Groups(client, is_ours)
+    return _state.groups
+
+
+def is_launched_by_ronde() -> bool:
+    """Returns whether ronde's launcher has started this process and knows its rank."""
+    return all(name in os.environ for name in _LAUNCHED_BY_RONDE)
+
+
+def create(options: Any, backend_options: Any) -> Any:
+    """Creates a group of the backend; `torch.distributed` calls it.
+
+    Raises ValueError if PyTorch was given another rank or size than the job has, and what `begun` does.
+    """
+    del backend_options
+    if CAN_EXTEND_BACKEND:
+        return_operations()
+    order = list(options.global_ranks_in_group)
+    found = begun({} if order else _settings(options))
+    client = found.client
+    if not order:
+        _check_agrees(options.group_rank, options.group_size, client.rank, client.size)
+        order = list(range(client.size))
+    made = found.make(order, options.group_id, options.timeout)
+    assert made is not None, "PyTorch makes groups on their members only"
+    return made
+
+
+def _settings(options: Any) -> dict[str, Any]:
+    """Returns settings for the session of the group of all ranks: where no launcher of ronde is, by PyTorch's means."""
+    if ronde.torch.basics.is_initialized() or is_launched_by_ronde():
+        return {}
+    # PyTorch's timeout is also that of the rendezvous, unless the user has set one for this alone.
+    timeout = None if "RONDE_START_TIMEOUT" in os.environ else options.timeout.total_seconds()
+    return without_launcher.settings_for_ranks(options.group_rank, options.group_size, options.store, timeout)
+
+
+def _check_agrees(given_rank: int, given_size: int, rank: int, size: int) -> None:
+    if (given_rank, given_size) == (rank, size):
+        return
+    differs = [
+        f"{what} {given}, but {job} in the job of ronde"
+        for what, given, job in [("rank", given_rank, rank), ("world size", given_size, size)]
+        if given != job
+    ]
+    raise ValueError(
+        f"torch.distributed was given {' and '.join(differs)}; this process is rank {rank} of {size} ranks: give "
+        "init_process_group these, or leave ranks and sizes to init_method='ronde://'"
+    )
+
+
+def _rendezvous(url: str, **options: Any) -> Iterator[tuple[HashStore, int, int]]:
+    """Handles `ronde://`: rank and size are the job's, and no store is shared."""
+    del url, options
+    client = begun({}).client
+    yield HashStore(), client.rank, client.size
+
+
+def _environment_rendezvous(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+    """Handles `env://`, the default: where ronde's launcher is, no store is opened before one is used.
+
+    The launcher sets what PyTorch needs, so that its own handler would open a TCP store, whose traffic is not
+    encrypted. The backend "ronde" uses no store. Others, such as Gloo, open it by their first use.
+    """
+    if not is_launched_by_ronde():
+        yield from _original(url, **options)
+        return
+    rank, size = _rank_and_size(url)
+    yield LazyStore(lambda: next(_original(url, **options))[0]), rank, size
+
+
+def _rank_and_size(url: str) -> tuple[int, int]:
+    """Returns the rank and the size of a URL's query, which the program was given, or of the environment."""
+    query = dict(part.split("=", 1) for part in url.partition("?")[2].split("&") if "=" in part)
+    found = []
+    for name, variable in [("rank", "RANK"), ("world_size", "WORLD_SIZE")]:
+        text = query.get(name, os.environ.get(variable))
+        if text is None:
+            raise ValueError(f"init_process_group by env:// needs {variable} in the environment, or {name} as argument")
+        found.append(int(text))
+    return found[0], found[1]
+
+
+_original: Any = _rendezvous_handlers["env"]
+
+
+def devices() -> list[str]:
+    """Returns the kinds of devices for whose tensors PyTorch calls the backend.
+
+    Without a GPU that is the host alone: PyTorch's flight recorder ends the process with a fault where a group serves
+    devices that do not exist.
+    """
+    return ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu"]
+
+
+def register() -> None:
+    """Registers the backend and its ways to meet. Called once, by the import of the package."""
+    torch.distributed.Backend.register_backend("ronde", create, extended_api=True, devices=devices())
+    register_rendezvous_handler("ronde", _rendezvous)
+    _rendezvous_handlers["env"] = _environment_rendezvous
