@@ -22,9 +22,9 @@ import torch
 import torch.distributed
 from torch._C._distributed_c10d import GradBucket, HashStore
 from torch.distributed.constants import default_pg_timeout
-from torch.distributed.rendezvous import register_rendezvous_handler
 
 import ronde.torch.basics
+import ronde_entry_points
 from ronde.errors import RondeError
 from ronde.ops import Average
 from ronde.submission import read_tensor, reduction
@@ -245,5 +245,5 @@ def _rendezvous(url: str, **options: Any) -> Iterator[tuple[HashStore, int, int]
 
 
 torch.distributed.Backend.register_backend("ronde", _create, extended_api=True, devices=["cpu", "cuda"])
-register_rendezvous_handler("ronde", _rendezvous)
+ronde_entry_points.replace_rendezvous(_rendezvous)
 hooks.on_registration(_matched_by_bucket)
