@@ -153,6 +153,8 @@ def layered(folder: pathlib.Path) -> Iterator[None]:
     ask = "import sys, torch; print(torch.__version__, *(path for path in sys.path if path.endswith('-packages')))"
     version, *paths = subprocess.run([below, "-c", ask], check=True, capture_output=True, text=True).stdout.split()
     (packages / "linked.pth").write_text("\n".join(paths) + "\n")
+    # That of `bench` finds its MPI in its own environment only, and Lightning initializes an MPI that it finds.
+    (packages / "mpi4py.py").write_text('raise ImportError("the environment `frontends` has no MPI")\n')
     described = packages / f"torch-{version}.dist-info"
     described.mkdir()
     (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
