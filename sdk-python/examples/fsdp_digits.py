@@ -1,8 +1,8 @@
 """FSDP2 and tensor parallelism on handwritten digits, as torchtitan combines them; the backend's name is ronde.
 
-    ronde run -np 4 python fsdp_digits.py              data parallel over 2 x 1 ranks, tensor parallel over 2
-    ronde run -np 2 python fsdp_digits.py --tensor 1   FSDP2 alone
-    python fsdp_digits.py                              one process, on the same global batches
+ronde run -np 4 python fsdp_digits.py              FSDP2 over 2 pairs of ranks, tensor parallel within each
+ronde run -np 2 python fsdp_digits.py --tensor 1   FSDP2 alone
+python fsdp_digits.py                              one process, on the same global batches
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
+
+import ronde.torch.distributed
 
 EPOCHS = 4
 
@@ -37,7 +39,9 @@ def main() -> None:
     mesh = None
     if not is_alone:
         dist.init_process_group("ronde")
-        mesh = init_device_mesh("cpu", (dist.get_world_size() // options.tensor, options.tensor), mesh_dim_names=("data", "tensor"))
+        sizes = (dist.get_world_size() // options.tensor, options.tensor)
+        ronde.torch.distributed.register_mesh(sizes)  # before PyTorch makes groups of some of the ranks
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("data", "tensor"))
         parallelize(model, mesh)
     shards, shard = (1, 0) if mesh is None else (mesh["data"].size(), mesh["data"].get_local_rank())
     sampler: DistributedSampler[int] = DistributedSampler(data, shards, shard, shuffle=False)

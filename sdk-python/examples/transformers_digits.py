@@ -1,7 +1,7 @@
 """Transformers' Trainer on handwritten digits, with a tiny model that is made here. ronde is not named here.
 
-    RONDE_AUTOINIT=1 ronde run -np 2 python transformers_digits.py
-    python transformers_digits.py                                       one process, on the same global batches
+RONDE_AUTOINIT=1 ronde run -np 2 python transformers_digits.py
+python transformers_digits.py                                       one process, on the same global batches
 """
 
 from __future__ import annotations

@@ -12,11 +12,10 @@ import textwrap
 from typing import Callable
 
 import pytest
+from installed_wheel import PACKAGE, describe_wheel, of_job
 
 pytest.importorskip("torch")
 
-PACKAGE = pathlib.Path(__file__).parent.parent / "python"
-PROJECT = PACKAGE.parent / "pyproject.toml"
 # Seconds of processor time that the entry point may add to `import torch`.
 COST_MAX_S = 0.005
 
@@ -24,26 +23,7 @@ COST_MAX_S = 0.005
 @pytest.fixture(scope="session")
 def metadata(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A folder which tells Python that a wheel with the project's entry points is installed."""
-    folder = tmp_path_factory.mktemp("metadata")
-    return described(folder, PROJECT.read_text())
-
-
-def described(folder: pathlib.Path, project: str) -> pathlib.Path:
-    groups = re.findall(r'\[project\.entry-points\."([\w.]+)"\]\n((?:\w+ = .+\n)+)', project)
-    assert {group for group, _ in groups} >= {"torch.backends", "torch.distributed.backends"}
-    information = folder / "ronde-0.0.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: ronde\nVersion: 0.0.0\n")
-    (information / "entry_points.txt").write_text(
-        "\n".join(f"[{group}]\n{rows}" for group, rows in groups).replace('"', "")
-    )
-    return folder
-
-
-def of_job(metadata: pathlib.Path, **variables: str) -> list[str]:
-    """Options of `ronde run` for workers that have the wheel."""
-    named = {"PYTHONPATH": f"{PACKAGE}:{metadata}", **variables}
-    return [word for name, value in named.items() for word in ("-x", f"{name}={value}")]
+    return describe_wheel(tmp_path_factory.mktemp("metadata"))
 
 
 def python(code: str, paths: list[pathlib.Path], **variables: str) -> subprocess.CompletedProcess[str]:
