@@ -144,8 +144,9 @@ def _environment(plain: Callable[..., Any]) -> Callable[..., Iterator[tuple[Any,
 class Automatic:
     """RONDE_AUTOINIT=1: makes the default group of `torch.distributed` when the program first asks for it.
 
-    Everything that asks whether torch.distributed is initialised reads one property of PyTorch, `group.WORLD`. Its
-    first read calls `begin`. After that the property is PyTorch's own again.
+    Everything that asks whether torch.distributed is initialised reads one property of PyTorch, `GroupMember.WORLD`. Its
+    first read calls `begin`. After that the property is PyTorch's own again. `group.WORLD` is the same property of
+    another class, which modules read for default arguments while they are imported: too early to make a group.
 
     Only the process that a launcher started makes a group: neither its children, which inherit its variables, nor a
     program without a launcher. An error is raised at the first read, and again at each later one.
@@ -168,7 +169,8 @@ class Automatic:
         import torch.distributed
 
         def read(cls: type) -> Any:
-            self.begin()
+            if cls is self._c10d.GroupMember:
+                self.begin()
             return self._property.fget(cls)
 
         @functools.wraps(self._initialize)

@@ -11,7 +11,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import torch
-from conftest import ronde_binary
 from installed_wheel import PACKAGE, describe_wheel, of_job
 
 if TYPE_CHECKING:
@@ -48,11 +47,13 @@ class Run:
 class Runner:
     """Runs programs, and finds what they print.
 
+    binary  -- the path of `ronde`
     folder  -- for its files
     timeout -- seconds after which a run is ended
     """
 
-    def __init__(self, folder: pathlib.Path, timeout: float) -> None:
+    def __init__(self, binary: str, folder: pathlib.Path, timeout: float) -> None:
+        self.binary = binary
         self.metadata = describe_wheel(folder)
         self.timeout = timeout
         self._weights = folder / "weights.pt"
@@ -67,7 +68,7 @@ class Runner:
     def launched(self, ranks: int, command: Sequence[str], sidecars: int = 1, **variables: str) -> Run:
         """Runs a Python program and its arguments as a job, which reports as the examples do."""
         options = of_job(self.metadata, DIGITS_WEIGHTS=str(self._weights), **variables)
-        job = [ronde_binary(), "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120"]
+        job = [self.binary, "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120"]
         run = self._run([*job, *options, sys.executable, *command], {})
         assert len(run.digests) == ranks
         assert len(set(run.digests)) == 1, run.digests

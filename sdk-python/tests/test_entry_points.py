@@ -186,3 +186,17 @@ def test_numbers_come_from_the_url_or_the_environment(
     from ronde.torch.distributed.env_rendezvous import numbers
 
     assert numbers(url, variables) == found
+
+
+def test_imports_of_pytorchs_own_modules_do_not_make_the_group(metadata: pathlib.Path) -> None:
+    """Some read `group.WORLD` for default arguments; a launcher without a job would make that an error."""
+    code = """
+    import torch.distributed.nn, torch.distributed.fsdp, torch.distributed.tensor.parallel, torch.distributed.checkpoint
+    import torch._dynamo
+    print("imported")
+    torch.distributed.is_initialized()
+    """
+    launcher = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    done = python(code, [PACKAGE, metadata], RONDE_AUTOINIT="1", **launcher)
+    assert done.stdout == "imported\n", done.stderr
+    assert "the default process group of torch.distributed cannot be made" in done.stderr

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
+from conftest import ronde_binary
 from digits_runs import Run, Runner, check_same_training
 
 TIMEOUT_S = 180
@@ -14,7 +15,7 @@ TIMEOUT_S = 180
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    return Runner(tmp_path_factory.mktemp("runs"), TIMEOUT_S)
+    return Runner(ronde_binary(), tmp_path_factory.mktemp("runs"), TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
