@@ -1,6 +1,6 @@
 """Hugging Face Accelerate on handwritten digits. ronde is not named here: RONDE_AUTOINIT=1 makes the process group.
 
-RONDE_AUTOINIT=1 ronde run -np 2 accelerate launch --cpu accelerate_digits.py
+RONDE_AUTOINIT=1 ronde run -np 2 accelerate launch --cpu --num_processes 1 accelerate_digits.py
 RONDE_AUTOINIT=1 ronde run -np 2 python accelerate_digits.py
 python accelerate_digits.py                                             one process, on the same global batches
 """

@@ -144,8 +144,8 @@ def _environment(plain: Callable[..., Any]) -> Callable[..., Iterator[tuple[Any,
 class Automatic:
     """RONDE_AUTOINIT=1: makes the default group of `torch.distributed` when the program first asks for it.
 
-    Everything that asks whether torch.distributed is initialised reads one property of PyTorch, `GroupMember.WORLD`. Its
-    first read calls `begin`. After that the property is PyTorch's own again. `group.WORLD` is the same property of
+    Everything that asks whether torch.distributed is initialised reads one property of PyTorch, `GroupMember.WORLD`.
+    Its first read calls `begin`. After that the property is PyTorch's own again. `group.WORLD` is the same property of
     another class, which modules read for default arguments while they are imported: too early to make a group.
 
     Only the process that a launcher started makes a group: neither its children, which inherit its variables, nor a

@@ -43,7 +43,7 @@ def test_accelerate(runner: Runner) -> None:
 
 def test_accelerate_launch(runner: Runner) -> None:
     """`accelerate launch` starts a process of its own in each rank of the job."""
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "0"]
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
     program = [str(WATCHED), str(EXAMPLES / "accelerate_digits.py")]
     run = runner.launched(2, [*launch, *program], RONDE_AUTOINIT="1")
     assert len(run.listeners) == 2

@@ -11,7 +11,7 @@ from ronde.lightning.environment import RondeEnvironment
 from ronde.lightning.session import begin_group
 
 
-class RondeStrategy(DDPStrategy):
+class RondeStrategy(DDPStrategy):  # type: ignore[misc]
     """Lightning's DDPStrategy over the backend "ronde", for processes that `ronde run` has started.
 
     cluster_environment -- default: RondeEnvironment

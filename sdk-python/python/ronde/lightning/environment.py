@@ -49,7 +49,7 @@ def place(environment: Mapping[str, str]) -> Place:
     return Place(rank, size, local_rank, local_size or size, int(node))
 
 
-class RondeEnvironment(ClusterEnvironment):
+class RondeEnvironment(ClusterEnvironment):  # type: ignore[misc]
     """Ranks and sizes of the job that `ronde run`, or another launcher, has started: one process for each device.
 
     Raises RondeError where `place` does.

@@ -22,7 +22,7 @@ _AVERAGES = (None, "avg", "mean", torch.distributed.ReduceOp.AVG)
 _SUMS = ("sum", torch.distributed.ReduceOp.SUM)
 
 
-class HorovodStrategy(ParallelStrategy):
+class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
     """Data parallelism by `DistributedOptimizer`, as Horovod does it, with one device for each process.
 
     At the start of `fit` all ranks get rank 0's parameters and optimizer states, and learning rates are multiplied by
@@ -37,6 +37,8 @@ class HorovodStrategy(ParallelStrategy):
     strategy_name = "horovod"
     # Without it Lightning gives all ranks the whole data.
     is_distributed = True
+    # Lightning's property; each is a DistributedOptimizer while it fits.
+    optimizers: list[Any]
 
     def __init__(
         self,
@@ -122,7 +124,7 @@ class HorovodStrategy(ParallelStrategy):
         if not self.lightning_module.automatic_optimization:
             return  # the program may run several backward passes before its step, which synchronizes
         for optimizer in self.optimizers:
-            optimizer.synchronize()  # type: ignore[attr-defined]
+            optimizer.synchronize()
 
     def model_to_device(self) -> None:
         """Moves the model to the device of this process."""
