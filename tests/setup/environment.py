@@ -15,8 +15,8 @@ Further stages have separate environments, as tests import nothing from there (`
     packaging  what packs wheels
     cross      what compiles them against an old glibc, and for other machines; with `packaging`
     mpich      MPICH's mpiexec, whose name is also that of Open MPI's
-    frontends  Lightning, Accelerate, Transformers and DeepSpeed (0.3 GB); a layer on the environment of `training`, whose
-               packages it sees, PyTorch too
+    frontends  Lightning, Accelerate, Transformers and DeepSpeed (0.3 GB); a layer on the environment of `training`,
+               whose packages it sees, PyTorch too
 
 The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
 it is for and the requirements' content: checkouts with equal requirements share it, and a change makes a new one. Those
