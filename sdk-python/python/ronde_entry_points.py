@@ -214,7 +214,12 @@ class Automatic:
 
     def _make(self) -> None:
         try:
-            _import().init_process_group()
+            _import()
+            from torch.distributed.constants import default_pg_timeout
+
+            from ronde.torch.distributed import env_rendezvous
+
+            env_rendezvous.init_process_group(default_pg_timeout)
         except Exception as error:
             raise RuntimeError(
                 f"{AUTOINIT}=1: the default process group of torch.distributed cannot be made: {error}"

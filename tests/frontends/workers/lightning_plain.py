@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
+import time
 
 import lightning
 import torch
@@ -17,6 +18,9 @@ class Empty(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.digits = Digits()
+
+    def prepare_data(self) -> None:
+        time.sleep(0.5)  # the other ranks wait in Gloo's group
 
     def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
         del index

@@ -10,7 +10,7 @@ import torch.distributed
 from torch.distributed.constants import default_pg_timeout
 
 import ronde.torch
-import ronde.torch.distributed
+from ronde.torch.distributed import env_rendezvous
 
 _BACKEND = "ronde"
 
@@ -18,7 +18,7 @@ _BACKEND = "ronde"
 def begin_group(timeout: datetime.timedelta | None) -> None:
     """Makes the default process group, unless there is one. Raises RuntimeError if that has another backend."""
     if not torch.distributed.is_initialized():
-        ronde.torch.distributed.init_process_group(default_pg_timeout if timeout is None else timeout)
+        env_rendezvous.init_process_group(default_pg_timeout if timeout is None else timeout)
         atexit.register(_end_group)
     elif not is_over_ronde():
         raise RuntimeError(

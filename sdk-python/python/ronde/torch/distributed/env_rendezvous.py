@@ -6,14 +6,33 @@ import os
 import urllib.parse
 from typing import TYPE_CHECKING, Any, Callable
 
+import torch.distributed
 from torch._C._distributed_c10d import Store
 
 from ronde.torch.distributed.lazy_store import LazyStore
 
 if TYPE_CHECKING:
+    import datetime
     from collections.abc import Iterator, Mapping
 
 Handler = Callable[..., "Iterator[tuple[Store, int, int]]"]
+
+# What `ronde run` sets for its workers, and what PyTorch's handler reads.
+_VARIABLES = ("RONDE_JOB", "RONDE_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def init_process_group(timeout: datetime.timedelta) -> None:
+    """Makes the default group over ronde, by `env://` where a job of `ronde run` is.
+
+    Groups of other backends beside it, which front ends may open, then find a store that all ranks share. Elsewhere
+    this is `ronde.torch.distributed.init_process_group`. Raises what that does.
+    """
+    if all(os.environ.get(name) for name in _VARIABLES):
+        torch.distributed.init_process_group("ronde", timeout=timeout)
+    else:
+        import ronde.torch.distributed
+
+        ronde.torch.distributed.init_process_group(timeout)
 
 
 def numbers(url: str, environment: Mapping[str, str]) -> tuple[int, int] | None:
