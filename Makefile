@@ -23,6 +23,7 @@ PYTEST_WORKERS ?= 3
 
 PYTHON ?= python3
 CARGO ?= cargo
+FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
 WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
 FIRST ?= 0
@@ -32,7 +33,7 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/soak compose
+PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frontends tests/soak compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -128,6 +129,12 @@ deploy-test: build-tests ## Train as with Slurm and Kubernetes, on network names
 	@$(PYTHON) tests/setup/environment.py tools training deploy helm
 	$(RONDE_PYTHON) -m pytest -q -rs -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/deploy
 	$(RONDE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml sdk-python/tests/test_slurm.py
+
+.PHONY: frontends-test
+frontends-test: build ## Train with Lightning, Accelerate, Transformers and DeepSpeed: installs 0.3 GB, takes 10 minutes
+	@tests/setup/debian.sh
+	@$(PYTHON) tests/setup/environment.py frontends
+	$(FRONTENDS_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frontends
 
 .PHONY: package
 package: ## Check that the published crates can be packaged, and build each from its package

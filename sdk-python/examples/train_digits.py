@@ -20,14 +20,12 @@ import time
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
+from digits import GLOBAL_BATCH, Digits, accuracy, dataset
 from torch import nn
 from torch.nn import functional as F
 
 import ronde.torch as hvd
 
-GLOBAL_BATCH = 64
-TEST_IMAGES = 360
 LEARNING_RATE = 3e-3
 # The factor of the learning rate in the last epoch.
 LEARNING_RATE_END = 0.05
@@ -104,36 +102,6 @@ def parameter(text: str) -> Any:
         return text
 
 
-def dataset(seed: int) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """The 1,797 images of 8 x 8 pixels, split for training and test; the same on all ranks."""
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
-    labels = torch.tensor(digits.target, dtype=torch.int64)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
-    return (images[train], labels[train]), (images[test], labels[test])
-
-
-class Digits(nn.Module):
-    """Two convolutions and two linear layers: 70,000 parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        )
-        self.classes = nn.Sequential(nn.Flatten(), nn.Linear(32 * 16, 128), nn.ReLU(), nn.Linear(128, 10))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns scores of the ten digits."""
-        scores: torch.Tensor = self.classes(self.features(images))
-        return scores
-
-
 class Trainer:
     """Trains on this rank's part of each global batch, and measures how long it waits for others."""
 
@@ -187,12 +155,6 @@ class Trainer:
         shares = hvd.allgather(torch.tensor([waiting], dtype=torch.float64), name="waiting")
         rows = digests.reshape(self.size, -1)
         return [(bytes(row.tolist()).hex(), float(share)) for row, share in zip(rows, shares)]
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Returns the share of images whose digit is recognized."""
-    return float((model(images).argmax(1) == labels).double().mean())
 
 
 if __name__ == "__main__":

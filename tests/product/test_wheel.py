@@ -51,6 +51,20 @@ def interpreters() -> list[str]:
     return [found[version] for version in chosen]
 
 
+BY_NAME = """
+import sys, torch
+import torch.distributed as dist
+assert "ronde" not in sys.modules
+if sys.argv[1:] != ["automatic"]:
+    dist.init_process_group("ronde")
+assert dist.is_initialized()
+total = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "has", total.tolist(), "of", dist.get_backend())
+dist.destroy_process_group()
+"""
+
+
 @pytest.mark.parametrize("python", interpreters())
 def test_a_job_runs_where_nothing_can_be_compiled(python: str, wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
     if is_foreign(wheel):
@@ -67,6 +81,20 @@ def test_a_job_runs_where_nothing_can_be_compiled(python: str, wheel: pathlib.Pa
     assert installed.output_of("python", "-c", "import ronde; print(ronde.__version__)").strip() in version
     files = installed.output_of("python", "-c", "import importlib.metadata as m; print(*m.files('ronde'), sep='\\n')")
     assert {"ronde/py.typed", "ronde/_ronde.pyi", "ronde/torch/__init__.py"} <= set(files.split())
+
+
+def test_pytorch_finds_the_backend_by_its_name(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """With the torch of the tests' environment, and the entry points of the wheel."""
+    if is_foreign(wheel):
+        pytest.skip("a wheel for another machine")
+    pytest.importorskip("torch")
+    installed = Installed(sys.executable, wheel, tmp_path / "environment")
+    site = next((tmp_path / "environment").glob("lib/python*/site-packages"))
+    linked = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (site / "linked.pth").write_text("\n".join(linked) + "\n")
+    for options, argument in [([], "named"), (["-x", "RONDE_AUTOINIT=1"], "automatic")]:
+        lines = installed.output_of("ronde", "run", "-np", "2", *options, "python", "-c", BY_NAME, argument)
+        assert lines.count("has [3.0] of ronde") == 2, lines
 
 
 def test_the_program_of_another_machine_runs_in_an_emulator(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -18,6 +18,8 @@ Further stages have separate environments, as tests import nothing from there (`
     mpich      MPICH's mpiexec, whose name is also that of Open MPI's
     deploy     what checks manifests of Kubernetes and scripts of Slurm
     helm       helm, which renders them; with `deploy`
+    frontends  Lightning, Accelerate, Transformers and DeepSpeed (0.3 GB); a layer on the environment of `training`,
+               whose packages it sees, PyTorch too
 
 The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
 it is for and the requirements' content: checkouts with equal requirements share it, and a change makes a new one. Those
@@ -28,13 +30,19 @@ is linked.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Each environment's stages; its first one makes it.
@@ -43,7 +51,10 @@ ENVIRONMENTS = {
     "packaging": ["packaging", "cross"],
     "mpich": ["mpich"],
     "deploy": ["deploy", "helm"],
+    "frontends": ["frontends"],
 }
+# The stages of the environment `python` that a layer needs.
+LAYERS = {"frontends": ["base", "tools", "training"]}
 # Of these packages only files are used, so what they depend on is not installed.
 WITHOUT_DEPENDENCIES = {"helm"}
 # Their requirements are not part of the environment's name.
@@ -63,6 +74,8 @@ def main() -> int:
         return 64
     for kind, stages in ENVIRONMENTS.items():
         if wanted := [stage for stage in stages if stage in asked]:
+            if kind in LAYERS:
+                make_all("python", LAYERS[kind])
             make_all(kind, [stages[0], *wanted])
     return 0
 
@@ -90,10 +103,11 @@ def make(stage: str, folder: pathlib.Path) -> None:
     if stage == "base":
         link_torch(folder)
     print(f"installing {', '.join(names(requirements))}", flush=True)
-    options = ["--disable-pip-version-check", "--progress-bar", "off"]
+    install = [python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
     if stage in WITHOUT_DEPENDENCIES:
-        options.append("--no-deps")
-    run(python, "-m", "pip", "install", *options, "-r", str(requirements))
+        install.append("--no-deps")
+    with layered(folder) if stage in LAYERS else contextlib.nullcontext():
+        run(*install, "-r", str(requirements))
     if stage == "training":
         run(python, str(HERE / "pytorch.py"), python)
     if stage == "helm":
@@ -110,6 +124,8 @@ def location(kind: str) -> pathlib.Path:
     for stage in ENVIRONMENTS[kind]:
         if stage not in UNNAMED_STAGES:
             key.update(requirements_of(stage).read_bytes())
+    if kind in LAYERS:
+        key.update(location("python").name.encode())
     cache = os.environ.get("RONDE_CACHE") or os.path.expanduser("~/.cache/ronde")
     return pathlib.Path(cache) / f"{kind}-{key.hexdigest()[:12]}"
 
@@ -136,6 +152,29 @@ def link_torch(folder: pathlib.Path) -> None:
     if home := torch_home():
         packages = next(folder.glob("lib/python*/site-packages"))
         (packages / "linked.pth").write_text(home + "\n")
+
+
+@contextlib.contextmanager
+def layered(folder: pathlib.Path) -> Iterator[None]:
+    """Puts an environment on that of `python`, and lets pip take PyTorch as installed, without what it requires.
+
+    pip would install CUDA's libraries (3 GB), which pytorch.py leaves out: it reads the requirements of packages that
+    exist, too. For the time of the installation the layer describes PyTorch by its name and version alone.
+    """
+    packages = next(folder.glob("lib/python*/site-packages"))
+    below = location("python") / "bin" / "python"
+    ask = "import sys, torch; print(torch.__version__, *(path for path in sys.path if path.endswith('-packages')))"
+    version, *paths = subprocess.run([below, "-c", ask], check=True, capture_output=True, text=True).stdout.split()
+    (packages / "linked.pth").write_text("\n".join(paths) + "\n")
+    # That of `bench` finds its MPI in its own environment only, and Lightning initializes an MPI that it finds.
+    (packages / "mpi4py.py").write_text('raise ImportError("the environment `frontends` has no MPI")\n')
+    described = packages / f"torch-{version}.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    try:
+        yield
+    finally:
+        shutil.rmtree(described)
 
 
 def names(requirements: pathlib.Path) -> list[str]:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 from torch._C._distributed_c10d import HashStore
-from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
 import ronde.torch.basics
+import ronde_entry_points
 from ronde import without_launcher
 from ronde.torch.distributed.group import CAN_EXTEND_BACKEND
 from ronde.torch.distributed.groups import Groups
-from ronde.torch.distributed.lazy_store import LazyStore
 from ronde.torch.distributed.returned import return_operations
 
 if TYPE_CHECKING:
@@ -101,45 +100,7 @@ def _rendezvous(url: str, **options: Any) -> Iterator[tuple[HashStore, int, int]
     yield HashStore(), client.rank, client.size
 
 
-def _environment_rendezvous(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
-    """Handles `env://`, the default: where ronde's launcher is, no store is opened before one is used.
-
-    The launcher sets what PyTorch needs, so that its own handler would open a TCP store, whose traffic is not
-    encrypted. The backend "ronde" uses no store. Others, such as Gloo, open it by their first use.
-    """
-    if not is_launched_by_ronde():
-        yield from _original(url, **options)
-        return
-    rank, size = _rank_and_size(url)
-    yield LazyStore(lambda: next(_original(url, **options))[0]), rank, size
-
-
-def _rank_and_size(url: str) -> tuple[int, int]:
-    """Returns the rank and the size of a URL's query, which the program was given, or of the environment."""
-    query = dict(part.split("=", 1) for part in url.partition("?")[2].split("&") if "=" in part)
-    found = []
-    for name, variable in [("rank", "RANK"), ("world_size", "WORLD_SIZE")]:
-        text = query.get(name, os.environ.get(variable))
-        if text is None:
-            raise ValueError(f"init_process_group by env:// needs {variable} in the environment, or {name} as argument")
-        found.append(int(text))
-    return found[0], found[1]
-
-
-_original: Any = _rendezvous_handlers["env"]
-
-
-def devices() -> list[str]:
-    """Returns the kinds of devices for whose tensors PyTorch calls the backend.
-
-    Without a GPU that is the host alone: PyTorch's flight recorder ends the process with a fault where a group serves
-    devices that do not exist.
-    """
-    return ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu"]
-
-
 def register() -> None:
     """Registers the backend and its ways to meet. Called once, by the import of the package."""
-    torch.distributed.Backend.register_backend("ronde", create, extended_api=True, devices=devices())
-    register_rendezvous_handler("ronde", _rendezvous)
-    _rendezvous_handlers["env"] = _environment_rendezvous
+    ronde_entry_points.replace_rendezvous(_rendezvous)
+    torch.distributed.Backend.register_backend("ronde", create, extended_api=True, devices=ronde_entry_points.devices())

@@ -1,0 +1,34 @@
+"""Lightning on ronde: importing this module registers `Trainer(strategy="ronde")` and `Trainer(strategy="horovod")`.
+
+    import lightning
+    import ronde.lightning
+    lightning.Trainer(strategy="ronde").fit(model)       # ronde run -np 4 python train.py
+
+`"ronde"` is Lightning's DDP over the backend "ronde"; `"horovod"` is the strategy that Lightning had until 1.9. Both
+start no processes: `ronde run` does, one for each device. For the package `lightning` from 2.2 on, not for
+`pytorch_lightning`, whose classes are others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch.strategies import StrategyRegistry
+
+from ronde.lightning.barrier import replace_gloo_barrier
+from ronde.lightning.ddp import RondeStrategy
+from ronde.lightning.environment import RondeEnvironment
+from ronde.lightning.horovod import HorovodStrategy
+
+__all__ = ["HorovodStrategy", "RondeEnvironment", "RondeStrategy"]
+
+
+def _register(strategy: Any, description: str) -> None:
+    name = strategy.strategy_name
+    if name not in StrategyRegistry:
+        StrategyRegistry.register(name, strategy, description=description)
+
+
+_register(RondeStrategy, "DistributedDataParallel over the backend ronde")
+_register(HorovodStrategy, "Horovod's distributed optimizer over ronde")
+replace_gloo_barrier()

@@ -1,0 +1,127 @@
+"""The job of ronde as a cluster environment of Lightning."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from lightning.fabric.plugins.environments import ClusterEnvironment
+
+from ronde import _ronde
+from ronde.errors import RondeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Place(NamedTuple):
+    """A process among those of its job.
+
+    rank, size             -- among all
+    local_rank, local_size -- among those of its host
+    node                   -- the number of its host
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+
+
+def place(environment: Mapping[str, str]) -> Place:
+    """Returns the place that a launcher's variables give this process; without a launcher it is alone.
+
+    Raises RondeError with cause "settings" if they are incomplete: each process would train alone.
+    """
+    launched = _ronde.LaunchedBy.detect(dict(environment))
+    if launched is None:
+        return Place(0, 1, 0, 1, 0)
+    rank, size, local_rank, local_size = launched.rank, launched.size, launched.local_rank, launched.local_size
+    if rank is None or size is None or local_rank is None:
+        raise RondeError(
+            f"{launched.launcher} has started this process, but not all of its rank, its rank on the host and the "
+            "number of processes are in the environment; start the program by `ronde run -np N`",
+            "settings",
+        )
+    node = environment.get("RONDE_CROSS_RANK") or environment.get("GROUP_RANK") or "0"
+    return Place(rank, size, local_rank, local_size or size, int(node))
+
+
+class RondeEnvironment(ClusterEnvironment):  # type: ignore[misc]
+    """Ranks and sizes of the job that `ronde run`, or another launcher, has started: one process for each device.
+
+    Raises RondeError where `place` does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = place(os.environ)
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """True: Lightning must start none."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """The address in MASTER_ADDR, else the loopback's. The backend "ronde" does not use it."""
+        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        """The port in MASTER_PORT, else PyTorch's default. The backend "ronde" does not use it."""
+        return int(os.environ.get("MASTER_PORT", "29500"))
+
+    @staticmethod
+    def detect() -> bool:
+        """Returns whether a job of ronde has started this process."""
+        return "RONDE_JOB" in os.environ and "RONDE_RANK" in os.environ
+
+    def world_size(self) -> int:
+        """The number of processes of the job."""
+        return self.place.size
+
+    def set_world_size(self, size: int) -> None:
+        """Does nothing: the launcher has set it."""
+
+    def global_rank(self) -> int:
+        """The number of this process in the job."""
+        return self.place.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Does nothing: the launcher has set it."""
+
+    def local_rank(self) -> int:
+        """The number of this process on its host."""
+        return self.place.local_rank
+
+    def local_size(self) -> int:
+        """The number of processes on this host."""
+        return self.place.local_size
+
+    def node_rank(self) -> int:
+        """The number of the host."""
+        return self.place.node
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Raises ValueError if the Trainer's `devices` and `num_nodes` contradict the job.
+
+        `devices=1` always fits, and is Lightning's default on CPUs: a process has one device.
+        """
+        if num_devices != 1 and num_devices * num_nodes != self.place.size:
+            raise ValueError(
+                f"the Trainer is to use devices={num_devices} and num_nodes={num_nodes}, but this job has "
+                f"{self.place.size} processes with one device each. Leave both out of the Trainer, and start "
+                f"`ronde run -np {num_devices * num_nodes}` for as many processes"
+            )
+
+    def device(self, devices: list[torch.device]) -> torch.device:
+        """Returns the device of this process.
+
+        devices -- those that the Trainer uses: one for each process of the host, or one that stands for all
+        """
+        if len(devices) == 1 and devices[0].type != "cpu":
+            return torch.device(devices[0].type, self.place.local_rank)
+        return devices[self.place.local_rank % len(devices)]

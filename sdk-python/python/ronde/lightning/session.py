@@ -1,0 +1,56 @@
+"""The session of a strategy, and its end in good order."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import sys
+
+import torch.distributed
+from torch.distributed.constants import default_pg_timeout
+
+import ronde.torch
+from ronde.torch.distributed import env_rendezvous
+
+_BACKEND = "ronde"
+
+
+def begin_group(timeout: datetime.timedelta | None) -> None:
+    """Makes the default process group, unless there is one. Raises RuntimeError if that has another backend."""
+    if not torch.distributed.is_initialized():
+        env_rendezvous.init_process_group(default_pg_timeout if timeout is None else timeout)
+        atexit.register(_end_group)
+    elif not is_over_ronde():
+        raise RuntimeError(
+            f"the strategy needs the backend {_BACKEND!r}, but the default process group exists already, with "
+            f"{torch.distributed.get_backend()!r}; do not call init_process_group before, or call it with {_BACKEND!r}"
+        )
+
+
+def is_over_ronde() -> bool:
+    """Returns whether there is a default process group and ronde moves its tensors."""
+    return torch.distributed.is_initialized() and _BACKEND in torch.distributed.get_backend_config()
+
+
+def begin() -> None:
+    """Calls `ronde.torch.init`, unless that was done."""
+    if not ronde.torch.is_initialized():
+        ronde.torch.init()
+        atexit.register(_end)
+
+
+def _is_failed() -> bool:
+    return getattr(sys, "last_value", None) is not None
+
+
+def _end_group() -> None:
+    """Destroys the group, which waits for the other ranks: the first one that leaves ends the job for all."""
+    if is_over_ronde() and not _is_failed():
+        torch.distributed.destroy_process_group()
+
+
+def _end() -> None:
+    """Ends the session when all ranks have arrived here."""
+    if ronde.torch.is_initialized() and not _is_failed():
+        ronde.torch.barrier()
+        ronde.torch.shutdown()
