@@ -20,8 +20,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-import ronde.torch.distributed
-
 EPOCHS = 4
 
 
@@ -40,7 +38,6 @@ def main() -> None:
     if not is_alone:
         dist.init_process_group("ronde")
         sizes = (dist.get_world_size() // options.tensor, options.tensor)
-        ronde.torch.distributed.register_mesh(sizes)  # before PyTorch makes groups of some of the ranks
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("data", "tensor"))
         parallelize(model, mesh)
     shards, shard = (1, 0) if mesh is None else (mesh["data"].size(), mesh["data"].get_local_rank())

@@ -16,12 +16,15 @@ DESCRIPTORS = 8
 
 
 def has_grown(supervisor: Supervisor) -> bool:
-    """Whether a sidecar has more in use than it should."""
-    return any(
-        growth.last.memory_mb > growth.first.memory_mb * MEMORY_FACTOR + MEMORY_MB
-        or growth.last.descriptors > growth.first.descriptors + DESCRIPTORS
-        for growth in supervisor.growths()
-    )
+    """Whether a sidecar has more in use than it should.
+
+    A single first measurement may meet links and workers that are just being replaced. All sidecars do the same work, so
+    the largest one counts for each.
+    """
+    growths = supervisor.growths()
+    memory_mb = max((growth.first.memory_mb for growth in growths), default=0.0) * MEMORY_FACTOR + MEMORY_MB
+    descriptors = max((growth.first.descriptors for growth in growths), default=0) + DESCRIPTORS
+    return any(growth.last.memory_mb > memory_mb or growth.last.descriptors > descriptors for growth in growths)
 
 
 def _usages(growths: list[Growth]) -> Iterator[tuple[str, str]]:
