@@ -18,8 +18,8 @@ DESCRIPTORS = 8
 def has_grown(supervisor: Supervisor) -> bool:
     """Whether a sidecar has more in use than it should.
 
-    A single first measurement may meet links and workers that are just being replaced. All sidecars do the same work, so
-    the largest one counts for each.
+    A single first measurement may meet links and workers that are just being replaced. All sidecars do the same work,
+    so the largest one counts for each.
     """
     growths = supervisor.growths()
     memory_mb = max((growth.first.memory_mb for growth in growths), default=0.0) * MEMORY_FACTOR + MEMORY_MB
