@@ -142,6 +142,41 @@ def test_a_shared_directory_of_another_user_is_refused(allocation: Allocation) -
     assert allocation.calls() == []
 
 
+# As another user: takes the place of the sockets on a node, before the job begins.
+IMPOSTOR = """
+import os, pathlib, socket, sys
+sockets, user = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+os.setgid(user)
+os.setuid(user)
+sockets.mkdir()
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(str(sockets / "rpc.sock"))
+listener.listen()
+for rank in range(4):
+    (sockets / f"rank-{rank}.token").write_bytes(bytes(32))
+print("listening", flush=True)
+while listener.accept()[0].recv(1):
+    print("a worker has sent something", flush=True)
+"""
+
+
+def test_workers_send_nothing_to_a_sidecar_of_another_user(allocation: Allocation) -> None:
+    nobody, folder = 65_534, allocation.folder / "tmp-beta"
+    folder.chmod(0o777)
+    command = [sys.executable, "-c", IMPOSTOR, str(folder / f"ronde-{os.getuid()}-4711"), str(nobody)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as impostor:
+        try:
+            assert impostor.stdout is not None
+            assert impostor.stdout.readline() == "listening\n"
+            done = allocation.sbatch(TRAIN)
+        finally:
+            impostor.kill()
+        received = impostor.stdout.read()
+    assert done.returncode != 0
+    assert f"is user {nobody}'s, and this worker accepts user {os.getuid()}'s only" in done.stderr, done.stderr
+    assert received == ""
+
+
 @pytest.mark.heavy
 def test_a_program_that_never_joins_ends_the_job_in_bounded_time(allocation: Allocation) -> None:
     allocation.environment["RONDE_CONNECT_WITHIN"] = "3"
