@@ -7,12 +7,13 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 WORKERS = pathlib.Path(__file__).parent / "workers"
 PACKAGE = pathlib.Path(__file__).parent.parent / "python"
@@ -34,6 +35,13 @@ def ronde_binary() -> str:
     if not pathlib.Path(binary).is_file():
         pytest.fail(f"RONDE_BIN is {binary}, where there is no file; build the binary `ronde` first (`make build`)")
     return binary
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[pathlib.Path]:
+    """A temporary directory with a short path: that of a Unix socket has 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="rt-") as name:
+        yield pathlib.Path(name)
 
 
 @pytest.fixture
