@@ -70,20 +70,7 @@ fn controls() -> Vec<Example> {
     };
     let failure = Failure::new(Cause::RankLost, "rank 1 is gone").with_rank(Rank(1)).with_sidecar(SidecarIndex(0));
     let failure = failure.with_record(Some(Arc::new(record())));
-    let announce = |rank, intent| Announcement::new(Rank(rank), intent);
-    let announcements = vec![
-        announce(0, Intent::Remember { slot: 5, request: ready.clone() }),
-        announce(1, Intent::Again { slot: 5 }),
-        announce(
-            2,
-            Intent::Void {
-                set: SetId(4),
-                name: name("barrier.b"),
-                failure: Failure::new(Cause::Refused, "no"),
-                group: None,
-            },
-        ),
-    ];
+    let announcements = announcements(&ready);
     let order = Order {
         set: SetId::WORLD,
         collective: ready.collective.clone(),
@@ -113,10 +100,7 @@ fn controls() -> Vec<Example> {
         control("order", 3, 17, Control::Order(order)),
         control("done", 3, 17, Control::Done),
         control("set added", 3, 0, Control::SetAdded { name: name("add_process_set.0"), set: set(5, &[1, 2]) }),
-        control("set refused", 3, 0, {
-            let failure = Failure::new(Cause::Mismatch, "they differ").with_rank(Rank(2));
-            Control::SetRefused { name: name("add_process_set.members.g"), ranks: vec![Rank(1), Rank(2)], failure }
-        }),
+        control("set refused", 3, 0, set_refused()),
         control("epoch end", 3, 0, Control::EpochEnd { failure }),
         control("ask activity", 3, 0, Control::AskActivity { ranks: vec![Rank(2)] }),
         control("activities", 3, 0, Control::Activities { activities: vec![activity()] }),
@@ -126,6 +110,21 @@ fn controls() -> Vec<Example> {
     ];
     all.extend(scheduled);
     all
+}
+
+fn announcements(ready: &Request) -> Vec<Announcement> {
+    let announce = |rank, intent| Announcement::new(Rank(rank), intent);
+    let failure = Failure::new(Cause::Refused, "no");
+    vec![
+        announce(0, Intent::Remember { slot: 5, request: ready.clone() }),
+        announce(1, Intent::Again { slot: 5 }),
+        announce(2, Intent::Void { set: SetId(4), name: name("barrier.b"), failure, group: None }),
+    ]
+}
+
+fn set_refused() -> Control {
+    let failure = Failure::new(Cause::Mismatch, "they differ").with_rank(Rank(2));
+    Control::SetRefused { name: name("add_process_set.members.g"), ranks: vec![Rank(1), Rank(2)], failure }
 }
 
 fn schedule(order: Order) -> Vec<Example> {

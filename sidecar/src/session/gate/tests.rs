@@ -46,14 +46,14 @@ fn users_that_are_not_allowed_share_few_places_and_take_none_of_the_others() {
         let (peer, stream) = StdStream::pair().expect("sockets");
         (peer, gate.admit_user(stream, uid))
     };
-    // Each of the strangers is another user.
-    let users = (0..).map(|stranger| 200_000 + stranger).take(SHARE_MIN + 1);
+    // Each of the others is another user.
+    let users = (0..).map(|other| 200_000 + other).take(SHARE_MIN + 1);
     let (_a, allowed): (Vec<_>, Vec<_>) = (0..SHARE_MIN).map(|_| connected(ALLOWED)).unzip();
-    let (_b, strangers): (Vec<_>, Vec<_>) = users.map(connected).unzip();
-    assert_eq!(strangers.iter().map(is_closed).collect::<Vec<_>>(), [&[true][..], &[false; SHARE_MIN]].concat());
-    assert!(!allowed.iter().any(is_closed), "the strangers have one share together");
+    let (_b, others): (Vec<_>, Vec<_>) = users.map(connected).unzip();
+    assert_eq!(others.iter().map(is_closed).collect::<Vec<_>>(), [&[true][..], &[false; SHARE_MIN]].concat());
+    assert!(!allowed.iter().any(is_closed), "the other users have one share together");
     let _one_more = connected(ALLOWED);
-    assert!(is_closed(&allowed[0]) && !strangers[1..].iter().any(is_closed), "each user has a share");
+    assert!(is_closed(&allowed[0]) && !others[1..].iter().any(is_closed), "each user has a share");
 }
 
 #[test]
