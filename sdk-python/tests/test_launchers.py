@@ -218,9 +218,16 @@ def test_two_jobs_of_one_name_on_one_host(tmp_path: pathlib.Path) -> None:
     given = {**ONE_HOST["torchrun"], "RONDE_START_TIMEOUT": "10"}
     jobs = [start(tmp_path, given, RANK=rank) for rank in ("0", "1", "0", "1")]
     lines = outputs(*jobs)
+    assert all(re.match(r"rank \d of 2 |\w+Error ", line) for line in lines), lines
     failed = ["Error" in line for line in lines]
     assert sum([not any(failed[:2]), not any(failed[2:])]) <= 1, lines
-    assert any("Two jobs have one name or one store" in line for line in lines), lines
+    # Ranks whose meeting succeeds are one of each number, and begin together.
+    complete = sorted(line.split()[1] for line in lines if line.startswith("rank"))
+    assert complete in ([], ["0", "1"]), lines
+    # Whoever meets the other job names its processes; others miss a rank that has met it.
+    named = [line for line in lines if re.search(r"process \d+ on .* process \d+ on .*Two jobs have one name", line)]
+    assert named, lines
+    assert all(line in named or re.match(r"TimedOutError start rank", line) for line in lines if "Error" in line), lines
 
 
 def test_a_directory_that_others_can_enter(tmp_path: pathlib.Path, started: pytest.MonkeyPatch) -> None:

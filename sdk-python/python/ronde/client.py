@@ -60,9 +60,10 @@ def connect(
     Raises, with `cause`:
     RondeError    -- "settings": a setting is missing or wrong (the text lists all of them, and names another launcher,
                      such as torchrun, if it started this process as one of several); "token": the token file cannot
-                     be used, or the sidecar is another user's; "connect": no sidecar answers within `connect_timeout`; "claim": the sidecar rejects the
-                     rank, token or job; "memory": shared memory fails; "protocol": the sidecar is of another release
-                     of ronde; "thread": the session's thread cannot be started
+                     be used, or the sidecar is another user's; "connect": no sidecar answers within
+                     `connect_timeout`; "claim": the sidecar rejects the rank, token or job; "memory": shared memory
+                     fails; "protocol": the sidecar is of another release of ronde; "thread": the session's thread
+                     cannot be started
     TimedOutError -- "start": some ranks have not attached within `start_timeout`; the message names them
     PeerLostError, ShutDownError -- the job failed or ended before it started
     """
