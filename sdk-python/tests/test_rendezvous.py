@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from dataclasses import asdict, replace
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 from conftest import PACKAGE, WORKERS, ronde_binary
@@ -23,11 +23,21 @@ from ronde.private_folder import DirectoryStore
 from ronde.processes import HostIdentity, ProcessIdentity, identity_of, is_alive, launcher_of_this_host, own_host
 from ronde.rendezvous import Member, Sidecar, meet, problem
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 HOST = HostIdentity("alpha", "boot", "net:[1]")
 OTHER_HOST = HostIdentity("beta", "other boot", "net:[1]")
 ENDED = ProcessIdentity(2**22 + 1, 1, identity_of(os.getpid()).pids)
 SIDECAR = Sidecar("/run/s", "ranks-1", identity_of(os.getpid()))
 TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[pathlib.Path]:
+    """A folder whose path is short enough for sockets; pytest's is not where tests run in parallel."""
+    with tempfile.TemporaryDirectory(prefix="r-") as folder:
+        yield pathlib.Path(folder)
 
 
 def member(rank: int, size: int = 2, **changed: Any) -> Member:
@@ -143,9 +153,9 @@ def test_ranks_meet_again_and_again(tmp_path: pathlib.Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["directory", "hash", "file", "tcp"])
 def test_a_missing_rank_is_named_on_all(tmp_path: pathlib.Path, kind: str) -> None:
     store = stores(tmp_path)[kind]()
-    for error in met(store, member(0, 4), member(2, 4), timeout=2):
+    for error in met(store, member(0, 4), member(2, 4), timeout=4):
         assert isinstance(error, ronde.TimedOutError)
-        assert "ranks 1, 3 of 4 did not come within 2 s, 2 did" in str(error)
+        assert "ranks 1, 3 of 4 did not come within 4 s, 2 did" in str(error)
         assert error.cause == "start"
 
 
@@ -256,7 +266,7 @@ def check_two_jobs(*jobs: list[Any]) -> None:
     assert sum(all(isinstance(result, Sidecar) for result in job) for job in jobs) <= 1, results
     for failure in failures:
         assert "Two jobs have one name or one store" in failure, results
-        assert len(re.findall(rf"process {os.getpid()} on ", failure)) == 2, results
+        assert len(re.findall(rf"process {os.getpid()} on ", failure)) >= 2, results
     # A rank 0 that goes on has all of its ranks.
     begun = sum(isinstance(job[0], Sidecar) for job in jobs)
     others = sum(isinstance(job[1], Sidecar) for job in jobs)
