@@ -268,12 +268,12 @@ mod tests {
         let lookup = |name: &str| settings.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
         let Err(Error::Settings { problems }) = Options::from_lookup(lookup) else { panic!("accepted") };
         let text = problems.join("\n");
-        let expected = ["\"-1\"", "\"soon\"", "\"maybe\"", "\"never\"", "\"perhaps\""];
+        let expected = ["\"-1\"", "\"soon\"", "\"maybe\"", "\"never\"", "\"root\"", "\"perhaps\""];
         for wanted in expected.into_iter().chain(["RONDE_SOCKET is not set", "/nowhere/ronde", "RONDE_JOB is not set"])
         {
             assert!(text.contains(wanted), "{text} does not contain {wanted}");
         }
-        assert_eq!(problems.len(), 7);
+        assert_eq!(problems.len(), 8);
     }
 
     #[test]
