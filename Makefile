@@ -128,7 +128,7 @@ deploy-test: build-tests ## Train as with Slurm and Kubernetes, on network names
 	@tests/setup/debian.sh slurm
 	@$(PYTHON) tests/setup/environment.py tools training deploy helm
 	$(RONDE_PYTHON) -m pytest -q -rs -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/deploy
-	$(RONDE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml sdk-python/tests/test_slurm.py
+	RONDE_TEST_SLURM=1 $(RONDE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml sdk-python/tests/test_slurm.py
 
 .PHONY: frontends-test
 frontends-test: build ## Train with Lightning, Accelerate, Transformers and DeepSpeed: installs 0.3 GB, takes 10 minutes

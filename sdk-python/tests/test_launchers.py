@@ -173,11 +173,28 @@ except ronde.RondeError as error:
 """
 
 
-def start(tmp_path: pathlib.Path, given: dict[str, str], **changed: str) -> subprocess.Popen[str]:
+FORKING = """
+import os, sys
+import ronde
+from ronde.without_launcher import settings_without_launcher
+settings = settings_without_launcher({})
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+os.waitpid(child, 0)
+print("after the child", len(os.listdir(os.environ["TMPDIR"])), flush=True)
+with ronde.connect(**settings) as client:
+    client.barrier()
+"""
+
+
+def start(
+    tmp_path: pathlib.Path, given: dict[str, str], *wrapper: str, program: str = JOIN, **changed: str
+) -> subprocess.Popen[str]:
     """Starts a rank with a launcher's variables."""
-    environment = {**without_jobs(), **given, **changed, "TMPDIR": str(tmp_path), "RONDE_BIN": ronde_binary()}
+    environment = {**without_jobs(), **given, "TMPDIR": str(tmp_path), "RONDE_BIN": ronde_binary(), **changed}
     environment["PYTHONPATH"] = str(PACKAGE)
-    command = [sys.executable, "-c", JOIN]
+    command = [*wrapper, sys.executable, "-c", program]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -196,6 +213,56 @@ def test_processes_of_one_host_share_a_sidecar(tmp_path: pathlib.Path, launcher:
     assert [line.rpartition(" ")[0] for line in lines] == ["rank 1 of 2", "rank 0 of 2"], lines
     assert lines[0].rpartition(" ")[2] == lines[1].rpartition(" ")[2]
     assert not list(tmp_path.iterdir()), "the sidecar and its directory are gone"
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[pathlib.Path]:
+    """A folder whose path is short enough for sockets; pytest's is not where tests run in parallel."""
+    with tempfile.TemporaryDirectory(prefix="r-") as folder:
+        yield pathlib.Path(folder)
+
+
+def unshare(*options: str) -> list[str]:
+    """Returns a command that runs another one in namespaces of its own, as a container's."""
+    command = ["unshare", *options]
+    if os.geteuid() != 0 or subprocess.run([*command, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("LEFT OUT: this user cannot make namespaces, in which each rank runs here")
+    return command
+
+
+@pytest.mark.parametrize("options", [["--mount"], ["--mount", "--pid", "--fork", "--mount-proc"]])
+def test_each_rank_in_a_container_of_its_own(tmp_path: pathlib.Path, options: list[str]) -> None:
+    """As with `mpirun -n 2 apptainer exec IMAGE python ...`: they share the directory for temporary files."""
+    wrapper, given = unshare(*options), ONE_HOST["torchrun"]
+    lines = outputs(start(tmp_path, given, *wrapper), start(tmp_path, given, *wrapper, RANK="0"))
+    assert [line.rpartition(" ")[0] for line in lines] == ["rank 1 of 2", "rank 0 of 2"], lines
+
+
+def test_ranks_in_containers_that_share_no_directory(tmp_path: pathlib.Path) -> None:
+    """Each misses the other one, and says what containers have to share."""
+    given = {**ONE_HOST["torchrun"], "RONDE_START_TIMEOUT": "3"}
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    lines = outputs(*(start(folder, given, RANK=str(rank)) for rank, folder in enumerate(folders)))
+    for line, folder, missing in zip(lines, folders, ("rank 1 of 2", "rank 0 of 2")):
+        assert line.startswith(f"TimedOutError start {missing} did not come within 3 s"), line
+        assert f"in containers of their own, mount the directory of {folder}/ronde-ranks-" in line
+
+
+def test_a_runtime_directory_that_does_not_exist(tmp_path: pathlib.Path) -> None:
+    """As that of Slurm's login node, in the environment of its other nodes."""
+    given, missing = ONE_HOST["srun"], str(tmp_path / "missing")
+    ranks = [start(tmp_path, given, SLURM_PROCID=rank, XDG_RUNTIME_DIR=missing) for rank in ("0", "1")]
+    lines = outputs(*ranks)
+    assert [line.rpartition(" ")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"], lines
+
+
+def test_a_forked_child_that_exits_leaves_the_directory(tmp_path: pathlib.Path) -> None:
+    given = ONE_HOST["torchrun"]
+    lines = outputs(*(start(tmp_path, given, program=FORKING, RANK=rank) for rank in ("0", "1")))
+    # That of the ranks, and that of the sidecar.
+    assert lines == ["after the child 2"] * 2, lines
 
 
 def test_one_process_too_few(tmp_path: pathlib.Path) -> None:
@@ -218,9 +285,16 @@ def test_two_jobs_of_one_name_on_one_host(tmp_path: pathlib.Path) -> None:
     given = {**ONE_HOST["torchrun"], "RONDE_START_TIMEOUT": "10"}
     jobs = [start(tmp_path, given, RANK=rank) for rank in ("0", "1", "0", "1")]
     lines = outputs(*jobs)
+    assert all(re.match(r"rank \d of 2 |\w+Error ", line) for line in lines), lines
     failed = ["Error" in line for line in lines]
     assert sum([not any(failed[:2]), not any(failed[2:])]) <= 1, lines
-    assert any("Two jobs have one name or one store" in line for line in lines), lines
+    # Ranks whose meeting succeeds are one of each number, and begin together.
+    complete = sorted(line.split()[1] for line in lines if line.startswith("rank"))
+    assert complete in ([], ["0", "1"]), lines
+    # Whoever meets the other job names its processes; others miss a rank that has met it.
+    named = [line for line in lines if re.search(r"process \d+ on .* process \d+ on .*Two jobs have one name", line)]
+    assert named, lines
+    assert all(line in named or re.match(r"TimedOutError start rank", line) for line in lines if "Error" in line), lines
 
 
 def test_a_directory_that_others_can_enter(tmp_path: pathlib.Path, started: pytest.MonkeyPatch) -> None:

@@ -8,25 +8,36 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import asdict, replace
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 from conftest import PACKAGE, WORKERS, ronde_binary
 
 import ronde
-from ronde import rendezvous, without_launcher
+from ronde import own_sidecar, private_folder, rendezvous, without_launcher
 from ronde.private_folder import DirectoryStore
 from ronde.processes import HostIdentity, ProcessIdentity, identity_of, is_alive, launcher_of_this_host, own_host
 from ronde.rendezvous import Member, Sidecar, meet, problem
 
-HOST = HostIdentity("alpha", "boot", "mnt:[1]", "net:[1]")
-OTHER_HOST = HostIdentity("beta", "other boot", "mnt:[1]", "net:[1]")
-ENDED = ProcessIdentity(2**22 + 1, 1)
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HOST = HostIdentity("alpha", "boot", "net:[1]")
+OTHER_HOST = HostIdentity("beta", "other boot", "net:[1]")
+ENDED = ProcessIdentity(2**22 + 1, 1, identity_of(os.getpid()).pids)
 SIDECAR = Sidecar("/run/s", "ranks-1", identity_of(os.getpid()))
 TIMEOUT_S = 20.0
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[pathlib.Path]:
+    """A folder whose path is short enough for sockets; pytest's is not where tests run in parallel."""
+    with tempfile.TemporaryDirectory(prefix="r-") as folder:
+        yield pathlib.Path(folder)
 
 
 def member(rank: int, size: int = 2, **changed: Any) -> Member:
@@ -90,7 +101,7 @@ def test_processes_of_one_host_and_user_are_a_job() -> None:
         ({"user": 77}, r"rank 0 runs as user \d+, rank 1 as user 77"),
         ({"served": True}, "rank 1 found a sidecar that runs already .* rank 0 did not"),
         ({"host": OTHER_HOST}, "several hosts: rank 0 on alpha, rank 1 on beta"),
-        ({"host": HOST._replace(mounts="mnt:[2]")}, "rank 1 on alpha in another container or network namespace"),
+        ({"host": HOST._replace(network="net:[2]")}, "rank 1 on alpha in another network namespace"),
     ],
 )
 def test_processes_that_do_not_fit_together(changed: dict[str, Any], text: str) -> None:
@@ -142,25 +153,80 @@ def test_ranks_meet_again_and_again(tmp_path: pathlib.Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["directory", "hash", "file", "tcp"])
 def test_a_missing_rank_is_named_on_all(tmp_path: pathlib.Path, kind: str) -> None:
     store = stores(tmp_path)[kind]()
-    for error in met(store, member(0, 4), member(2, 4), timeout=2):
+    for error in met(store, member(0, 4), member(2, 4), timeout=4):
         assert isinstance(error, ronde.TimedOutError)
-        assert "ranks 1, 3 of 4 did not come within 2 s, 2 did" in str(error)
+        assert "ranks 1, 3 of 4 did not come within 4 s, 2 did" in str(error)
         assert error.cause == "start"
 
 
 def test_a_missing_rank_0_is_named() -> None:
-    (error,) = met(Dictionary(), member(1), timeout=0.3)
+    (error,) = met(Dictionary(), member(1), timeout=0.3, place="/tmp/ronde-ranks-x")
     assert isinstance(error, ronde.TimedOutError)
     assert "rank 0 of 2 did not come within 0 s" in str(error)
+    assert "in containers of their own, mount the directory of /tmp/ronde-ranks-x into all of them" in str(error)
+
+
+def begun(store: Dictionary, lead: Member, **outcome: Any) -> None:
+    """Writes what rank 0 does when it begins a round, and what it has reported."""
+    store.set("ronde/outcome", json.dumps(asdict(rendezvous._Outcome(lead.nonce, **outcome))).encode())
+    store.set("ronde/begin", json.dumps({"member": asdict(lead)}).encode())
 
 
 def test_a_rank_0_that_ends_while_others_wait_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(rendezvous, "START_TIMEOUT_S", 1)
     store = Dictionary()
-    store.set("ronde/outcome", json.dumps(asdict(rendezvous._Outcome("x"))).encode())
-    store.set("ronde/begin", json.dumps({"member": asdict(member(0, nonce="x", process=ENDED))}).encode())
+    lead = subprocess.Popen(["sleep", "60"])
+    try:
+        begun(store, member(0, process=identity_of(lead.pid)))
+        results: list[Any] = []
+        rank = threading.Thread(target=lambda: results.extend(met(store, member(1), timeout=0.3)), daemon=True)
+        rank.start()
+        assert wait_for(store, "ronde/answer/1")
+    finally:
+        lead.kill()
+        lead.wait()
+    rank.join(TIMEOUT_S)
+    assert f"rank 0 (process {lead.pid} on " in str(results[0])
+    assert "has come and has ended, but has not reported a sidecar" in str(results[0])
+
+
+@pytest.mark.parametrize("state", ["pending", "ready", "failed"])
+def test_an_earlier_rank_0_is_not_that_which_does_not_come(state: str) -> None:
+    """Values of an earlier round whose rank 0 has ended: in this one, rank 0 is the culprit."""
+    store = Dictionary()
+    ranks = [(str(rank), f"process {rank}", ENDED) for rank in (0, 1)] if state == "ready" else []
+    begun(store, member(0, process=ENDED), state=state, ranks=ranks, reason="no space", cause="connect")
     (error,) = met(store, member(1), timeout=0.3)
-    assert "has come and has ended, but has not reported a sidecar" in str(error)
+    assert isinstance(error, ronde.TimedOutError)
+    assert "rank 0 of 2 did not come within 0 s" in str(error)
+    assert f"An earlier one (process {ENDED.pid} on " in str(error)
+    assert ("before this process came: no space" in str(error)) == (state == "failed")
+
+
+def test_a_rank_0_that_begins_again_and_again_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "START_TIMEOUT_S", 0.3)
+    store, stop = Dictionary(), threading.Event()
+
+    def begin() -> None:
+        while not stop.wait(0.1):
+            begun(store, member(0))
+
+    lead = threading.Thread(target=begin, daemon=True)
+    lead.start()
+    since = time.monotonic()
+    try:
+        (error,) = met(store, member(1), timeout=0.3)
+    finally:
+        stop.set()
+        lead.join(TIMEOUT_S)
+    assert time.monotonic() - since < 5
+    assert isinstance(error, ronde.TimedOutError)
+    assert re.search(r"rank 0 .* has begun \d+ times within 2 s and never reported a sidecar", str(error)), error
+
+
+def test_the_process_of_another_container_is_not_known_to_have_ended() -> None:
+    assert not is_alive(ENDED)
+    assert is_alive(ENDED._replace(pids="pid:[1]"))
 
 
 def test_ranks_that_disagree_on_the_size() -> None:
@@ -170,19 +236,42 @@ def test_ranks_that_disagree_on_the_size() -> None:
 
 
 def test_a_rank_beyond_the_others_size() -> None:
+    """Those whose number is right begin; the other one fails by the number, in whatever order they come."""
     *pair, error = met(Dictionary(), member(0, 2), member(1, 2), member(2, 3), timeout=3)
     assert pair == [SIDECAR] * 2
     assert isinstance(error, ronde.RondeError)
-    assert re.search("disagree|rank 2, not this process", str(error))
+    assert error.cause == "settings"
+    assert re.search("rank 0 .* was started as one of 2, rank 2 .* as one of 3", str(error)), error
+
+
+def test_a_rank_of_another_size_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "START_TIMEOUT_S", 0.3)
+    store = Dictionary()
+    assert met(store, member(0, 2), member(1, 2)) == [SIDECAR] * 2
+    (error,) = met(store, member(2, 3), timeout=0.3)
+    assert re.search("rank 0 .* was started as one of 2, rank 2 .* as one of 3", str(error)), error
 
 
 def test_two_jobs_with_one_name() -> None:
-    """One of them at most is complete; a rank of each other one fails, so that its launcher ends it."""
+    """One of them at most is complete; a rank of each other one fails with the reason, so that its launcher ends it."""
     results = met(Dictionary(), member(0), member(1), member(0), member(1), timeout=3)
-    failed = [isinstance(result, ronde.RondeError) for result in results]
-    complete = [not any(failed[:2]), not any(failed[2:])]
-    assert sum(complete) <= 1, results
-    assert any("Two jobs have one name or one store" in str(result) for result in results)
+    check_two_jobs(results[:2], results[2:])
+
+
+def check_two_jobs(*jobs: list[Any]) -> None:
+    """Each rank has the sidecar or an error that names the processes; no two jobs are complete."""
+    results = [result for job in jobs for result in job]
+    failures = [str(result) for result in results if isinstance(result, ronde.RondeError)]
+    assert all(isinstance(result, (Sidecar, ronde.RondeError)) for result in results), results
+    assert sum(all(isinstance(result, Sidecar) for result in job) for job in jobs) <= 1, results
+    for failure in failures:
+        assert "Two jobs have one name or one store" in failure, results
+        assert len(re.findall(rf"process {os.getpid()} on ", failure)) >= 2, results
+    # A rank 0 that goes on has all of its ranks.
+    begun = sum(isinstance(job[0], Sidecar) for job in jobs)
+    others = sum(isinstance(job[1], Sidecar) for job in jobs)
+    assert begun <= 1, results
+    assert others == begun, results
 
 
 def test_a_second_job_with_the_name_of_one_that_begins() -> None:
@@ -257,6 +346,86 @@ def test_the_failure_of_the_sidecar_reaches_all() -> None:
     assert [(str(error), error.cause) for error in errors] == [("there is no command `ronde`", "connect")] * 2
 
 
+def test_any_error_of_rank_0_reaches_all() -> None:
+    def fail() -> Sidecar:
+        raise BlockingIOError(11, "no more processes")
+
+    store = Dictionary()
+    since = time.monotonic()
+    errors = together(*(lambda each=each: meet(each, store, TIMEOUT_S, fail) for each in (member(0), member(1))))
+    assert time.monotonic() - since < TIMEOUT_S / 2
+    for error in errors:
+        assert isinstance(error, ronde.RondeError)
+        assert error.cause == "connect"
+        assert "BlockingIOError: [Errno 11] no more processes" in str(error)
+
+
+def test_the_interrupt_of_rank_0_reaches_all() -> None:
+    def interrupt() -> Sidecar:
+        raise KeyboardInterrupt
+
+    def lead() -> str:
+        with pytest.raises(KeyboardInterrupt):
+            meet(member(0), store, TIMEOUT_S, interrupt)
+        return "interrupted"
+
+    store = Dictionary()
+    interrupted, error = together(lead, lambda: meet(member(1), store, TIMEOUT_S, interrupt))
+    assert interrupted == "interrupted"
+    assert "was ended by KeyboardInterrupt" in str(error)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_cannot_be_written(rank: int) -> None:
+    class Full(Dictionary):
+        def set(self, key: str, value: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+    store = Full()
+    begun_before = Dictionary()
+    begun(begun_before, member(0))
+    store.values.update(begun_before.values if rank == 1 else {})
+    (error,) = met(store, member(rank), timeout=1)
+    assert isinstance(error, ronde.RondeError)
+    assert error.cause == "connect"
+    assert "the store of the rendezvous failed" in str(error)
+    assert "No space left on device" in str(error)
+
+
+class StandIn:
+    """Instead of a sidecar: a process that ends when its input does, as a sidecar does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, socket: pathlib.Path) -> None:
+        self.started: list[own_sidecar.OwnSidecar] = []
+        self._socket = socket
+        monkeypatch.setattr(own_sidecar, "start", self.start)
+
+    def start(self, ranks: int, job: str) -> own_sidecar.OwnSidecar:
+        process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        self.started.append(own_sidecar.OwnSidecar(process, os.getpid(), str(self._socket), job, ranks))
+        return self.started[-1]
+
+
+def test_the_sidecar_of_ranks_that_do_not_meet_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """Another process answers as rank 1 while the sidecar starts."""
+    stand_in, store = StandIn(monkeypatch, tmp_path), Dictionary()
+    start = stand_in.start
+
+    def late(ranks: int, job: str) -> own_sidecar.OwnSidecar:
+        store.set("ronde/answer/1", answer_to(store, member(1)))
+        return start(ranks, job)
+
+    monkeypatch.setattr(own_sidecar, "start", late)
+    calls = [lambda rank=rank: without_launcher.settings_for_ranks(rank, 2, store, 3) for rank in (0, 1)]
+    error, _ = together(*calls)
+    assert "two processes answered as rank 1" in str(error)
+    (sidecar,) = stand_in.started
+    assert sidecar.process.poll() is not None, "it still runs"
+    assert sidecar not in without_launcher._ranks.sidecars
+
+
 @pytest.mark.parametrize("value", [b"\x80\x04.", b"[]", b"{}", b'{"member": 1}', b'{"member": {"rank": "x"}}'])
 def test_other_values_in_the_store(value: bytes) -> None:
     store = Dictionary()
@@ -300,7 +469,7 @@ def test_a_session_directory_of_others_is_rejected(tmp_path: pathlib.Path, kind:
     (tmp_path / "link").symlink_to(tmp_path / "private")
     paths = {
         "relative": "private",
-        "missing": "/no/such",
+        "missing": "/no/such",  # as in another container
         "mode": str(tmp_path / "open"),
         "link": str(tmp_path / "link"),
     }
@@ -308,6 +477,34 @@ def test_a_session_directory_of_others_is_rejected(tmp_path: pathlib.Path, kind:
         without_launcher._check_is_private(SIDECAR._replace(socket=paths[kind]))
     assert raised.value.cause == "settings"
     without_launcher._check_is_private(SIDECAR._replace(socket=str(tmp_path / "private")))
+
+
+def test_a_runtime_directory_that_is_not_this_users_alone_is_not_used(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm copies XDG_RUNTIME_DIR from the login node, where /run/user/UID exists."""
+    monkeypatch.setattr(tempfile, "tempdir", "/temporary")
+    own = tmp_path / "own"
+    for given in (own, "", "relative"):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(given))
+        assert private_folder.own_base() == pathlib.Path("/temporary")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own))
+    own.mkdir()
+    for mode, base in ((0o755, "/temporary"), (0o710, "/temporary"), (0o700, str(own))):
+        own.chmod(mode)
+        assert private_folder.own_base() == pathlib.Path(base)
+    if os.geteuid() == 0:
+        os.chown(own, 65_534, -1)
+        assert private_folder.own_base() == pathlib.Path("/temporary")
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: pathlib.Path) -> None:
+    store = DirectoryStore(tmp_path / "missing" / "meet")
+    (error,) = met(store, member(0), timeout=1)
+    assert isinstance(error, ronde.RondeError)
+    assert error.cause == "connect"
+    assert "cannot write in" in str(error)
+    assert "No such file or directory" in str(error)
 
 
 # === Processes ===

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import select
 import subprocess
@@ -20,6 +21,7 @@ START_TIMEOUT_S = 60.0
 LOCAL_RANKS_MAX = 64
 # A sidecar that was stopped serves its other workers for up to 5 s.
 _STOP_TIMEOUT_S = 10.0
+_U32_MAX = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,10 @@ def start(ranks: int, job: str) -> OwnSidecar:
     """
     arguments = [_program(), "sidecar", "--local-ranks", str(ranks), "--job", job]
     # A new session: the end of its input stops the sidecar, not the interrupt that ends the program.
-    process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    except OSError as error:
+        raise RondeError(f"cannot start the sidecar {arguments[0]}: {error}", "connect") from error
     try:
         socket = _socket_directory(process)
     except BaseException:
@@ -82,27 +87,43 @@ def start(ranks: int, job: str) -> OwnSidecar:
     return sidecar
 
 
-def end_with_workers(sidecar: OwnSidecar) -> None:
-    """Lets a sidecar end when the workers that connected to it have left. Without this, it ends with this process."""
+def end_with_workers(sidecar: OwnSidecar, timeout: float) -> None:
+    """Lets a sidecar end when the workers that connected to it have left. Without this, it ends with this process.
+
+    timeout -- seconds in which a worker has to connect to one that has had none; else it ends, too
+    """
     if sidecar.is_running() and sidecar.process.stdin is not None:
+        message = {"type": "end_with_workers", "within_s": min(math.ceil(timeout), _U32_MAX)}
         with contextlib.suppress(OSError):  # it has ended by itself
-            sidecar.process.stdin.write(b'{"type":"end_with_workers"}\n')
+            sidecar.process.stdin.write(json.dumps(message).encode() + b"\n")
             sidecar.process.stdin.flush()
+
+
+def stop(sidecar: OwnSidecar) -> None:
+    """Stops a sidecar of this process and waits for its exit."""
+    _stop((sidecar,))
+    with _started.lock:
+        _started.sidecars = tuple(each for each in _started.sidecars if each is not sidecar)
 
 
 def stop_all() -> None:
     """Stops the sidecars of this process and waits for their exits."""
-    mine = [each for each in _started.sidecars if each.started_by == os.getpid()]
+    _stop(_started.sidecars)
+    _started.sidecars = ()
+
+
+def _stop(sidecars: tuple[OwnSidecar, ...]) -> None:
+    mine = [each for each in sidecars if each.started_by == os.getpid()]
     for sidecar in mine:
         if sidecar.process.stdin is not None:
-            sidecar.process.stdin.close()
+            with contextlib.suppress(OSError):  # it has ended by itself, and a message to it is in the buffer
+                sidecar.process.stdin.close()
     for sidecar in mine:
         try:
             sidecar.process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             sidecar.process.kill()
             sidecar.process.wait()
-    _started.sidecars = ()
 
 
 def _close_in_child() -> None:
@@ -128,12 +149,19 @@ def _socket_directory(process: subprocess.Popen[bytes]) -> str:
                 how = "has ended" if ready else f"has reported nothing for {START_TIMEOUT_S:.0f} s"
                 raise RondeError(f"the sidecar that this process has started {how}; its reason is above", "connect")
             line += part
-    message = json.loads(line.splitlines()[0])
-    if message["type"] != "serving":
+    try:
+        message = json.loads(line.splitlines()[0])
+        serves = message["type"] == "serving"
+        said = str(message["socket_dir"] if serves else message.get("reason", message))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RondeError(
-            f"the sidecar that this process has started cannot serve: {message.get('reason', message)}", "connect"
-        )
-    return str(message["socket_dir"])
+            f"the sidecar that this process has started reports {line[:200]!r}, which ronde of this release does not; "
+            "install one release of both (RONDE_BIN names the program)",
+            "connect",
+        ) from error
+    if not serves:
+        raise RondeError(f"the sidecar that this process has started cannot serve: {said}", "connect")
+    return said
 
 
 def _program() -> str:

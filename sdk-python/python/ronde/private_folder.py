@@ -1,22 +1,26 @@
 """A folder of this user that no other user can enter, and files in it.
 
-The folder is opened once, without following links. Owner and mode are checked on the descriptor, and files are opened
-relative to it, so that nobody can put another folder in its place between the check and the use.
+The last part of the folder's path is no link. Owner and mode are checked on its descriptor, and its files are opened
+relative to that, so that nobody can put another folder in its place between the check and the use of these files.
+Folders above it are not checked: whoever can write to one of them can rename this one, or put another folder of this
+user in its place. A path that is passed on and opened again, such as a sidecar's session directory, needs a check of
+its own there: `ronde.connect` asks the kernel for the user of the sidecar (`sidecar_uid`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import shutil
 import stat
+import tempfile
 import threading
 from typing import TYPE_CHECKING
 
 from ronde.errors import RondeError
 
 if TYPE_CHECKING:
-    import pathlib
     from collections.abc import Iterator
 
 # Bits of a mode that give rights to other users.
@@ -64,7 +68,8 @@ class PrivateFolder:
 class DirectoryStore:
     """A key-value store in a private folder, which it makes if it does not exist.
 
-    Its methods raise RondeError with cause "settings" if the path is no private folder of this user.
+    Its methods raise RondeError with cause "settings" if the path is no private folder of this user, and "connect" if
+    its files cannot be written or read.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -72,19 +77,34 @@ class DirectoryStore:
 
     def set(self, key: str, value: bytes) -> None:
         """Writes a value, or replaces it."""
-        with contextlib.suppress(FileExistsError):
-            self._path.mkdir(mode=0o700)
-        with self._opened() as folder:
-            folder.replace(_file_name(key), value)
+        try:
+            with contextlib.suppress(FileExistsError):
+                self._path.mkdir(mode=0o700)
+            with self._opened() as folder:
+                folder.replace(_file_name(key), value)
+        except OSError as error:
+            raise self._failed("write", error) from error
 
     def get(self, key: str) -> bytes:
         """Returns a value. Raises FileNotFoundError if there is none."""
-        with self._opened() as folder:
-            return folder.read(_file_name(key))
+        try:
+            with self._opened() as folder:
+                return folder.read(_file_name(key))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise self._failed("read", error) from error
 
     def remove(self) -> None:
         """Removes the folder with its values."""
         shutil.rmtree(self._path, ignore_errors=True)
+
+    def _failed(self, what: str, error: OSError) -> RondeError:
+        return RondeError(
+            f"cannot {what} in {self._path}, in which the ranks of this host meet: {error}. Set XDG_RUNTIME_DIR or "
+            "TMPDIR, for all ranks, to a directory of your own in which there is space",
+            "connect",
+        )
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[PrivateFolder]:
@@ -100,6 +120,20 @@ class DirectoryStore:
             ) from error
         with contextlib.closing(folder):
             yield folder
+
+
+def own_base() -> pathlib.Path:
+    """Returns the directory for new private folders: XDG_RUNTIME_DIR if that is one, else that for temporary files.
+
+    Schedulers copy the variable from a login node to hosts where this user has no such directory.
+    """
+    runtime = pathlib.Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    with contextlib.suppress(OSError):
+        status = runtime.stat()
+        is_private = status.st_uid == os.geteuid() and not status.st_mode & _OTHERS
+        if runtime.is_absolute() and stat.S_ISDIR(status.st_mode) and is_private:
+            return runtime
+    return pathlib.Path(tempfile.gettempdir())
 
 
 def _file_name(key: str) -> str:

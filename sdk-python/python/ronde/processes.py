@@ -17,10 +17,12 @@ class ProcessIdentity(NamedTuple):
 
     pid     -- its ID, which the kernel reuses
     started -- when it started, in clock ticks since the host's boot
+    pids    -- the namespace of its ID: containers count processes by themselves
     """
 
     pid: int
     started: int
+    pids: str
 
 
 class HostIdentity(NamedTuple):
@@ -28,13 +30,14 @@ class HostIdentity(NamedTuple):
 
     name    -- the host's name, for messages; two hosts may have the same
     boot    -- the kernel's ID of this boot: processes of other hosts have another one
-    mounts  -- the mount namespace: containers of one host do not see each other's directories
     network -- the network namespace: it makes hosts of containers and tests
+
+    The mount namespace is no part of it: containers of one host may or may not share a directory. Whether they do
+    shows when one looks for the other's.
     """
 
     name: str
     boot: str
-    mounts: str
     network: str
 
     def is_same(self, other: HostIdentity) -> bool:
@@ -44,11 +47,13 @@ class HostIdentity(NamedTuple):
 
 def identity_of(pid: int) -> ProcessIdentity:
     """Returns the identity of a process. Raises ProcessLookupError or FileNotFoundError if there is none."""
-    return ProcessIdentity(int(pid), int(_fields(pid)[19]))
+    return ProcessIdentity(int(pid), int(_fields(pid)[19]), _own_pids())
 
 
 def is_alive(process: ProcessIdentity) -> bool:
-    """Returns whether the process exists and has not exited."""
+    """Returns whether the process exists and has not exited. One of another namespace, that is not seen here, may."""
+    if process.pids != _own_pids():
+        return True
     try:
         fields = _fields(process.pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -59,8 +64,7 @@ def is_alive(process: ProcessIdentity) -> bool:
 def own_host() -> HostIdentity:
     """Returns the identity of this process's host."""
     boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-    mounts, network = (os.readlink(_PROC / "self/ns" / kind) for kind in ("mnt", "net"))
-    return HostIdentity(os.uname().nodename, boot, mounts, network)
+    return HostIdentity(os.uname().nodename, boot, os.readlink(_PROC / "self/ns/net"))
 
 
 def launcher_of_this_host(variable: str) -> ProcessIdentity:
@@ -78,6 +82,10 @@ def launcher_of_this_host(variable: str) -> ProcessIdentity:
             break
         pid = parent
     return identity_of(pid)
+
+
+def _own_pids() -> str:
+    return os.readlink(_PROC / "self/ns/pid")
 
 
 def _has_variable(pid: int, prefix: bytes) -> bool:

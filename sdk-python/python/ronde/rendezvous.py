@@ -5,8 +5,11 @@ identity and that number. Rank 0 waits for all answers, decides, and writes the 
 all of them, or why there is none. A rank takes only an outcome that has its own random number, so values of an earlier
 round in the same store, or of another job, mislead nobody.
 
-The store is not trusted: what it holds is parsed as JSON with known fields, and whoever can write to it can keep a job
-from starting, but cannot make a rank use a directory of another user (see `ronde.private_folder`).
+The store is not trusted: what it holds is parsed as JSON with known fields. Whoever can write to it can keep a job from
+starting, and can name any session directory. A rank other than 0 uses one only if it is a private directory of its own
+user, and sends a worker's messages only to a process of that user, by the kernel's word: `ronde.connect` gets
+`sidecar_uid` (test `a_sidecar_of_another_user_gets_nothing` of the Rust client). Whether it is the sidecar of this job,
+and not another one of the same user, only the store says.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ _BEGIN, _OUTCOME, _ANSWER = "ronde/begin", "ronde/outcome", "ronde/answer"
 _POLL_INTERVAL_S = 0.02
 # The longest wait in the store: between waits, a rank checks whether it was interrupted or replaced.
 _WAIT_SLICE_S = 1.0
+# A rank waits for as many rounds of rank 0, each of the longest time that one may take.
+_ROUNDS_MAX = 3
 # For each rank that is missing when the time is over: whether its answer is there after all.
 _LAST_WAIT_S = 0.05
 _PENDING, _READY, _FAILED = "pending", "ready", "failed"
@@ -125,17 +130,31 @@ def meet(
     start: Callable[[], Sidecar],
     *,
     joins_again: bool = False,
+    place: str | None = None,
 ) -> Sidecar | None:
     """Meets all ranks of the job and returns their sidecar; None if each rank's environment names one.
 
     timeout     -- seconds to wait for the others to come
     start       -- starts the sidecar, on rank 0
     joins_again -- whether a process that replaces one that has ended takes the sidecar of the round before
+    place       -- the directory that is the store, for messages: ranks in containers may not share it
 
     Raises RondeError with cause "settings" if the ranks do not fit together or cannot share a sidecar, and "connect"
     if the sidecar or the store fails; TimedOutError with cause "start" if a rank does not come, which the text names.
     """
-    return _lead(me, store, timeout, start) if me.rank == 0 else _follow(me, store, timeout, joins_again)
+    if me.rank == 0:
+        return _lead(me, store, timeout, start, _apart_hint(place))
+    return _follow(_Follower(me, store, timeout, joins_again, _apart_hint(place)))
+
+
+def _apart_hint(place: str | None) -> str:
+    """Returns what to do where ranks do not see each other's store."""
+    if place is None:
+        return ""
+    return (
+        f". If ranks run in containers of their own, mount the directory of {place} into all of them, or name another "
+        "one in XDG_RUNTIME_DIR"
+    )
 
 
 def problem(members: Mapping[int, Member]) -> str | None:
@@ -172,7 +191,7 @@ def _apart(members: Mapping[int, Member]) -> str | None:
     if others:
         names = sorted({members[rank].host.name for rank in others})
         same = first.host.name in names
-        note = " in another container or network namespace" if same else ""
+        note = " in another network namespace" if same else ""
         return (
             f"the job's {first.size} processes are on several hosts: rank 0 on {first.host.name}, {_ranks(others)} on "
             f"{', '.join(names[:_NAMED_MAX])}{note}. Without a launcher or sidecars of ronde they share no secret by "
@@ -206,34 +225,50 @@ def _ranks(ranks: Sequence[int]) -> str:
 # === Rank 0 ===
 
 
-def _lead(me: Member, store: Store, timeout: float, start: Callable[[], Sidecar]) -> Sidecar | None:
+def _lead(me: Member, store: Store, timeout: float, start: Callable[[], Sidecar], hint: str) -> Sidecar | None:
     _check_free(me, store)
     # The outcome first, so that whoever has read the beginning can read it.
     _write_outcome(store, _Outcome(me.nonce))
-    store.set(_BEGIN, json.dumps({"member": asdict(me)}).encode())
+    _write(store, _BEGIN, {"member": asdict(me)})
     try:
-        members = _answers(me, store, timeout)
-        if reason := problem(members):
-            raise RondeError(reason, "settings")
-        sidecar = None if me.served else start()
-        _check_answers(me, store, members)
+        return _decide(me, store, timeout, start, hint)
     except RondeError as error:
-        with contextlib.suppress(Exception):  # the first error is the one to report
-            _report(me, store, error)
+        _report(me, store, error)
         raise
+    except Exception as error:
+        failure = RondeError(f"rank 0 ({me.described()}) failed: {type(error).__name__}: {error}", "connect")
+        _report(me, store, failure)
+        raise failure from error
+    except BaseException as error:
+        _report(me, store, RondeError(f"rank 0 ({me.described()}) was ended by {type(error).__name__}", "connect"))
+        raise
+
+
+def _decide(me: Member, store: Store, timeout: float, start: Callable[[], Sidecar], hint: str) -> Sidecar | None:
+    members = _answers(me, store, timeout, hint)
+    if reason := problem(members):
+        raise RondeError(reason, "settings")
+    sidecar = None if me.served else start()
+    _check_answers(me, store, members)
     ranks = [(each.nonce, each.described(), each.process) for _, each in sorted(members.items())]
     _write_outcome(store, _Outcome(me.nonce, _READY, ranks, sidecar))
     return sidecar
 
 
 def _report(me: Member, store: Store, error: RondeError) -> None:
+    # The first error is the one to raise.
+    with contextlib.suppress(Exception):
+        _write_failure(me, store, error)
+
+
+def _write_failure(me: Member, store: Store, error: RondeError) -> None:
     """Reports a failure to the other ranks, unless another process has begun a round meanwhile."""
     begin = _read(store, _BEGIN, _WAIT_SLICE_S)
     if begin is not None and _member(begin.get("member")).nonce == me.nonce:
         _write_outcome(store, _Outcome(me.nonce, _FAILED, reason=str(error), cause=error.cause))
 
 
-def _answers(me: Member, store: Store, timeout: float) -> dict[int, Member]:
+def _answers(me: Member, store: Store, timeout: float, hint: str) -> dict[int, Member]:
     """Waits for the answers of all ranks. Raises TimedOutError that names those that are missing."""
     deadline = time.monotonic() + timeout
     members = {0: me}
@@ -255,7 +290,7 @@ def _answers(me: Member, store: Store, timeout: float) -> dict[int, Member]:
         raise TimedOutError(
             f"{_ranks(missing)} of {me.size} did not come within {timeout:.0f} s, {len(members)} did: the starter has "
             "started too few processes, or these have ended or do not call init(); their output says why. If they "
-            "only need more time, raise RONDE_START_TIMEOUT",
+            f"only need more time, raise RONDE_START_TIMEOUT{hint}",
             "start",
         )
     return members
@@ -321,8 +356,7 @@ def _check_alone(me: Member, store: Store) -> None:
 # === The other ranks ===
 
 
-def _follow(me: Member, store: Store, timeout: float, joins_again: bool) -> Sidecar | None:
-    follower = _Follower(me, store, timeout, joins_again)
+def _follow(follower: _Follower) -> Sidecar | None:
     while time.monotonic() < follower.deadline:
         outcome = follower.poll()
         if outcome is not None:
@@ -334,13 +368,18 @@ def _follow(me: Member, store: Store, timeout: float, joins_again: bool) -> Side
 class _Follower:
     """A rank other than 0: answers each round that rank 0 begins, until one has an outcome for this process."""
 
-    def __init__(self, me: Member, store: Store, timeout: float, joins_again: bool) -> None:
+    def __init__(self, me: Member, store: Store, timeout: float, joins_again: bool, hint: str) -> None:
         self._me, self._store, self._timeout, self._joins_again = me, store, timeout, joins_again
+        self._hint = hint
         self.deadline = time.monotonic() + timeout
+        # Each round that begins moves the deadline, to this one at most.
+        self._cap_s = _ROUNDS_MAX * (timeout + START_TIMEOUT_S)
+        self._cap = time.monotonic() + self._cap_s
         self._key = f"{_ANSWER}/{me.rank}"
         self._lead: Member | None = None
-        # Whether the round was open when this process came.
+        # Whether the round was open when this process came, and rank 0 not known to have ended.
         self._was_pending = False
+        self._rounds = 0
         self._foreign: _Outcome | None = None
 
     def poll(self) -> _Outcome | None:
@@ -364,15 +403,18 @@ class _Follower:
             raise _failure(outcome)
         if self._was_pending:
             _check_size(self._me, lead)
-        # Perhaps of an earlier round, after which rank 0 begins another.
+        if self._foreign is None:
+            # Perhaps of an earlier round, after which rank 0 begins another. For its sidecar nobody waits any more.
+            self.deadline = min(self.deadline, time.monotonic() + self._timeout)
         self._foreign = outcome
         return None
 
     def _answer(self, lead: Member) -> None:
         # Before the answer: a round that fails after it concerns this process, one that failed before it does not.
         outcome = _outcome(_read(self._store, _OUTCOME, _WAIT_SLICE_S))
-        self._was_pending = outcome is not None and outcome.round == lead.nonce and outcome.state == _PENDING
-        self._lead, self._foreign = lead, None
+        is_open = outcome is not None and outcome.round == lead.nonce and outcome.state == _PENDING
+        self._was_pending = is_open and not _has_ended(lead, self._me)
+        self._lead, self._foreign, self._rounds = lead, None, self._rounds + 1
         answer: dict[str, Any] = {"round": lead.nonce, "member": asdict(self._me)}
         others = _read(self._store, self._key, _LAST_WAIT_S)
         if others is not None and others.get("round") == lead.nonce:
@@ -380,9 +422,10 @@ class _Follower:
             if not _has_ended(other, self._me):
                 # Rank 0 cannot know which of both is of its job.
                 answer["conflict"] = asdict(other)
-        self._store.set(self._key, json.dumps(answer).encode())
+        _write(self._store, self._key, answer)
         # Rank 0 waits for the others, then for the sidecar. After a round that is over it may begin another.
-        self.deadline = time.monotonic() + self._timeout + (START_TIMEOUT_S if self._was_pending else 0)
+        deadline = time.monotonic() + self._timeout + (START_TIMEOUT_S if self._was_pending else 0)
+        self.deadline = min(deadline, self._cap)
 
     def _check_answer(self, lead: Member) -> None:
         """Raises RondeError if another process has answered as this rank."""
@@ -390,7 +433,7 @@ class _Follower:
         other = self._me if answer is None else _member(answer.get("member"))
         if answer is not None and answer.get("round") == lead.nonce and other.nonce != self._me.nonce:
             # For rank 0, which may have taken either.
-            self._store.set(self._key, json.dumps({**answer, "conflict": asdict(self._me)}).encode())
+            _write(self._store, self._key, {**answer, "conflict": asdict(self._me)})
             raise _twice(self._me, other)
 
     def _is_mine(self, outcome: _Outcome, lead: Member) -> bool:
@@ -403,17 +446,36 @@ class _Follower:
         is_here = lead.host.is_same(me.host)
         return self._joins_again and is_here and is_alive(lead.process) and not is_alive(process)
 
+    def _did_not_come(self) -> RondeError:
+        """Returns the error if no rank 0 has come, or one that had ended before this process came."""
+        lead, foreign, earlier = self._lead, self._foreign, ""
+        if lead is not None:
+            earlier = f". An earlier one ({lead.described()}) had ended before this process came"
+        if foreign is not None and foreign.state == _FAILED:
+            earlier += f": {foreign.reason}"
+        return TimedOutError(
+            f"rank 0 of {self._me.size} did not come within {self._timeout:.0f} s: it was not started, has ended or "
+            "does not call init(); its output says why. If it only needs more time, raise RONDE_START_TIMEOUT"
+            f"{self._hint}{earlier}",
+            "start",
+        )
+
     def timed_out(self) -> RondeError:
         """Returns the error after the deadline."""
         me, lead, foreign = self._me, self._lead, self._foreign
-        if lead is None:
+        if lead is None or (not self._was_pending and _has_ended(lead, me)):
+            return self._did_not_come()
+        if self.deadline == self._cap:
             return TimedOutError(
-                f"rank 0 of {me.size} did not come within {self._timeout:.0f} s: it was not started, has ended or does "
-                "not call init(); its output says why. If it only needs more time, raise RONDE_START_TIMEOUT",
+                f"rank 0 (the last is {lead.described()}) has begun {self._rounds} times within {self._cap_s:.0f} s "
+                "and never reported a sidecar: its starter starts it again, or it calls init() again after failures; "
+                "its output says why",
                 "start",
             )
         if foreign is not None and foreign.state == _FAILED:
             return _failure(foreign)
+        if foreign is not None and lead.size != me.size:
+            return RondeError(problem({0: lead, me.rank: me}) or "the ranks disagree", "settings")
         if foreign is not None:
             other = foreign.ranks[me.rank][1] if me.rank < len(foreign.ranks) else "no process"
             return RondeError(
@@ -421,7 +483,7 @@ class _Follower:
                 f"({me.described()}). {_ONE_NAME}",
                 "settings",
             )
-        ended = " and has ended" if lead.host.is_same(me.host) and not is_alive(lead.process) else ""
+        ended = " and has ended" if _has_ended(lead, me) else ""
         return TimedOutError(
             f"rank 0 ({lead.described()}) has come{ended}, but has not reported a sidecar within "
             f"{self._timeout + START_TIMEOUT_S:.0f} s; its output says why",
@@ -431,7 +493,7 @@ class _Follower:
 
 def _check_size(me: Member, lead: Member) -> None:
     """Raises RondeError if rank 0, whose round is complete without this process, has another size."""
-    if lead.size != me.size and (not lead.host.is_same(me.host) or is_alive(lead.process)):
+    if lead.size != me.size and not _has_ended(lead, me):
         reason = problem({0: lead, me.rank: me})
         raise RondeError(reason or "the ranks disagree on the number of processes", "settings")
 
@@ -473,8 +535,18 @@ def _read(store: Store, key: str, timeout: float) -> dict[str, Any] | None:
     return value
 
 
+def _write(store: Store, key: str, value: Mapping[str, Any]) -> None:
+    """Writes a value. Raises RondeError if the store fails."""
+    try:
+        store.set(key, json.dumps(value).encode())
+    except RondeError:
+        raise
+    except Exception as error:
+        raise RondeError(f"the store of the rendezvous failed ({key}): {error}", "connect") from error
+
+
 def _write_outcome(store: Store, outcome: _Outcome) -> None:
-    store.set(_OUTCOME, json.dumps(asdict(outcome)).encode())
+    _write(store, _OUTCOME, asdict(outcome))
 
 
 def _member(value: Any) -> Member:
@@ -506,8 +578,8 @@ def _sidecar(value: Any) -> Sidecar:
 
 
 def _process(value: Any) -> ProcessIdentity:
-    pid, started = value
-    return ProcessIdentity(int(pid), int(started))
+    pid, started, pids = value
+    return ProcessIdentity(int(pid), int(started), str(pids))
 
 
 def _foreign(key: str) -> RondeError:

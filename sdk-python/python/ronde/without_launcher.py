@@ -14,13 +14,12 @@ import os
 import pathlib
 import secrets
 import socket
-import tempfile
 import threading
 from typing import TYPE_CHECKING, Any
 
 from ronde import _ronde, own_sidecar
 from ronde.errors import RondeError
-from ronde.private_folder import DirectoryStore, PrivateFolder
+from ronde.private_folder import DirectoryStore, PrivateFolder, own_base
 from ronde.processes import identity_of, is_alive, launcher_of_this_host, own_host
 from ronde.rendezvous import WAYS, Member, Sidecar, meet
 
@@ -88,9 +87,12 @@ def settings_for_ranks(rank: int, size: int, store: Store, timeout: float | None
             return {"rank": rank}
     served = _has_sidecar(None)
     if size == 1 and not served:
-        alone = _started_for_ranks(1)
+        alone = own_sidecar.start(1, _new_job())
+        _keep_for_ranks(alone, _start_timeout(timeout))
         return {"socket": alone.socket, "job": alone.job, "rank": 0}
-    sidecar = meet(_member(rank, size, served), store, _start_timeout(timeout), lambda: _started_for_ranks(size))
+    sidecar, started = _met(_member(rank, size, served), store, _start_timeout(timeout))
+    if started is not None:
+        _keep_for_ranks(started, _start_timeout(timeout))
     if sidecar is None:
         return {"rank": rank}
     if rank != 0:
@@ -116,7 +118,8 @@ def _has_sidecar(given: Any) -> bool:
 def _is_served() -> bool:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     usual = [pathlib.Path(runtime) / "ronde"] if runtime else []
-    return any((directory / "rpc.sock").exists() for directory in [*usual, pathlib.Path("/run/ronde")])
+    # Not Path.exists: it raises an error for a directory that this user cannot enter.
+    return any(os.path.exists(directory / "rpc.sock") for directory in [*usual, pathlib.Path("/run/ronde")])
 
 
 def _check_agrees(rank: int, size: int) -> None:
@@ -170,18 +173,34 @@ def _sidecar_for_one() -> str:
     return _own.sidecar.socket
 
 
-def _started_for_ranks(size: int) -> Sidecar:
-    """Starts a sidecar for a new session of ranks. Earlier ones end when their workers have left."""
-    started = own_sidecar.start(size, _new_job())
+def _keep_for_ranks(started: own_sidecar.OwnSidecar, timeout: float) -> None:
+    """Keeps a sidecar for a new session of ranks. Earlier ones end when their workers have left."""
     with _ranks.lock:
         earlier, _ranks.sidecars = _ranks.sidecars, (started,)
     for sidecar in earlier:
-        own_sidecar.end_with_workers(sidecar)
-    return _started(started)
+        own_sidecar.end_with_workers(sidecar, timeout)
 
 
-def _started(sidecar: own_sidecar.OwnSidecar) -> Sidecar:
-    return Sidecar(sidecar.socket, sidecar.job, identity_of(os.getpid()))
+def _met(
+    me: Member, store: Store, timeout: float, **options: Any
+) -> tuple[Sidecar | None, own_sidecar.OwnSidecar | None]:
+    """Meets the other ranks. Returns their sidecar, and that which this process has started; see `meet`.
+
+    A sidecar for ranks that do not meet is stopped.
+    """
+    started: list[own_sidecar.OwnSidecar] = []
+
+    def start() -> Sidecar:
+        started.append(own_sidecar.start(me.size, _new_job()))
+        return Sidecar(started[0].socket, started[0].job, identity_of(os.getpid()))
+
+    try:
+        sidecar = meet(me, store, timeout, start, **options)
+    except BaseException:
+        for each in started:
+            own_sidecar.stop(each)
+        raise
+    return sidecar, started[0] if started else None
 
 
 def _shared_sidecar(launched: _ronde.LaunchedBy, timeout: float) -> Sidecar:
@@ -194,15 +213,21 @@ def _shared_sidecar(launched: _ronde.LaunchedBy, timeout: float) -> Sidecar:
     directory = _rendezvous_directory(launched)
     store = DirectoryStore(directory)
     me = _member(rank, size, served=False)
-    sidecar = meet(me, store, timeout, lambda: _started(own_sidecar.start(size, _new_job())), joins_again=True)
+    sidecar, _ = _met(me, store, timeout, joins_again=True, place=str(directory))
     assert sidecar is not None  # as no rank of it is served
     if rank == 0:
         # After a failure the directory stays: the others read the reason there, perhaps when this process has ended.
-        atexit.register(store.remove)
+        atexit.register(_remove, store, os.getpid())
     else:
         _check_is_private(sidecar)
     _own.shared, _own.shared_by = sidecar, os.getpid()
     return sidecar
+
+
+def _remove(store: DirectoryStore, process: int) -> None:
+    """Removes the directory when the process that began in it ends; a child that it forked does not."""
+    if process == os.getpid():
+        store.remove()
 
 
 def _serves(sidecar: Sidecar) -> bool:
@@ -225,6 +250,13 @@ def _check_is_private(sidecar: Sidecar) -> None:
         raise RondeError(f"rank 0 names the session directory {sidecar.socket!r}: the path is not absolute", "settings")
     try:
         PrivateFolder(path).close()
+    except FileNotFoundError as error:
+        raise RondeError(
+            f"rank 0 names the session directory {path}, which does not exist for this process. If ranks run in "
+            "containers of their own, mount one directory of this user into all of them and name it in "
+            "XDG_RUNTIME_DIR; or start a `ronde sidecar` and set RONDE_SOCKET and RONDE_JOB (docs/MIGRATING.md)",
+            "settings",
+        ) from error
     except OSError as error:
         raise RondeError(
             f"rank 0 names a session directory that this process does not use: {error}. It must be a directory of this "
@@ -235,15 +267,14 @@ def _check_is_private(sidecar: Sidecar) -> None:
 
 def _rendezvous_directory(launched: _ronde.LaunchedBy) -> pathlib.Path:
     """Returns a directory that all processes of this run of the launcher can name, and those of no other run."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     job = launched.job
     if job is None:
         assert launched.rank_variable is not None  # as there is a rank
         job = str(tuple(launcher_of_this_host(launched.rank_variable)))
-    # Hosts and containers may share the directory for temporary files.
-    key = f"{launched.launcher} {job} {launched.restarts} {own_host()[1:]}"
+    # Hosts may share the directory for temporary files. So may containers of one host, each of one rank.
+    key = f"{launched.launcher} {job} {launched.restarts} {own_host().boot}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return pathlib.Path(base) / f"ronde-ranks-{os.getuid()}-{digest}"
+    return own_base() / f"ronde-ranks-{os.getuid()}-{digest}"
 
 
 def _member(rank: int, size: int, served: bool) -> Member:

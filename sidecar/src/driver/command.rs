@@ -1,6 +1,7 @@
 //! Commands that other parts of the process send to the driver. Sessions have their own commands.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ronde_bootstrap::messages::WorkerExited;
 use ronde_transport::Identity;
@@ -16,8 +17,8 @@ pub(crate) enum ControlCommand {
     Identity(Arc<Identity>),
     /// The process of a worker has ended.
     WorkerExited(WorkerExited),
-    /// End when the workers that connected have left.
-    EndWithWorkers,
+    /// End when the workers that connected have left, or none connects within this time.
+    EndWithWorkers(Duration),
     /// Report the state of everything.
     Snapshot(oneshot::Sender<Snapshot>),
 }

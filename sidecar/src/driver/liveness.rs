@@ -14,6 +14,10 @@ pub(crate) struct Liveness {
     patience: Option<Duration>,
     /// Whether its starter has requested that it ends with its workers.
     is_last: bool,
+    /// How long after the start of the sidecar the first worker may still connect then.
+    last_due: Option<Duration>,
+    /// Whether that time is over, and no worker came.
+    is_unused: bool,
     /// Whether a worker has connected.
     came: bool,
     /// Whether another sidecar has left before there was an epoch.
@@ -28,9 +32,11 @@ impl Liveness {
         Self { patience, ..Self::default() }
     }
 
-    /// Ends the sidecar after the workers that connected have left. One that never had any serves on.
-    pub(crate) fn end_with_workers(&mut self) {
+    /// Ends the sidecar after the workers that connected have left, and one to which none connects when it has been up
+    /// this long.
+    pub(crate) fn end_with_workers(&mut self, due: Duration) {
         self.is_last = true;
+        self.last_due = Some(due);
     }
 
     /// Notes that a worker has connected.
@@ -52,19 +58,23 @@ impl Liveness {
 
     /// Returns whether a sidecar with this many sessions is done.
     pub(crate) fn is_over(&self, sessions: usize, has_epoch: bool) -> bool {
-        let ends =
-            (self.patience.is_some() && self.peer_left) || ((self.patience.is_some() || self.is_last) && self.came);
+        let has_served = (self.patience.is_some() || self.is_last) && self.came;
+        let ends = has_served || (self.is_unused && !self.came) || (self.patience.is_some() && self.peer_left);
         ends && sessions == 0 && !has_epoch
     }
 
     /// Returns how long after the start of the sidecar the first worker has to connect.
     pub(crate) fn due(&self) -> Option<Duration> {
-        self.patience.filter(|_| !self.came && !self.peer_left)
+        let last_due = self.last_due.filter(|_| !self.is_unused);
+        let due = self.patience.into_iter().chain(last_due).min();
+        due.filter(|_| !self.came && !self.peer_left)
     }
 
-    /// Returns the reason to end a sidecar that has been up this long, if no worker has connected in time.
-    pub(crate) fn timed_out(&self, up: Duration) -> Option<String> {
-        let due = self.due().filter(|due| up >= *due)?;
+    /// Returns the reason to end a sidecar that has been up this long, if no worker has connected in time. One that its
+    /// starter has released is over then, without a failure.
+    pub(crate) fn timed_out(&mut self, up: Duration) -> Option<String> {
+        self.is_unused = !self.came && self.last_due.is_some_and(|due| up >= due);
+        let due = self.patience.filter(|due| up >= *due && !self.came && !self.peer_left)?;
         let text = format!("no worker connected within {} seconds (--exit-with-workers)", due.as_secs());
         Some(Code::SidecarCannotGoOn.mark(&text))
     }
@@ -103,12 +113,25 @@ mod tests {
     #[test]
     fn a_sidecar_whose_starter_requests_it_ends_with_its_workers() {
         let mut liveness = Liveness::new(None);
-        liveness.end_with_workers();
+        liveness.end_with_workers(PATIENCE);
+        assert!(!liveness.is_over(0, false), "its workers may still come");
+        assert_eq!((liveness.due(), liveness.timed_out(PATIENCE / 2)), (Some(PATIENCE), None));
         assert!(!liveness.is_over(0, false), "its workers may still come");
         liveness.note_worker();
         liveness.note_end(&Failure::new(Cause::RankLost, "rank 1 is gone"));
         assert!(!liveness.is_over(1, true) && liveness.is_over(0, false));
         assert_eq!((liveness.due(), liveness.failure()), (None, None), "the workers report their failure");
+    }
+
+    #[test]
+    fn a_released_sidecar_that_never_had_workers_ends_without_a_failure() {
+        let mut liveness = Liveness::new(None);
+        liveness.end_with_workers(PATIENCE);
+        assert_eq!(liveness.timed_out(PATIENCE), None);
+        assert!(liveness.is_over(0, false));
+        assert_eq!((liveness.due(), liveness.failure()), (None, None));
+        liveness.note_worker();
+        assert!(!liveness.is_over(1, false), "one that came in the last moment is served");
     }
 
     #[test]

@@ -315,7 +315,7 @@ impl Driver {
             ControlCommand::PluginsAnswered => self.resolve_parked(),
             ControlCommand::Identity(identity) => self.install_identity(&identity),
             ControlCommand::WorkerExited(exited) => self.worker_exited(exited),
-            ControlCommand::EndWithWorkers => self.liveness.end_with_workers(),
+            ControlCommand::EndWithWorkers(within) => self.liveness.end_with_workers(self.started.elapsed() + within),
             ControlCommand::Snapshot(reply) => {
                 let snapshot = self.snapshot();
                 // Collected concurrently with the loop: a busy lane answers late. The receiver may be gone.

@@ -259,7 +259,7 @@ impl Launcher {
                 affinity::pin(&start.tuning.thread_affinity).context(Code::SidecarSettings)?;
                 Settings::new(*start).context(Code::SidecarSettings)
             }
-            ToSidecar::Join(_) | ToSidecar::WorkerExited(_) | ToSidecar::EndWithWorkers => {
+            ToSidecar::Join(_) | ToSidecar::WorkerExited(_) | ToSidecar::EndWithWorkers { .. } => {
                 bail!("the launcher's first line is not a start message")
             }
         }
@@ -268,7 +268,7 @@ impl Launcher {
     async fn join(&mut self) -> anyhow::Result<Join> {
         match self.next().await? {
             ToSidecar::Join(join) => Ok(join),
-            ToSidecar::Start(_) | ToSidecar::WorkerExited(_) | ToSidecar::EndWithWorkers => {
+            ToSidecar::Start(_) | ToSidecar::WorkerExited(_) | ToSidecar::EndWithWorkers { .. } => {
                 bail!("the launcher's second line is not a join message")
             }
         }
@@ -290,7 +290,10 @@ impl Launcher {
             match serde_json::from_str(&line) {
                 // Sending fails only when the control thread has ended, and the process with it.
                 Ok(ToSidecar::WorkerExited(exited)) => drop(commands.send(ControlCommand::WorkerExited(exited)).await),
-                Ok(ToSidecar::EndWithWorkers) => drop(commands.send(ControlCommand::EndWithWorkers).await),
+                Ok(ToSidecar::EndWithWorkers { within_s }) => {
+                    let within = Duration::from_secs(u64::from(within_s));
+                    drop(commands.send(ControlCommand::EndWithWorkers(within)).await);
+                }
                 _ => tracing::warn!(bytes = line.len(), "an unexpected line of the launcher is ignored"),
             }
         }

@@ -118,7 +118,9 @@ fn a_worker_of_another_user_is_refused() -> Result<()> {
 fn a_socket_path_that_is_too_long_is_found_before_it_is_bound() -> Result<()> {
     let directory = tempfile::Builder::new().prefix("ronde-test-").tempdir()?;
     let long = directory.path().join("d".repeat(90));
+    // A directory of others would not be used.
     fs::create_dir(&long)?;
+    fs::set_permissions(&long, fs::Permissions::from_mode(0o700))?;
     let ronde = |words: &[&str], paths: &[&Path]| -> Result<(bool, String)> {
         let output = Command::new(ronde_binary()?).args(words).args(paths).env("XDG_RUNTIME_DIR", &long).output()?;
         let text = [output.stdout, output.stderr].concat();

@@ -42,7 +42,10 @@ pub enum ToSidecar {
     /// A worker's process has ended.
     WorkerExited(WorkerExited),
     /// To a sidecar of `--local-ranks`: end when the workers that connected have left, before the input ends.
-    EndWithWorkers,
+    EndWithWorkers {
+        /// In this time from now, in seconds, one has to connect; else the sidecar ends, too.
+        within_s: u32,
+    },
 }
 
 /// How a worker ended.

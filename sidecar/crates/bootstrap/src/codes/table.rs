@@ -194,7 +194,7 @@ pub const TABLE: &[Entry] = &[
         code: Code::SocketDirectory,
         title: "the directory for the workers' sockets cannot be made",
         meaning: "The directory under XDG_RUNTIME_DIR, or the system's temporary directory, cannot be created, or its path is longer than a Unix socket's may be (107 bytes).",
-        remedy: "Give a short path that you may write to in XDG_RUNTIME_DIR, or a shorter --job.",
+        remedy: "Give a short path to a directory of your own, with mode 0700, in XDG_RUNTIME_DIR (another one is not used), or a shorter --job.",
     },
     Entry {
         code: Code::PeerMissing,

@@ -216,7 +216,7 @@ fn locked_memory(limit: Option<Limit>) -> Finding {
 fn sockets(facts: &Facts) -> Finding {
     let (topic, base) = ("sockets", facts.socket_base.display());
     let bytes = facts.socket_base.as_os_str().len();
-    let fix = "name a short directory that you may write to in XDG_RUNTIME_DIR";
+    let fix = "name a short directory of your own, with mode 0700, in XDG_RUNTIME_DIR";
     if bytes > SOCKET_BASE_BYTES_MAX {
         let found = format!("{base} has {bytes} bytes, so paths of a job's sockets in it would be too long");
         return fail(topic, found, fix);
