@@ -34,6 +34,8 @@ const MET: [&str; 47] = [
     "gather",
     "group",
     "hostile messages refused",
+    "hostile refusals of sets",
+    "hostile requests for sets",
     "in an added set",
     "join",
     "join failed",

@@ -415,9 +415,9 @@ fn ranks_of_one_sidecar_cannot_use_up_all_sets() {
         assert!(reason.contains("ranks of sidecar 1 alone have formed 256 process sets, the most"), "{reason}");
     }
     // One that exists is the answer; sets with others can be formed, and one is free again after a removal.
-    let known = ask(&mut cluster, &own[2], &form(&own[2]));
-    let shared = ask(&mut cluster, &[0, 1, 2], &form(&[0, 1, 2]));
-    let alone = ask(&mut cluster, &[0], &form(&[0]));
+    let known = ask(&mut cluster, &own[2], &named("known", &own[2]));
+    let shared = ask(&mut cluster, &[0, 1, 2], &named("shared", &[0, 1, 2]));
+    let alone = ask(&mut cluster, &[0], &named("alone", &[0]));
     cluster.run();
     formed(&cluster, &shared);
     formed(&cluster, &alone);
@@ -464,14 +464,14 @@ fn refusals(rank: u32, count: usize, own: &str, ranks: &[u32]) -> Vec<Announceme
 fn the_rank_that_causes_most_failures_is_named() {
     let mut cluster = Cluster::new(&[0, 1, 1, 1, 2]).started();
     for (rank, count) in [(1, 4_000), (2, 4_090), (3, 4_000), (4, 4_000)] {
-        let announcements = refusals(rank, count, "g", &[0, 1, 2, 3, 4]);
+        let announcements = refusals(rank, count, &rank.to_string(), &[0, rank]);
         let from = if rank < 4 { 1 } else { 2 };
         cluster.control(0, from, (1, 0), Control::Announce { announcements });
         cluster.run();
     }
     assert!(cluster.ended.is_empty() && cluster.disconnects.is_empty());
     for n in 0..300 {
-        cluster.submit(0, Request { prescale: 2.0, ..named(&n.to_string(), &[0, 4]) });
+        cluster.submit(0, Request { prescale: 2.0, ..named(&format!("own.{n}"), &[0, 4]) });
         cluster.run();
     }
     let (_, _, failure) = &cluster.ended[0];

@@ -175,7 +175,7 @@ fn requests_do_not_scan_failed_calls() {
 fn requests_do_not_scan_long_lists() {
     let (mut sets, none) = (MemberSets::default(), BTreeSet::new());
     for rank in 0..60 {
-        let ranks: Vec<Rank> = (0..4_096).filter(|other| *other >= 60 || *other == rank).map(Rank).collect();
+        let ranks: Vec<Rank> = (0..4_096).filter(|other| *other >= 64 || *other == rank).map(Rank).collect();
         assert_eq!(sets.ask(Time(1), &name(), Rank(rank), &ranks, &none), Ok(Asked::Waits));
     }
     let all: Vec<u32> = (0..62).collect();
@@ -336,8 +336,11 @@ impl<'a> SmallWorld<'a> {
             assert!(!behind.is_empty() && missing.contains(&behind), "{rank} {:?} {missing:?}", self.wanted);
             let mut reached: BTreeSet<Rank> = behind.into_iter().collect();
             for _ in 0..self.wanted.len() {
-                let next: Vec<Rank> =
-                    reached.iter().filter(|rank| self.waits(rank.index())).flat_map(|r| self.behind(r.index())).collect();
+                let next: Vec<Rank> = reached
+                    .iter()
+                    .filter(|rank| self.waits(rank.index()))
+                    .flat_map(|r| self.behind(r.index()))
+                    .collect();
                 reached.extend(next);
             }
             assert!(reached.iter().any(|rank| !self.waits(rank.index())), "{rank} {:?}", self.wanted);
