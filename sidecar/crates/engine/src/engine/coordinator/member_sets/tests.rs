@@ -289,7 +289,7 @@ impl<'a> SmallWorld<'a> {
             world.step(*rank);
         }
         // Ranks that had to wait in their turn.
-        while (0..wanted.len()).fold(false, |any, rank| world.step(rank) || any) {}
+        while (0..wanted.len()).any(|rank| world.step(rank)) {}
         world.check();
         world
     }
