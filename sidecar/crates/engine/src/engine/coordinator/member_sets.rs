@@ -49,7 +49,7 @@ struct Calls {
     failed: BTreeMap<u64, Failed>,
     /// The ranks that have yet to ask for failed calls, with the numbers of these. A request finds its call here, it
     /// does not scan all of them.
-    behind: BTreeSet<(Rank, u64)>,
+    awaited: BTreeSet<(Rank, u64)>,
     /// The number of the next call that fails.
     next: u64,
 }
@@ -211,7 +211,7 @@ impl MemberSets {
         self.names.retain(|_, named| {
             named.lists.retain(|_, calls| {
                 calls.failed.clear();
-                calls.behind.clear();
+                calls.awaited.clear();
                 !calls.is_empty()
             });
             !named.lists.is_empty()
@@ -251,8 +251,8 @@ impl MemberSets {
     /// The rank's part in a call of this name and list that has failed.
     fn take_part(&mut self, name: &TensorName, rank: Rank, ranks: &[Rank]) -> Option<Failure> {
         let calls = self.names.get_mut(name)?.lists.get_mut(ranks)?;
-        let part = *calls.behind.range((rank, 0)..=(rank, u64::MAX)).next()?;
-        calls.behind.remove(&part);
+        let part = *calls.awaited.range((rank, 0)..=(rank, u64::MAX)).next()?;
+        calls.awaited.remove(&part);
         let (_, number) = part;
         let failed = calls.failed.get_mut(&number)?;
         failed.awaited -= 1;
@@ -290,7 +290,7 @@ impl MemberSets {
         if let Some(calls) = self.names.get_mut(name).and_then(|named| named.lists.get_mut(list))
             && !awaited.is_empty()
         {
-            calls.behind.extend(awaited.iter().map(|rank| (*rank, calls.next)));
+            calls.awaited.extend(awaited.iter().map(|rank| (*rank, calls.next)));
             calls.failed.insert(calls.next, Failed { failure: failure.clone(), awaited: awaited.len() });
             calls.next += 1;
             self.failed.add(failure.rank, weight(list.len()));

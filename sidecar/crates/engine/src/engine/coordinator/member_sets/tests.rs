@@ -139,20 +139,20 @@ fn a_refused_request_is_the_part_of_its_rank_whoever_comes_first() {
 }
 
 #[test]
-fn each_rank_is_told_of_all_failures_in_their_order() {
+fn each_rank_gets_all_failures_in_their_order() {
     let (mut sets, none) = (MemberSets::default(), BTreeSet::new());
     for why in ["first", "second"] {
         let failure = Failure::new(Cause::Refused, why);
         assert_eq!(sets.refuse(&name(), Rank(1), &list(&[0, 1, 2]), &none, failure), Ok(None));
     }
     // Rank 0 withdraws a third one; it has been told of the others.
-    let told = |sets: &mut MemberSets, rank| failed(ask(sets, rank, &[0, 1, 2])).1;
-    assert_eq!([told(&mut sets, 0), told(&mut sets, 0)], ["first", "second"]);
+    let text = |sets: &mut MemberSets, rank| failed(ask(sets, rank, &[0, 1, 2])).1;
+    assert_eq!([text(&mut sets, 0), text(&mut sets, 0)], ["first", "second"]);
     assert_eq!(ask(&mut sets, 0, &[0, 1, 2]), Asked::Waits);
     let ended = sets.withdraw(&name(), Rank(0), &none, Failure::new(Cause::Refused, "third")).expect("it waited");
     assert_eq!(ended.ranks, list(&[0]));
-    assert_eq!(told(&mut sets, 1), "third");
-    assert_eq!([told(&mut sets, 2), told(&mut sets, 2), told(&mut sets, 2)], ["first", "second", "third"]);
+    assert_eq!(text(&mut sets, 1), "third");
+    assert_eq!([text(&mut sets, 2), text(&mut sets, 2), text(&mut sets, 2)], ["first", "second", "third"]);
     assert_eq!((sets.failed.total, sets.names.len()), (0, 0));
 }
 
@@ -332,15 +332,12 @@ impl<'a> SmallWorld<'a> {
     fn check(&self) {
         let missing: Vec<Vec<Rank>> = self.sets.waiting().map(|waiting| waiting.missing).collect();
         for rank in (0..self.wanted.len()).filter(|rank| self.waits(*rank)) {
-            let behind = self.behind(rank);
-            assert!(!behind.is_empty() && missing.contains(&behind), "{rank} {:?} {missing:?}", self.wanted);
-            let mut reached: BTreeSet<Rank> = behind.into_iter().collect();
+            let late = self.late(rank);
+            assert!(!late.is_empty() && missing.contains(&late), "{rank} {:?} {missing:?}", self.wanted);
+            let mut reached: BTreeSet<Rank> = late.into_iter().collect();
             for _ in 0..self.wanted.len() {
-                let next: Vec<Rank> = reached
-                    .iter()
-                    .filter(|rank| self.waits(rank.index()))
-                    .flat_map(|r| self.behind(r.index()))
-                    .collect();
+                let next: Vec<Rank> =
+                    reached.iter().filter(|rank| self.waits(rank.index())).flat_map(|r| self.late(r.index())).collect();
                 reached.extend(next);
             }
             assert!(reached.iter().any(|rank| !self.waits(rank.index())), "{rank} {:?}", self.wanted);
@@ -352,7 +349,7 @@ impl<'a> SmallWorld<'a> {
     }
 
     /// The members of the list for which a rank waits that have asked for it less often.
-    fn behind(&self, rank: usize) -> Vec<Rank> {
+    fn late(&self, rank: usize) -> Vec<Rank> {
         let ranks = self.wanted[rank][self.made[rank] - 1];
         let own = self.times(rank, ranks);
         ranks.iter().copied().filter(|other| self.times(other.index(), ranks) < own).collect()
