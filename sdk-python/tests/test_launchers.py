@@ -215,13 +215,6 @@ def test_processes_of_one_host_share_a_sidecar(tmp_path: pathlib.Path, launcher:
     assert not list(tmp_path.iterdir()), "the sidecar and its directory are gone"
 
 
-@pytest.fixture
-def tmp_path() -> Iterator[pathlib.Path]:
-    """A folder whose path is short enough for sockets; pytest's is not where tests run in parallel."""
-    with tempfile.TemporaryDirectory(prefix="r-") as folder:
-        yield pathlib.Path(folder)
-
-
 def unshare(*options: str) -> list[str]:
     """Returns a command that runs another one in namespaces of its own, as a container's."""
     command = ["unshare", *options]

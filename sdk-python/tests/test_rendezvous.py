@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 import pytest
 from conftest import PACKAGE, WORKERS, ronde_binary
@@ -23,21 +23,11 @@ from ronde.private_folder import DirectoryStore
 from ronde.processes import HostIdentity, ProcessIdentity, identity_of, is_alive, launcher_of_this_host, own_host
 from ronde.rendezvous import Member, Sidecar, meet, problem
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 HOST = HostIdentity("alpha", "boot", "net:[1]")
 OTHER_HOST = HostIdentity("beta", "other boot", "net:[1]")
 ENDED = ProcessIdentity(2**22 + 1, 1, identity_of(os.getpid()).pids)
 SIDECAR = Sidecar("/run/s", "ranks-1", identity_of(os.getpid()))
 TIMEOUT_S = 20.0
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[pathlib.Path]:
-    """A folder whose path is short enough for sockets; pytest's is not where tests run in parallel."""
-    with tempfile.TemporaryDirectory(prefix="r-") as folder:
-        yield pathlib.Path(folder)
 
 
 def member(rank: int, size: int = 2, **changed: Any) -> Member:

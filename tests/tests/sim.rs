@@ -16,7 +16,7 @@ const SCHEDULE_SEEDS: u64 = 160;
 const CAUGHT_MIN: usize = 5;
 
 /// The situations that the seeds must meet together.
-const MET: [&str; 47] = [
+const MET: [&str; 49] = [
     "absurd",
     "adasum",
     "add set",
@@ -34,6 +34,8 @@ const MET: [&str; 47] = [
     "gather",
     "group",
     "hostile messages refused",
+    "hostile refusals of sets",
+    "hostile requests for sets",
     "in an added set",
     "join",
     "join failed",

@@ -16,6 +16,10 @@ pub const SET_OF_MEMBERS_RANKS_MIN: usize = 256;
 /// Ranks in failed requests for process sets of their members for which other ranks have yet to ask, over all names; a
 /// request counts as [`SET_OF_MEMBERS_RANKS_MIN`] ranks at least.
 pub const SETS_OF_MEMBERS_FAILED_MAX: usize = 1 << 22;
+/// The same in those whose failure names one rank.
+pub const SETS_OF_MEMBERS_FAILED_OF_RANK_MAX: usize = 1 << 20;
+/// Process sets alive at once that ranks of one sidecar formed alone, in a job with several sidecars.
+pub const SETS_OF_ONE_SIDECAR_MAX: usize = 256;
 /// Bytes of a tensor's name.
 pub const NAME_BYTES_MAX: usize = 512;
 /// Bytes of a job's name: it becomes part of a URI and of paths of Unix sockets, which are short.

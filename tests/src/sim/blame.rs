@@ -41,10 +41,9 @@ pub(super) fn is_named(failure: &Failure, item: &Item) -> bool {
         || match item.injected {
             // The culprit is the first that differs from the lowest rank.
             InjectedError::Mismatch(culprit, _) if matches!(item.kind, Kind::FormSet(..)) => {
-                // Which of them differs depends on who had asked by then; the culprit may join before anyone has.
+                // The culprit may join before anyone has asked.
                 let joined = failure.rank == Some(culprit) && failure.reason.contains(NOT_WITH_JOIN);
-                let differs = failure.reason.contains("Mismatched process sets: One rank asked for");
-                failure.cause == Cause::Mismatch && (joined || differs)
+                failure.cause == Cause::Mismatch && (joined || names_list(failure, culprit, item))
             }
             InjectedError::Mismatch(culprit, _) => {
                 let named = if culprit == item.askers[0] { item.askers[1] } else { culprit };
@@ -57,6 +56,15 @@ pub(super) fn is_named(failure: &Failure, item: &Item) -> bool {
             InjectedError::Joined => failure.reason.contains(NOT_WITH_JOIN),
             InjectedError::None | InjectedError::Missing => false,
         }
+}
+
+/// Whether a failure of ranks that formed a set names the rank that asked for another list, with both lists.
+fn names_list(failure: &Failure, culprit: Rank, item: &Item) -> bool {
+    // The ranks that asked for each list are in ascending order of the first of them, and the second one is at fault. So
+    // it is the first of the others, as far as they had asked, if all those come after the culprit.
+    let at_fault = failure.rank.is_some_and(|rank| rank >= culprit && item.askers.contains(&rank));
+    let differs = failure.reason.contains("Mismatched process sets: One rank asked for");
+    at_fault && differs && failure.reason.contains(&format!("{culprit}: "))
 }
 
 /// The error text of operations that are not supported while a rank has joined.

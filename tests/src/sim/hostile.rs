@@ -11,7 +11,7 @@ use fastrand::Rng;
 use ronde_wire::control::{Announcement, Intent, decode, encode};
 use ronde_wire::{
     Activity, Cause, Collective, Control, DType, Enclosed, Epoch, Failure, FrameKind, Invalidation, ProcessSet, Rank,
-    ReduceOp, Request, Seq, SetId, Shape, SidecarIndex, TensorName, World,
+    ReduceOp, Request, Seq, SetId, Shape, SidecarIndex, TensorName, World, set_of_members_name,
 };
 
 use super::checks::{Property, Violated, violated};
@@ -26,6 +26,8 @@ pub(super) struct Hostile {
     host: usize,
     index: SidecarIndex,
     ranks: BTreeSet<Rank>,
+    /// The ranks of the job.
+    size: usize,
     /// Messages that it has yet to send.
     left: u32,
     /// The usual pause between two of them is up to this.
@@ -43,7 +45,15 @@ impl Hostile {
         let pause_us = [50, 1_000, 20_000][rng.usize(..3)];
         let samples = samples(world).into_iter().map(|message| (message.kind(), (Seq(1), message)));
         let ranks = world.ranks_of(sidecars[host]).into_iter().collect();
-        Self { host, index: sidecars[host], ranks, left: rng.u32(20..200), pause_us, last: samples.collect() }
+        Self {
+            host,
+            index: sidecars[host],
+            ranks,
+            size: world.size(),
+            left: rng.u32(20..200),
+            pause_us,
+            last: samples.collect(),
+        }
     }
 
     pub(super) fn host(&self) -> usize {
@@ -73,10 +83,40 @@ impl Hostile {
     fn draw(&self, rng: &mut Rng, epoch: Epoch) -> (Epoch, Seq, Control) {
         let kind = Control::KINDS[rng.usize(..Control::KINDS.len())];
         let (seq, message) = self.last.get(kind).cloned().unwrap_or((Seq(0), Control::Done));
-        let message = if rng.u8(..3) == 0 { message } else { distorted(rng, &message) };
+        let message = match rng.u8(..8) {
+            0 => self.of_sets(rng),
+            1 | 2 => message,
+            _ => distorted(rng, &message),
+        };
         let seq = [seq.0, seq.0, seq.0, seq.0.saturating_add(1), rng.u64(..6), any_end(rng)][rng.usize(..6)];
         let other = [0, epoch.0.saturating_sub(1), epoch.0.saturating_add(1), any_end(rng)][rng.usize(..4)];
         (Epoch(if rng.u8(..6) == 0 { other } else { epoch.0 }), Seq(seq), message)
+    }
+
+    /// Announcements about process sets that members form: requests for lists that nobody else knows of, refusals and
+    /// withdrawals of requests that were never made. Most are well formed; names are those of honest ranks, too.
+    fn of_sets(&self, rng: &mut Rng) -> Control {
+        let own: Vec<Rank> = self.ranks.iter().copied().collect();
+        let announcement = |rng: &mut Rng| {
+            let rank = own[rng.usize(..own.len())];
+            let mut ranks: Vec<Rank> =
+                (0..).map(Rank).take(self.size).filter(|other| *other == rank || rng.u8(..3) == 0).collect();
+            if rng.u8(..16) == 0 {
+                ranks = [Vec::new(), vec![rank, rank], vec![Rank(99)]][rng.usize(..3)].clone();
+            }
+            let name = set_of_members_name(["shared", "own"][rng.usize(..2)]).expect("a short name");
+            let set = if rng.u8(..16) == 0 { SetId(1) } else { SetId::WORLD };
+            let intent = match rng.u8(..3) {
+                0 => {
+                    let shape = Shape::new(vec![0]).expect("a shape");
+                    Intent::Ready(Request::new(set, name, Collective::AddSetOfMembers { ranks }, DType::U8, shape))
+                }
+                1 => Intent::VoidSet { name, ranks, failure: Failure::new(Cause::Refused, "no") },
+                _ => Intent::VoidSet { name, ranks, failure: Failure::new(Cause::TimedOut, "late") },
+            };
+            Announcement::new(rank, intent)
+        };
+        Control::Announce { announcements: (0..rng.u8(1..4)).map(|_| announcement(rng)).collect() }
     }
 }
 
@@ -101,6 +141,9 @@ impl Cluster {
             _ => self.position(self.setup.world.coordinator()),
         };
         *self.oracle.met.entry(message.kind()).or_default() += 1;
+        for kind in set_kinds(&message) {
+            *self.oracle.met.entry(kind).or_default() += 1;
+        }
         self.note(|| format!("hostile {me} to position {to}: {epoch}, {seq}, {message:?}"));
         let direction = Direction { plane: Plane::Control, from: host, to };
         let message = Message::Control(epoch, seq, message);
@@ -121,6 +164,19 @@ impl Cluster {
         self.network.break_link(&mut self.schedule, &mut self.rng, id, "it was broken off");
         Ok(())
     }
+}
+
+/// What a message announces about process sets that members form.
+fn set_kinds(message: &Control) -> Vec<&'static str> {
+    let Control::Announce { announcements } = message else { return Vec::new() };
+    let kind = |announcement: &Announcement| match &announcement.intent {
+        Intent::VoidSet { .. } => Some("hostile refusals of sets"),
+        Intent::Ready(request) if matches!(request.collective, Collective::AddSetOfMembers { .. }) => {
+            Some("hostile requests for sets")
+        }
+        _ => None,
+    };
+    announcements.iter().filter_map(kind).collect()
 }
 
 /// The message with a few bytes changed, if that is one.

@@ -1,17 +1,18 @@
 //! The coordinator's table of requests for process sets that their members form by themselves, as MPI does with
 //! `MPI_Comm_create_group`.
 //!
-//! A *call* is a name with a list of ranks. It is complete when all ranks of the list have asked for it. Calls of one
-//! name with other lists are other calls, so disjoint sets may have one name. A rank has at most one request pending by
-//! a name. So calls of one name can wait for each other: a rank that one of them needs has asked for the next one. None
-//! of them can complete then, and all of them fail.
+//! A *call* is a name with a list of ranks and a number: the n-th request of each rank of the list, by that name and for
+//! that list, belongs to the n-th call. It is complete when all ranks of the list have asked. Calls of one name with other
+//! lists are other calls, so disjoint sets may have one name. A rank has at most one request pending by a name. So calls
+//! of one name can wait for each other: a rank that one of them needs has asked for the next one. None of them can
+//! complete then, and all of them fail.
 //!
-//! A call that failed is kept until its other ranks have asked by its name once, for its list or for another one with
-//! ranks of it: their part in it fails, too. So ranks that ask again after a failure meet each other in the same call.
+//! A call that failed is kept until its other ranks have asked for it: their requests fail, too. So no rank waits for one
+//! that has asked for the list as often as itself.
 //!
 //! A rank that has joined asks for nothing, so a call that needs it fails; it has no part in that call.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ronde_wire::{Cause, Failure, Rank, TensorName, limits};
@@ -26,8 +27,7 @@ pub(crate) struct MemberSets {
     names: BTreeMap<TensorName, Named>,
     /// The ranks in the pending requests of each rank, counted by [`weight`].
     pending: BTreeMap<Rank, usize>,
-    /// The ranks of failed calls that wait for some, counted by [`weight`].
-    failed: usize,
+    failed: Kept,
 }
 
 /// Ascending ranks of a set.
@@ -36,10 +36,22 @@ type List = Arc<[Rank]>;
 /// The calls of one name.
 #[derive(Debug, Default)]
 struct Named {
-    calls: BTreeMap<List, Call>,
-    /// The list for which each rank has asked.
+    lists: BTreeMap<List, Calls>,
+    /// The list for which each rank waits.
     asked: BTreeMap<Rank, List>,
-    failed: VecDeque<Failed>,
+}
+
+/// The calls of one name with one list: failed ones, and the next one if a rank waits for it.
+#[derive(Debug, Default)]
+struct Calls {
+    waiting: Option<Call>,
+    /// Failed calls for which ranks have yet to ask, by number.
+    failed: BTreeMap<u64, Failed>,
+    /// The ranks that have yet to ask for failed calls, with the numbers of these. A request finds its call here, it
+    /// does not scan all of them.
+    awaited: BTreeSet<(Rank, u64)>,
+    /// The number of the next call that fails.
+    next: u64,
 }
 
 /// A call that is not complete.
@@ -49,32 +61,19 @@ struct Call {
     asked: BTreeSet<Rank>,
 }
 
-/// A call that failed, with the ranks that have not asked by its name yet.
+/// A call that failed, with the number of ranks that have yet to ask for it.
 #[derive(Debug)]
 struct Failed {
     failure: Failure,
-    lists: Vec<List>,
-    awaited: BTreeSet<Rank>,
+    awaited: usize,
 }
 
-impl Failed {
-    /// Whether the request of a rank for this list is its part in the call.
-    fn concerns(&self, rank: Rank, ranks: &[Rank]) -> bool {
-        let shares = |list: &List| ranks.iter().any(|other| *other != rank && list.binary_search(other).is_ok());
-        self.awaited.contains(&rank) && self.lists.iter().any(|list| **list == *ranks || shares(list))
-    }
-
-    fn weight(&self) -> usize {
-        weight(self.lists.iter().map(|list| list.len()).sum())
-    }
-}
-
-/// A rank's part in a failed call.
-#[derive(Debug)]
-struct Part {
-    failure: Failure,
-    /// Whether the rank asks for a list of the call.
-    is_listed: bool,
+/// The ranks in the lists of failed calls that are kept, counted by [`weight`].
+#[derive(Debug, Default)]
+struct Kept {
+    total: usize,
+    /// By the rank that the failure names.
+    by_cause: BTreeMap<Option<Rank>, usize>,
 }
 
 /// The effect of a request.
@@ -120,41 +119,33 @@ impl MemberSets {
         ranks: &[Rank],
         joined: &BTreeSet<Rank>,
     ) -> Result<Asked, Violation> {
-        if let Some(Part { failure, is_listed }) = self.take_part(name, rank, ranks) {
-            // Whoever has asked for a list that is not one of the failed call must not wait for this rank. Requests for
-            // one that is belong to the next call, which the rank has yet to ask for.
-            let named = self.names.get(name).filter(|_| !is_listed);
-            let waiting = named.and_then(|named| named.calls.get_key_value(ranks));
-            let mut asked = match waiting.map(|(list, _)| Arc::clone(list)) {
-                Some(list) => self.close(name, &list),
-                None => BTreeSet::new(),
-            };
-            asked.insert(rank);
-            return Ok(Asked::Failed(Ended { ranks: asked.into_iter().collect(), failure }));
+        if self.waits(name, rank) {
+            return Err(format!("announces {name} twice for {rank}"));
+        }
+        if let Some(failure) = self.take_part(name, rank, ranks) {
+            return Ok(Asked::Failed(Ended { ranks: vec![rank], failure }));
         }
         let pending = self.pending.entry(rank).or_default();
         if *pending + weight(ranks.len()) > limits::SETS_OF_MEMBERS_PENDING_MAX {
             return Err(format!("announces more requests of {rank} for process sets than one may have pending"));
         }
-        let named = self.names.entry(name.clone()).or_default();
-        if named.asked.contains_key(&rank) {
-            return Err(format!("announces {name} twice for {rank}"));
-        }
         *pending += weight(ranks.len());
-        let list = named.ask(now, rank, ranks);
-        let Some(call) = named.calls.get(&list) else { return Ok(Asked::Waits) };
+        let named = self.names.entry(name.clone()).or_default();
+        let list = named.intern(ranks);
+        let call = named.ask(now, rank, &list);
         if call.asked.len() == list.len() {
             let since = call.since;
             self.close(name, &list);
             return Ok(Asked::Complete(since));
         }
+        let lacks = |of: &&Rank| joined.contains(of) && !call.asked.contains(of);
+        let absent: Vec<Rank> =
+            if joined.is_empty() { Vec::new() } else { list.iter().filter(lacks).copied().collect() };
         let blocked = named.cycle(&list);
         if !blocked.is_empty() {
             let failure = disagreement(name, named, &blocked);
             return Ok(Asked::Failed(self.fail(name, &blocked, joined, failure)));
         }
-        let absent: Vec<Rank> =
-            list.iter().copied().filter(|rank| joined.contains(rank) && !call.asked.contains(rank)).collect();
         if absent.is_empty() {
             return Ok(Asked::Waits);
         }
@@ -173,8 +164,11 @@ impl MemberSets {
         Some(self.fail(name, &[list], joined, failure))
     }
 
-    /// Handles a request that the rank's sidecar refused, which is its part in a call of the name. `ranks` are the
-    /// ascending ranks of the set.
+    /// Handles a request that the rank's sidecar refused, which is its part in a call. `ranks` are the ascending ranks of
+    /// the set.
+    ///
+    /// # Errors
+    /// How it breaks the protocol.
     pub(crate) fn refuse(
         &mut self,
         name: &TensorName,
@@ -182,27 +176,24 @@ impl MemberSets {
         ranks: &[Rank],
         joined: &BTreeSet<Rank>,
         failure: Failure,
-    ) -> Option<Ended> {
-        if self.take_part(name, rank, ranks).is_some() {
-            return None;
+    ) -> Result<Option<Ended>, Violation> {
+        if self.waits(name, rank) {
+            return Err(format!("voids {name} for {rank}, of which a request by this name waits"));
         }
-        let call = self.names.get(name).and_then(|named| named.calls.get_key_value(ranks));
-        let Some(list) = call.filter(|(_, call)| !call.asked.contains(&rank)).map(|(list, _)| Arc::clone(list)) else {
-            let awaited = ranks.iter().copied().filter(|other| *other != rank && !joined.contains(other)).collect();
-            self.keep(name, Failed { failure, lists: vec![ranks.into()], awaited });
-            return None;
-        };
-        let ended = self.fail(name, &[list], joined, failure);
-        self.take_part(name, rank, ranks);
-        Some(ended)
+        if self.take_part(name, rank, ranks).is_some() {
+            return Ok(None);
+        }
+        let list = self.names.entry(name.clone()).or_default().intern(ranks);
+        let asked = self.fail_one(name, &list, Some(rank), joined, &failure);
+        Ok((!asked.is_empty()).then(|| Ended { ranks: asked.into_iter().collect(), failure }))
     }
 
     /// A rank joins: the calls that need it fail. `joined` has it already.
     pub(crate) fn join(&mut self, rank: Rank, joined: &BTreeSet<Rank>) -> Vec<(TensorName, Ended)> {
-        let needs = |list: &List, call: &Call| list.binary_search(&rank).is_ok() && !call.asked.contains(&rank);
+        let lacks = |calls: &Calls| calls.waiting.as_ref().is_some_and(|call| !call.asked.contains(&rank));
+        let needs = |(list, calls): &(&List, &Calls)| list.binary_search(&rank).is_ok() && lacks(calls);
         let of_name = |(name, named): (&TensorName, &Named)| {
-            let lists: Vec<List> =
-                named.calls.iter().filter(|(list, call)| needs(list, call)).map(|(list, _)| Arc::clone(list)).collect();
+            let lists: Vec<List> = named.lists.iter().filter(needs).map(|(list, _)| Arc::clone(list)).collect();
             (!lists.is_empty()).then(|| (name.clone(), lists))
         };
         let found: Vec<(TensorName, Vec<List>)> = self.names.iter().filter_map(of_name).collect();
@@ -218,134 +209,221 @@ impl MemberSets {
     /// All ranks have joined: no call waits, and the failed ones wait for no rank any more.
     pub(crate) fn all_joined(&mut self) {
         self.names.retain(|_, named| {
-            named.failed.clear();
-            !named.is_empty()
+            named.lists.retain(|_, calls| {
+                calls.failed.clear();
+                calls.awaited.clear();
+                !calls.is_empty()
+            });
+            !named.lists.is_empty()
         });
-        self.failed = 0;
+        self.failed = Kept::default();
     }
 
-    /// Whether failed calls wait for more ranks than the limit.
-    pub(crate) fn overflows(&self) -> bool {
-        self.failed > limits::SETS_OF_MEMBERS_FAILED_MAX
+    /// The rank that most failed calls name, with the ranks in their lists, if that or the total is over a limit.
+    pub(crate) fn overflow(&self) -> Option<(Option<Rank>, usize)> {
+        self.failed.overflow()
     }
 
     /// The number of calls that wait for ranks.
     pub(crate) fn len(&self) -> usize {
-        self.names.values().map(|named| named.calls.len()).sum()
+        self.waiting_calls().count()
     }
 
     /// The calls that wait for ranks.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = WaitingSet<'_>> {
-        self.names.iter().flat_map(|(name, named)| {
-            named.calls.iter().map(move |(list, call)| WaitingSet {
-                name,
-                since: call.since,
-                missing: list.iter().copied().filter(|rank| !call.asked.contains(rank)).collect(),
-            })
+        self.waiting_calls().map(|(name, list, call)| WaitingSet {
+            name,
+            since: call.since,
+            missing: list.iter().copied().filter(|rank| !call.asked.contains(rank)).collect(),
         })
     }
 
-    /// The rank's part in a call of this name that has failed.
-    fn take_part(&mut self, name: &TensorName, rank: Rank, ranks: &[Rank]) -> Option<Part> {
-        let named = self.names.get_mut(name)?;
-        let at = named.failed.iter().position(|failed| failed.concerns(rank, ranks))?;
-        let failed = &mut named.failed[at];
-        let is_listed = failed.lists.iter().any(|list| **list == *ranks);
-        let failure = failed.failure.clone();
-        failed.awaited.remove(&rank);
-        if failed.awaited.is_empty() {
-            self.failed -= failed.weight();
-            named.failed.remove(at);
-        }
-        self.drop_empty(name);
-        Some(Part { failure, is_listed })
+    fn waiting_calls(&self) -> impl Iterator<Item = (&TensorName, &List, &Call)> {
+        let lists = self.names.iter().flat_map(|(name, named)| named.lists.iter().map(move |of_list| (name, of_list)));
+        lists.filter_map(|(name, (list, calls))| Some((name, list, calls.waiting.as_ref()?)))
     }
 
-    /// Ends calls with a failure.
+    /// Whether a request of the rank by this name waits.
+    fn waits(&self, name: &TensorName, rank: Rank) -> bool {
+        self.names.get(name).is_some_and(|named| named.asked.contains_key(&rank))
+    }
+
+    /// The rank's part in a call of this name and list that has failed.
+    fn take_part(&mut self, name: &TensorName, rank: Rank, ranks: &[Rank]) -> Option<Failure> {
+        let calls = self.names.get_mut(name)?.lists.get_mut(ranks)?;
+        let part = *calls.awaited.range((rank, 0)..=(rank, u64::MAX)).next()?;
+        calls.awaited.remove(&part);
+        let (_, number) = part;
+        let failed = calls.failed.get_mut(&number)?;
+        failed.awaited -= 1;
+        if failed.awaited > 0 {
+            return Some(failed.failure.clone());
+        }
+        let failure = calls.failed.remove(&number)?.failure;
+        self.failed.remove(failure.rank, weight(ranks.len()));
+        self.drop_empty(name, ranks);
+        Some(failure)
+    }
+
+    /// Ends calls that wait with a failure.
     fn fail(&mut self, name: &TensorName, lists: &[List], joined: &BTreeSet<Rank>, failure: Failure) -> Ended {
         let mut asked = BTreeSet::new();
         for list in lists {
-            asked.extend(self.close(name, list));
+            asked.extend(self.fail_one(name, list, None, joined, &failure));
         }
-        let other = |rank: &Rank| !asked.contains(rank) && !joined.contains(rank);
-        let awaited = lists.iter().flat_map(|list| list.iter()).copied().filter(other).collect();
-        self.keep(name, Failed { failure: failure.clone(), lists: lists.to_vec(), awaited });
         Ended { ranks: asked.into_iter().collect(), failure }
     }
 
-    fn keep(&mut self, name: &TensorName, failed: Failed) {
-        if !failed.awaited.is_empty() {
-            self.failed += failed.weight();
-            self.names.entry(name.clone()).or_default().failed.push_back(failed);
+    /// Ends the next call of a list with a failure. `refused` has its part in it, though it does not wait. Returns the
+    /// ranks that waited.
+    fn fail_one(
+        &mut self,
+        name: &TensorName,
+        list: &List,
+        refused: Option<Rank>,
+        joined: &BTreeSet<Rank>,
+        failure: &Failure,
+    ) -> BTreeSet<Rank> {
+        let asked = self.take_waiting(name, list);
+        let other = |rank: &Rank| !asked.contains(rank) && Some(*rank) != refused && !joined.contains(rank);
+        let awaited: Vec<Rank> = list.iter().copied().filter(other).collect();
+        if let Some(calls) = self.names.get_mut(name).and_then(|named| named.lists.get_mut(list))
+            && !awaited.is_empty()
+        {
+            calls.awaited.extend(awaited.iter().map(|rank| (*rank, calls.next)));
+            calls.failed.insert(calls.next, Failed { failure: failure.clone(), awaited: awaited.len() });
+            calls.next += 1;
+            self.failed.add(failure.rank, weight(list.len()));
         }
+        self.drop_empty(name, list);
+        asked
     }
 
-    /// Removes a call. Returns the ranks that have asked for it.
-    fn close(&mut self, name: &TensorName, list: &List) -> BTreeSet<Rank> {
+    /// Removes the call of a list that waits.
+    fn close(&mut self, name: &TensorName, list: &List) {
+        self.take_waiting(name, list);
+        self.drop_empty(name, list);
+    }
+
+    /// Takes the call of a list that waits. Returns the ranks that have asked for it.
+    fn take_waiting(&mut self, name: &TensorName, list: &List) -> BTreeSet<Rank> {
         let Some(named) = self.names.get_mut(name) else { return BTreeSet::new() };
-        let asked = named.calls.remove(list).map(|call| call.asked).unwrap_or_default();
+        let waiting = named.lists.get_mut(list).and_then(|calls| calls.waiting.take());
+        let asked = waiting.map(|call| call.asked).unwrap_or_default();
         for rank in &asked {
             named.asked.remove(rank);
             if let Some(pending) = self.pending.get_mut(rank) {
                 *pending -= weight(list.len());
             }
         }
-        self.drop_empty(name);
         asked
     }
 
-    fn drop_empty(&mut self, name: &TensorName) {
-        if self.names.get(name).is_some_and(Named::is_empty) {
+    /// Forgets a list, and a name, without calls.
+    fn drop_empty(&mut self, name: &TensorName, list: &[Rank]) {
+        let Some(named) = self.names.get_mut(name) else { return };
+        if named.lists.get(list).is_some_and(Calls::is_empty) {
+            named.lists.remove(list);
+        }
+        if named.lists.is_empty() {
             self.names.remove(name);
         }
     }
 }
 
-impl Named {
-    fn is_empty(&self) -> bool {
-        self.calls.is_empty() && self.failed.is_empty()
+impl Kept {
+    fn add(&mut self, cause: Option<Rank>, ranks: usize) {
+        self.total += ranks;
+        *self.by_cause.entry(cause).or_default() += ranks;
     }
 
-    /// Adds a request. Returns the list of its call.
-    fn ask(&mut self, now: Time, rank: Rank, ranks: &[Rank]) -> List {
-        let list = self.calls.get_key_value(ranks).map_or_else(|| ranks.into(), |(list, _)| Arc::clone(list));
-        let call = self.calls.entry(Arc::clone(&list)).or_insert_with(|| Call { since: now, asked: BTreeSet::new() });
-        call.asked.insert(rank);
-        self.asked.insert(rank, Arc::clone(&list));
+    fn remove(&mut self, cause: Option<Rank>, ranks: usize) {
+        self.total -= ranks;
+        if let Some(of_cause) = self.by_cause.get_mut(&cause) {
+            *of_cause -= ranks;
+            if *of_cause == 0 {
+                self.by_cause.remove(&cause);
+            }
+        }
+    }
+
+    fn overflow(&self) -> Option<(Option<Rank>, usize)> {
+        // No rank can be over its limit otherwise.
+        if self.total <= limits::SETS_OF_MEMBERS_FAILED_OF_RANK_MAX {
+            return None;
+        }
+        let (cause, most) = self.by_cause.iter().max_by_key(|(_, ranks)| **ranks)?;
+        let over =
+            *most > limits::SETS_OF_MEMBERS_FAILED_OF_RANK_MAX || self.total > limits::SETS_OF_MEMBERS_FAILED_MAX;
+        over.then_some((*cause, *most))
+    }
+}
+
+impl Calls {
+    fn is_empty(&self) -> bool {
+        self.waiting.is_none() && self.failed.is_empty()
+    }
+}
+
+impl Named {
+    /// The list with these ranks: one for all calls, so that lists are compared by address.
+    fn intern(&mut self, ranks: &[Rank]) -> List {
+        if let Some((list, _)) = self.lists.get_key_value(ranks) {
+            return Arc::clone(list);
+        }
+        let list: List = ranks.into();
+        self.lists.insert(Arc::clone(&list), Calls::default());
         list
     }
 
-    /// The calls that a call waits for: ranks of it have asked for them by the same name.
-    fn blockers<'a>(&'a self, list: &'a List) -> impl Iterator<Item = &'a List> {
-        list.iter().filter_map(|rank| self.asked.get(rank)).filter(move |other| *other != list)
+    /// Adds a request to the next call of a list.
+    fn ask(&mut self, now: Time, rank: Rank, list: &List) -> &Call {
+        self.asked.insert(rank, Arc::clone(list));
+        let calls = self.lists.entry(Arc::clone(list)).or_default();
+        let call = calls.waiting.get_or_insert_with(|| Call { since: now, asked: BTreeSet::new() });
+        call.asked.insert(rank);
+        call
     }
 
-    /// The calls on a way from one that leads back to it, itself first; none when there is no such way.
+    /// The lists of the calls that a call waits for: ranks of it have asked for them by the same name.
+    fn blockers<'a>(&'a self, list: &'a List) -> impl Iterator<Item = &'a List> {
+        // Few have asked for one of many long lists, or many for a short one.
+        let few = self.asked.len() < list.len();
+        let of_asked = few.then(|| self.asked.iter().filter(|(rank, _)| list.binary_search(rank).is_ok()));
+        let of_list = (!few).then(|| list.iter().filter_map(|rank| self.asked.get(rank)));
+        let all = of_asked.into_iter().flatten().map(|(_, other)| other).chain(of_list.into_iter().flatten());
+        all.filter(move |other| !Arc::ptr_eq(other, list))
+    }
+
+    /// The lists of the calls on a way from one that leads back to it, itself first; none when there is no such way.
     fn cycle(&self, start: &List) -> Vec<List> {
-        // Each call that was reached, with the one from which it was.
-        let mut reached: BTreeMap<&List, &List> = BTreeMap::new();
+        if self.lists.len() < 2 {
+            return Vec::new();
+        }
+        // Each list that was reached, by address, with the one from which it was.
+        let mut reached: BTreeMap<*const Rank, &List> = BTreeMap::new();
         let mut next = vec![start];
         while let Some(list) = next.pop() {
             for blocker in self.blockers(list) {
-                if blocker == start {
+                if Arc::ptr_eq(blocker, start) {
                     return way_back(&reached, start, list);
                 }
-                if !reached.contains_key(blocker) {
-                    reached.insert(blocker, list);
+                reached.entry(blocker.as_ptr()).or_insert_with(|| {
                     next.push(blocker);
-                }
+                    list
+                });
             }
         }
         Vec::new()
     }
 }
 
-fn way_back(reached: &BTreeMap<&List, &List>, start: &List, end: &List) -> Vec<List> {
+fn way_back(reached: &BTreeMap<*const Rank, &List>, start: &List, end: &List) -> Vec<List> {
     let mut way = vec![Arc::clone(start)];
     let mut at = end;
-    while at != start {
+    while !Arc::ptr_eq(at, start) {
         way.push(Arc::clone(at));
-        let Some(from) = reached.get(at) else { break };
+        let Some(from) = reached.get(&at.as_ptr()) else { break };
         at = from;
     }
     way
@@ -360,8 +438,8 @@ pub(crate) fn weight(ranks: usize) -> usize {
 fn disagreement(name: &TensorName, named: &Named, lists: &[List]) -> Failure {
     let mut holders: Vec<(Vec<Rank>, &List)> = Vec::new();
     for list in lists {
-        let asked = named.calls.get(list).map(|call| call.asked.iter().copied().collect()).unwrap_or_default();
-        holders.push((asked, list));
+        let call = named.lists.get(list).and_then(|calls| calls.waiting.as_ref());
+        holders.push((call.map(|call| call.asked.iter().copied().collect()).unwrap_or_default(), list));
     }
     holders.sort();
     let text = |list: &List| wording::ranks(list);

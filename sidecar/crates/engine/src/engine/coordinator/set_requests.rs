@@ -1,7 +1,7 @@
 //! Requests for process sets that their members form by themselves, at the coordinator. They are independent of other
 //! negotiation: a schedule neither ends nor holds them.
 
-use ronde_wire::{Cause, Collective, Control, Failure, Rank, Request, Seq, SetId, TensorName};
+use ronde_wire::{Cause, Collective, Control, Failure, Rank, Request, Seq, SetId, TensorName, limits};
 
 use super::Violation;
 use super::agreement::Agreement;
@@ -33,7 +33,7 @@ impl Agreement {
             Asked::Waits => {}
             Asked::Complete(since) => {
                 self.last_to_be_ready = Some((rank, cx.now.0.saturating_sub(since.0)));
-                match self.process_sets.find_or_add(cx, self.epoch, name, &ranks) {
+                match self.process_sets.form(cx, self.epoch, name, &ranks) {
                     Ok(()) => {
                         let operation = Some(operation(collective));
                         cx.traces.note(|| Trace::Concluded { set: *set, name: name.clone(), operation });
@@ -46,7 +46,7 @@ impl Agreement {
             }
             Asked::Failed(ended) => self.set_refused(cx, name, ended),
         }
-        self.check_failed_sets(rank);
+        self.check_failed_sets();
         Ok(())
     }
 
@@ -77,24 +77,32 @@ impl Agreement {
         };
         let ended = match failure.cause {
             Cause::TimedOut => self.member_sets.withdraw(name, rank, &self.joined, voided("was withdrawn")),
-            _ => self.member_sets.refuse(name, rank, ranks, &self.joined, voided("was refused")),
+            _ => self.member_sets.refuse(name, rank, ranks, &self.joined, voided("was refused"))?,
         };
         if let Some(ended) = ended {
             self.set_refused(cx, name, ended);
         }
-        self.check_failed_sets(rank);
+        self.check_failed_sets();
         Ok(())
     }
 
-    /// Ends the epoch when too many failed requests wait for other ranks; this rank's was the last.
-    fn check_failed_sets(&mut self, rank: Rank) {
-        if self.member_sets.overflows() {
-            let reason = format!(
-                "requests of {rank} and others for process sets have failed, for which other ranks never asked, more often \
-                 than SETS_OF_MEMBERS_FAILED_MAX in docs/PROTOCOL.md allows"
-            );
-            self.fatal = Some(Failure::new(Cause::Bug, reason).with_rank(rank));
-        }
+    /// Ends the epoch when too many failed requests wait for other ranks. The rank that most of them name is at fault,
+    /// not the one that came last.
+    fn check_failed_sets(&mut self) {
+        let Some((cause, ranks)) = self.member_sets.overflow() else { return };
+        let who = cause.map_or_else(|| "no rank".to_owned(), |rank| rank.to_string());
+        let (own, all) = (limits::SETS_OF_MEMBERS_FAILED_OF_RANK_MAX, limits::SETS_OF_MEMBERS_FAILED_MAX);
+        let reason = format!(
+            "requests for process sets have failed, for which other members never asked, more often than a job may have: \
+             {who} is the cause of most, with {ranks} ranks in their lists (at most {own} for one rank, \
+             SETS_OF_MEMBERS_FAILED_OF_RANK_MAX, and {all} for all, SETS_OF_MEMBERS_FAILED_MAX in docs/PROTOCOL.md). Make \
+             all members of a set ask for it equally often"
+        );
+        let failure = Failure::new(Cause::Bug, reason);
+        self.fatal = Some(match cause {
+            Some(rank) => failure.with_rank(rank),
+            None => failure,
+        });
     }
 
     /// A rank joins: requests that need it fail.

@@ -87,6 +87,10 @@ fn check_set_of_members(rank: Rank, request: &Request) -> Result<(), String> {
                 "{what}: {rank} is not among {listed}, the members of the set; only they ask for a set of members"
             ))
         }
+        // Its name belongs to set 0, where another request by that name may wait.
+        Collective::AddSetOfMembers { .. } if request.set != SetId::WORLD => {
+            Err(format!("{what} is for the set of all ranks, {}, not for {}", SetId::WORLD, request.set))
+        }
         Collective::AddSetOfMembers { .. } => Ok(()),
         _ if is_set_of_members_name(name) => Err(format!(
             "the name {name} is reserved for process sets that their members form; give {what} another one"

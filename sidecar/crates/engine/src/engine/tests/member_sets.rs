@@ -2,7 +2,7 @@
 
 use ronde_wire::control::{Announcement, Intent};
 use ronde_wire::{
-    Cause, Collective, Control, DType, Detail, Failure, Rank, Request, RequestId, SetId, set_of_members_name,
+    Cause, Collective, Control, DType, Detail, Failure, Rank, Request, RequestId, SetId, limits, set_of_members_name,
 };
 
 use super::cluster::{Cluster, name, request, sum};
@@ -140,7 +140,12 @@ fn ranks_that_disagree_fail_with_one_text_and_others_go_on() {
     let late = ask(&mut cluster, &[2], &form(&[0, 1, 2]));
     cluster.run();
     assert_eq!(failed(&cluster, &late), failure);
-    let again = ask(&mut cluster, &[0, 1, 2], &form(&[0, 1, 2]));
+    // Rank 0 has not asked for that list yet: its first request is its part, too.
+    let correct = ask(&mut cluster, &[0], &form(&[0, 1, 2]));
+    let mut again = ask(&mut cluster, &[1, 2], &form(&[0, 1, 2]));
+    cluster.run();
+    assert_eq!(failed(&cluster, &correct), failure);
+    again.extend(ask(&mut cluster, &[0], &form(&[0, 1, 2])));
     cluster.run();
     formed(&cluster, &again);
     assert!(cluster.ended.is_empty() && cluster.disconnects.is_empty());
@@ -356,6 +361,147 @@ fn one_rank_may_have_so_many_pending() {
     assert!(cluster.disconnects.is_empty());
 }
 
+/// The members of another set meet, whatever each of them has asked for by the same name before.
+#[test]
+fn a_failure_does_not_leave_later_members_behind() {
+    let mut cluster = Cluster::new(&[0, 1, 1, 2]).started();
+    let disagreeing = [ask(&mut cluster, &[0], &form(&[0, 1])), ask(&mut cluster, &[1], &form(&[0, 1, 2]))].concat();
+    cluster.run();
+    failed(&cluster, &disagreeing);
+    let mut next = Vec::new();
+    for rank in 1..4 {
+        next.extend(ask(&mut cluster, &[rank], &form(&[1, 2, 3])));
+        cluster.run();
+    }
+    formed(&cluster, &next);
+    assert_eq!(cluster.engines[0].status(cluster.now).negotiating, 0);
+}
+
+/// A request in another set than that of all ranks has the name of one that may wait, which it must not disturb.
+#[test]
+fn a_request_in_another_set_does_not_touch_one_that_waits() {
+    let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[0, 2]]).started();
+    let mut waits = ask(&mut cluster, &[0], &form(&[0, 3]));
+    let elsewhere = cluster.submit(0, Request { set: SetId(1), ..form(&[0, 3]) });
+    cluster.run();
+    let failure = cluster.failure(0, elsewhere);
+    assert!(failure.reason.contains("is for the set of all ranks, process set 0, not for process set 1"), "{failure}");
+    waits.extend(ask(&mut cluster, &[3], &form(&[0, 3])));
+    cluster.run();
+    formed(&cluster, &waits);
+    assert!(cluster.disconnects.is_empty());
+}
+
+/// All non-empty subsets of these ranks.
+fn subsets(ranks: &[u32]) -> Vec<Vec<u32>> {
+    let of_bits = |bits: u32| (0..).zip(ranks).filter(|(at, _)| bits >> at & 1 == 1).map(|(_, rank)| *rank).collect();
+    (1..1 << ranks.len()).map(of_bits).collect()
+}
+
+/// A sidecar whose ranks form sets among themselves leaves room for the others.
+#[test]
+fn ranks_of_one_sidecar_cannot_use_up_all_sets() {
+    let mut cluster = Cluster::new(&[0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]).started();
+    let own = subsets(&(1..12).collect::<Vec<u32>>());
+    for ranks in &own[..limits::SETS_OF_ONE_SIDECAR_MAX] {
+        let requests = ask(&mut cluster, ranks, &form(ranks));
+        cluster.run();
+        formed(&cluster, &requests);
+    }
+    for ranks in &own[limits::SETS_OF_ONE_SIDECAR_MAX..] {
+        let requests = ask(&mut cluster, ranks, &form(ranks));
+        cluster.run();
+        let reason = failed(&cluster, &requests).reason;
+        assert!(reason.contains("ranks of sidecar 1 alone have formed 256 process sets, the most"), "{reason}");
+    }
+    // One that exists is the answer; sets with others can be formed, and one is free again after a removal.
+    let known = ask(&mut cluster, &own[2], &named("known", &own[2]));
+    let shared = ask(&mut cluster, &[0, 1, 2], &named("shared", &[0, 1, 2]));
+    let alone = ask(&mut cluster, &[0], &named("alone", &[0]));
+    cluster.run();
+    formed(&cluster, &shared);
+    formed(&cluster, &alone);
+    let set = formed(&cluster, &known);
+    let remove = Request { dtype: DType::U8, ..request("remove", Collective::RemoveSet { set }, &[0]) };
+    cluster.submit_all(&remove);
+    cluster.run();
+    let last = own.last().expect("subsets");
+    let more = ask(&mut cluster, last, &form(last));
+    cluster.run();
+    formed(&cluster, &more);
+}
+
+/// The only sidecar of a job may form all sets; who has formed how many is in the refusal.
+#[test]
+fn a_refusal_says_who_has_formed_the_sets() {
+    let mut cluster = Cluster::new(&[0; 11]).started();
+    let all = subsets(&(0..11).collect::<Vec<u32>>());
+    for (n, ranks) in all.iter().take(limits::SETS_MAX).enumerate() {
+        let requests = ask(&mut cluster, ranks, &form(ranks));
+        cluster.run();
+        // The set of all ranks is one of them.
+        if n < limits::SETS_MAX - 1 {
+            formed(&cluster, &requests);
+            continue;
+        }
+        let reason = failed(&cluster, &requests).reason;
+        let words = "there are 1024 process sets, the most that a job may have (formed by ranks of one sidecar alone: \
+                     sidecar 0: 1023). Remove sets";
+        assert!(reason.contains(words), "{reason}");
+    }
+}
+
+fn refusals(rank: u32, count: usize, own: &str, ranks: &[u32]) -> Vec<Announcement> {
+    let name = set_of_members_name(own).expect("a short name");
+    let ranks: Vec<Rank> = ranks.iter().copied().map(Rank).collect();
+    let failure = Failure::new(Cause::Refused, "no");
+    let void = Intent::VoidSet { name, ranks, failure };
+    (0..count).map(|_| Announcement::new(Rank(rank), void.clone())).collect()
+}
+
+/// A sidecar stops short of the limit; the one that comes last is not to blame.
+#[test]
+fn the_rank_that_causes_most_failures_is_named() {
+    let mut cluster = Cluster::new(&[0, 1, 1, 1, 2]).started();
+    for (rank, count) in [(1, 4_000), (2, 4_090), (3, 4_000), (4, 4_000)] {
+        let announcements = refusals(rank, count, &rank.to_string(), &[0, rank]);
+        let from = if rank < 4 { 1 } else { 2 };
+        cluster.control(0, from, (1, 0), Control::Announce { announcements });
+        cluster.run();
+    }
+    assert!(cluster.ended.is_empty() && cluster.disconnects.is_empty());
+    for n in 0..300 {
+        cluster.submit(0, Request { prescale: 2.0, ..named(&format!("own.{n}"), &[0, 4]) });
+        cluster.run();
+    }
+    let (_, _, failure) = &cluster.ended[0];
+    assert_eq!(failure.rank, Some(Rank(2)), "{failure}");
+    assert!(failure.reason.contains("rank 2 is the cause of most, with 1047040 ranks"), "{failure}");
+}
+
+#[test]
+fn one_rank_causes_only_so_many_failures() {
+    let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
+    let announce = |announcements| Control::Announce { announcements };
+    cluster.control(0, 1, (1, 0), announce(refusals(2, 4_096, "g", &[2, 3])));
+    cluster.run();
+    assert!(cluster.ended.is_empty());
+    cluster.control(0, 1, (1, 0), announce(refusals(2, 1, "h", &[2, 3])));
+    cluster.run();
+    assert_eq!(cluster.ended[0].2.rank, Some(Rank(2)));
+}
+
+/// A refusal of a rank of which a request by the name waits is no part of another call.
+#[test]
+fn a_refusal_beside_a_request_that_waits_breaks_the_protocol() {
+    let mut cluster = Cluster::new(&FOUR_ON_THREE).started();
+    let mut announcements = vec![Announcement::new(Rank(2), Intent::Ready(form(&[2, 3])))];
+    announcements.extend(refusals(2, 1, "g", &[1, 2]));
+    cluster.control(0, 1, (1, 0), Control::Announce { announcements });
+    cluster.run();
+    assert!(cluster.disconnects[0].2.contains("of which a request by this name waits"), "{:?}", cluster.disconnects);
+}
+
 /// Two ranks of one sidecar disagree again and again, each time by another name and with a list that has another rank.
 #[test]
 fn failures_that_others_never_learn_of_end_the_epoch() {
@@ -368,7 +514,7 @@ fn failures_that_others_never_learn_of_end_the_epoch() {
         cluster.completed.clear();
         if !cluster.ended.is_empty() {
             assert!(cluster.ended[0].2.reason.contains("SETS_OF_MEMBERS_FAILED_MAX"), "{:?}", cluster.ended);
-            assert!(n > 4_000, "after {n}");
+            assert!(cluster.ended[0].2.rank == Some(Rank(2)) && n > 2_000, "after {n}");
             return;
         }
     }
