@@ -44,7 +44,7 @@ def measure_rank(backend: str, store: str, rank: int, size: int) -> dict[str, fl
     for _ in range(_GROUPS):
         dist.barrier()
         begun = time.perf_counter()
-        group: Any = dist.new_group(list(range(size)))
+        group: Any = dist.new_group(list(range(dist.get_world_size())))
         times[FIGURES[1]].append(time.perf_counter() - begun)
         dist.all_reduce(tensor, group=group)
         times[FIGURES[2]].append(time.perf_counter() - begun)
