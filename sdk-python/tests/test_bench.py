@@ -16,7 +16,7 @@ import pytest
 from conftest import ronde_binary
 
 import ronde
-from ronde.bench import cases, data, processes
+from ronde.bench import cases, creation, data, processes
 from ronde.bench.__main__ import main, parse
 from ronde.bench.cases import Case, World
 from ronde.bench.control import Channel, Listener, ask
@@ -457,3 +457,13 @@ def test_training_with_a_codec_ends_with_the_same_weights(tmp_path: pathlib.Path
     assert main([*words, "--json", str(path)]) == 0
     (world,) = json.loads(path.read_text())["worlds"]
     assert "ronde codec int8" in [entry["way"] for entry in world["training"]["entries"]]
+
+
+def test_the_creation_of_groups_is_measured() -> None:
+    """On ronde, in both ways; every figure is there."""
+    pytest.importorskip("torch")
+    ronde_binary()
+    for way in ("file", "run"):
+        measured = creation.measure(way, "ronde", 2)
+        assert list(measured) == list(creation.FIGURES)
+        assert all(seconds > 0 for seconds in measured.values()), measured

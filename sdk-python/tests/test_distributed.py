@@ -2,17 +2,88 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import pathlib
 import socket
 import subprocess
 import sys
-from typing import Callable
+import threading
+import time
+from typing import Any, Callable
 
 import pytest
 from conftest import PACKAGE, WORKERS, WORLD_TIMEOUT_S, ronde_binary
 
 pytest.importorskip("torch")
+
+
+class _OnGpu:
+    """Stands in for a tensor on a GPU, which this test needs none of."""
+
+    is_cuda, device, layout, nbytes = True, "cuda:0", None, 0
+
+
+class _Done:
+    """A request that is complete."""
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        return None
+
+
+def test_results_on_gpus_are_there_when_an_operation_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that writes them waits for its stream first; so does the one that begins, for what it has begun."""
+    import torch
+
+    from ronde.torch.distributed.base import GroupBase
+    from ronde.torch.distributed.progress import Completer
+
+    class Completions:
+        def wait(self, seen: int, timeout: float) -> int:
+            time.sleep(min(timeout, 0.01))
+            return seen
+
+        def wake(self) -> None:
+            pass
+
+    class Ranks:
+        def meet(self, deadline: float) -> None:
+            pass
+
+    seen: list[tuple[str, int]] = []
+    operations: list[Any] = []
+
+    class Stream:
+        def synchronize(self) -> None:
+            assert not any(operation.is_done for operation in operations)
+            seen.append(("synchronized", threading.get_ident()))
+
+    def start(name: str | None, notify: bool) -> Any:
+        seen.append(("submitted", threading.get_ident()))
+        return _Done()
+
+    def finish(result: Any) -> None:
+        seen.append(("written", threading.get_ident()))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    group: Any = GroupBase()
+    completer = Completer(Completions())  # type: ignore[arg-type]
+    try:
+        group._begin_group(Ranks(), "label", datetime.timedelta(seconds=60), completer)
+        operations.append(group._begin("allgather", start, None, [_OnGpu()], finish))
+        until = time.monotonic() + 30
+        while not operations[0].is_done:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    finally:
+        completer.close()
+    assert operations[0].exception() is None
+    assert [what for what, _ in seen] == ["synchronized", "submitted", "written", "synchronized"]
+    here = threading.get_ident()
+    assert [thread == here for _, thread in seen] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import sys
 import tempfile
+import threading
 from typing import Any
 
 import torch
@@ -47,6 +48,37 @@ def check_coalescing() -> None:
     manager.wait()
     assert first.tolist() == [size] * 2
     assert second.tolist() == [1.0] * 3
+
+
+def check_coalescing_after_an_error() -> None:
+    """An exception in a block leaves nothing behind, and a block of another thread is a separate one."""
+    for _ in range(2):
+        try:
+            with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True):
+                dist.broadcast(torch.ones(1), 0)
+                raise KeyError("in the block")
+        except KeyError:
+            pass
+    check_coalescing()
+    group = group_of(dist.group.WORLD)
+    assert group is not None
+    tensor, elsewhere, ended = torch.ones(2), torch.ones(3), []
+
+    def coalesce() -> None:
+        group.start_coalescing()
+        dist.broadcast(elsewhere, 0)
+        ended.append(group.end_coalescing())
+
+    group.start_coalescing()
+    thread = threading.Thread(target=coalesce)
+    thread.start()
+    thread.join(60)
+    dist.all_reduce(tensor)
+    works = group.end_coalescing(), ended[0]
+    assert [[each is wanted for each in work.result()] for work, wanted in zip(works, (tensor, elsewhere))] == [
+        [True]
+    ] * 2
+    assert tensor.tolist() == [size] * 2
 
 
 def check_objects() -> None:
@@ -208,6 +240,7 @@ assert group_of(dist.group.WORLD) is not None
 checks = [
     check_works,
     check_coalescing,
+    check_coalescing_after_an_error,
     check_objects,
     check_compiled,
     check_sharded_training,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
 
 import ronde.torch.distributed
+from ronde.errors import RefusedError
+from ronde.torch.distributed.group import group_of
 
 
 def fails(call: Callable[[], Any]) -> str:
@@ -104,6 +107,49 @@ def check_single_tensors() -> None:
     dist.barrier()
 
 
+def check_what_one_rank_alone_has_wrong() -> None:
+    """The other gets an error, too, and does not wait."""
+    # PyTorch's functions refuse some of these by themselves, and call no backend.
+    ours: Any = group_of(dist.group.WORLD)
+    opts = SimpleNamespace(rootRank=0, rootTensor=0)
+    tensor, odd = torch.ones(2), torch.ones(2, dtype=torch.float64)
+    eight_bits = torch.ones(2).to(torch.float8_e4m3fn)
+    sparse = torch.ones(2).to_sparse()
+    for call in (
+        lambda: ours.reduce_scatter([torch.empty(2)], [[tensor, odd if rank else tensor]]).wait(),
+        lambda: dist.all_reduce(eight_bits if rank else tensor.clone()),
+        lambda: dist.reduce(eight_bits if rank else tensor.clone(), 0),
+        lambda: ours.broadcast([sparse if rank else tensor.clone()], opts).wait(),
+        lambda: dist.broadcast(tensor.clone(), group_src=9 if rank else 0),
+        lambda: dist.reduce(tensor.clone(), group_dst=9 if rank else 0),
+        lambda: ours.scatter([sparse if rank else tensor.clone()], [] if rank else [ones(2, 2)], opts).wait(),
+        lambda: ours.gather([] if rank else [ones(2, 2)], [sparse if rank else tensor], opts).wait(),
+        lambda: ours.allgather([ones(2, 2)], [sparse if rank else tensor]).wait(),
+        lambda: dist.all_reduce(tensor.clone(), dist.ReduceOp.BAND if rank else dist.ReduceOp.SUM),
+    ):
+        assert fails(call)
+        again = torch.ones(1)
+        dist.all_reduce(again)
+        assert again.item() == 2
+
+
+def check_a_submission_that_fails_on_one_rank() -> None:
+    """The operation fails on the other rank, too, and later ones match."""
+    group: Any = group_of(dist.group.WORLD)
+    plain = group._ranks.client._submit
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        group._ranks.client._submit = plain
+        raise RefusedError("this request is over a limit", "limit")
+
+    if rank == 1:
+        group._ranks.client._submit = refuse
+    assert fails(lambda: dist.all_reduce(torch.ones(2)))
+    tensor = torch.full((2,), 3.0)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [6.0, 6.0]
+
+
 ronde.torch.distributed.init_process_group(timeout=datetime.timedelta(seconds=60))
 rank = dist.get_rank()
 assert dist.get_world_size() == 2
@@ -114,6 +160,8 @@ for check in (
     check_reduce_scatter,
     check_ranks_that_are_not_there,
     check_single_tensors,
+    check_what_one_rank_alone_has_wrong,
+    check_a_submission_that_fails_on_one_rank,
 ):
     check()
 dist.destroy_process_group()

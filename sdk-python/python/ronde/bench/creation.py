@@ -25,17 +25,32 @@ _TIMEOUT_S = 300
 _GROUPS = 10
 
 
-def measure_rank(backend: str, store: str, rank: int, size: int) -> dict[str, float]:
-    """Measures on one rank, in seconds. An empty store leaves rank, size and address to the environment."""
+def _meet(folder: str, rank: int, size: int) -> None:
+    """Waits until all ranks have imported PyTorch, which takes longer on some of them. Raises TimeoutError."""
+    pathlib.Path(folder, f"ready{rank}").touch()
+    until = time.monotonic() + _TIMEOUT_S
+    while missing := [each for each in range(size) if not pathlib.Path(folder, f"ready{each}").exists()]:
+        if time.monotonic() > until:
+            raise TimeoutError(f"ranks {missing} have not started within {_TIMEOUT_S} s")
+        time.sleep(0.001)
+
+
+def measure_rank(backend: str, folder: str, way: str, rank: int, size: int) -> dict[str, float]:
+    """Measures on one rank, in seconds.
+
+    folder -- shared by the ranks, empty at first
+    way    -- "file" for a store there; "run" leaves rank, size and address to the environment
+    """
     import torch
     import torch.distributed as dist
 
     import ronde.torch.distributed  # noqa: F401
 
     times: dict[str, list[float]] = {figure: [] for figure in FIGURES}
+    _meet(folder, rank, size)
     begun = time.perf_counter()
-    if store:
-        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
+    if way == "file":
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=size)
     else:
         dist.init_process_group(backend)
     tensor = torch.ones(1)
@@ -65,11 +80,12 @@ def measure(way: str, backend: str, size: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         results = [pathlib.Path(folder, f"rank{rank}") for rank in range(size)]
         rank_command = [sys.executable, "-m", "ronde.bench.creation", "--rank-of", folder, "--backend", backend]
+        rank_command += ["--size", str(size)]
         if way == "run":
             launch = [command.find(), "run", "-np", str(size), *rank_command]
             processes = [subprocess.Popen(launch, stdout=subprocess.DEVNULL)]
         else:
-            ranks = [[*rank_command, "--rank", str(rank), "--size", str(size)] for rank in range(size)]
+            ranks = [[*rank_command, "--rank", str(rank)] for rank in range(size)]
             processes = [subprocess.Popen(each, stdout=subprocess.DEVNULL) for each in ranks]
         try:
             statuses = [process.wait(_TIMEOUT_S) for process in processes]
@@ -93,9 +109,8 @@ def main() -> int:
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank_of is not None:
-        store = "" if given.rank is None else os.path.join(given.rank_of, "store")
-        measured = measure_rank(given.backend, store, given.rank or 0, given.size or 0)
-        rank = int(os.environ["RONDE_RANK"]) if given.rank is None else given.rank
+        way, rank = ("run", int(os.environ["RONDE_RANK"])) if given.rank is None else ("file", given.rank)
+        measured = measure_rank(given.backend, given.rank_of, way, rank, given.size)
         pathlib.Path(given.rank_of, f"rank{rank}").write_text(json.dumps(measured))
         return 0
     print(f"| ranks | backend | {' | '.join(FIGURES)} |")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import threading
+import time
 import weakref
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
+from ronde.errors import RondeError
 from ronde.torch.distributed import hooks
 from ronde.torch.distributed.progress import IN_FLIGHT_MAX, Lane
-from ronde.torch.distributed.work import Call, Operation, Together
+from ronde.torch.distributed.work import Call, Operation, Together, synchronize_streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from ronde.torch.distributed.ranks import Ranks, Start
 
 _NO_TIMEOUT = datetime.timedelta(0)
+# How long a rank whose arguments are wrong waits for the group's members, to tell them.
+_REFUSAL_TIMEOUT = datetime.timedelta(seconds=30)
 
 
 class _Begun(threading.local):
@@ -27,6 +33,7 @@ class _Begun(threading.local):
 
     is_recorded = False
     work: Operation | Together | None = None
+    count = 0  # of calls of `_begin`, also of those that raised
 
     def record(self) -> tuple[bool, Operation | Together | None]:
         """Begins to record. Returns what `restore` takes."""
@@ -47,6 +54,12 @@ class _Begun(threading.local):
 begun = _Begun()
 
 
+class _Coalescing(threading.local):
+    """The list of operations that this thread coalesces in a group; None outside of such a block."""
+
+    operations: list[Operation] | None = None
+
+
 class GroupBase:
     """A group's ranks, names, timeout and operations in flight.
 
@@ -63,7 +76,7 @@ class GroupBase:
         self._message_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
         self._started: dict[str, int] = {}
         self._count = 0
-        self._coalesced: list[Operation] | None = None
+        self._coalescing = _Coalescing()
 
     def _begin(
         self,
@@ -75,11 +88,19 @@ class GroupBase:
     ) -> Operation:
         """Starts an operation. Its name is its kind and a number: all ranks start those of a kind in the same order.
 
+        An operation has a number as soon as the group's members have met, and keeps it if its submission fails: the
+        other ranks' operation of this number fails then, too, and later ones match.
+
         Calls of a hook have a number within the hook instead, and a separate lane, as the module `hooks` explains.
 
         Numbers are reused, because requests that repeat are soon not negotiated any more. The previous operation of a
         name is complete by then: the lane submits at most as many at once as there are numbers.
         """
+        begun.count += 1
+        given = getattr(opts, "timeout", None)
+        timeout = given if given is not None and given > _NO_TIMEOUT else self._timeout
+        deadline = time.monotonic() + timeout.total_seconds()
+        self._ranks.meet(deadline)
         calls = hooks.current()
         if calls is None:
             lane, number = self._lane, self._started.get(kind, 0)
@@ -94,18 +115,40 @@ class GroupBase:
                 finish(result)
             return kept
 
+        synchronize_streams(kept)  # another thread writes them, after what this one has begun to do with them
         nbytes = sum(tensor.nbytes for tensor in kept if tensor.layout == torch.strided)
-        given = getattr(opts, "timeout", None)
-        timeout = given if given is not None and given > _NO_TIMEOUT else self._timeout
         call = Call(name, nbytes, lambda notify: start(name, notify), finished)
-        operation = Operation(lane, call, timeout)
-        is_async = getattr(opts, "asyncOp", True) or self._coalesced is not None
-        return self._added(lane, operation, is_async)
+        is_async = getattr(opts, "asyncOp", True) or self._coalescing.operations is not None
+        try:
+            return self._added(lane, Operation(lane, call, timeout, deadline), is_async)
+        except Exception:
+            self._fail_on_others(kind, name, lane, timeout)
+            raise
+
+    def _refuse(self, kind: str, error: Exception) -> None:
+        """Takes a number and fails its operation on the other ranks, for an error in this rank's arguments.
+
+        Raises it, too, if the other members have not made the group yet.
+        """
+        patience = SimpleNamespace(timeout=min(self._timeout, _REFUSAL_TIMEOUT))
+        try:
+            self._begin(kind, self._ranks.refusal(kind), patience, [])
+        except RondeError as late:
+            raise error from late
+
+    def _fail_on_others(self, kind: str, name: str, lane: Lane, timeout: datetime.timedelta) -> None:
+        """Fails an operation on the other ranks whose submission has failed on this one."""
+        refusal = self._ranks.refusal(kind)
+        call = Call(name, 0, lambda notify: refusal(name, notify), lambda nothing: [])
+        # The session may be what has failed, on all ranks. The caller raises the first error.
+        with contextlib.suppress(RondeError, ValueError):
+            lane.add(Operation(lane, call, timeout), True)
 
     def _begin_message(
         self, name: str, start: Start, tensor: torch.Tensor, timeout: datetime.timedelta | None
     ) -> Operation:
         """Starts a message. Messages complete in any order, each in a separate lane."""
+        synchronize_streams([tensor])
         lane = Lane(self._completer)
         self._message_lanes.add(lane)
         operation: Operation
@@ -116,33 +159,37 @@ class GroupBase:
 
         call = Call(name, tensor.nbytes, lambda notify: start(None, notify), finish)
         operation = Operation(lane, call, timeout or self._timeout)
+        self._ranks.meet(operation.deadline)
         return self._added(lane, operation, True)
 
     def _added(self, lane: Lane, operation: Operation, notify: bool) -> Operation:
-        # The first operation waits until the group's other members have made the group, too.
-        self._ranks.meet(operation.deadline)
+        """Submits an operation, after the group's members have met."""
         lane.add(operation, notify)
         self._count += 1
-        if self._coalesced is not None:
-            self._coalesced.append(operation)
+        if self._coalescing.operations is not None:
+            self._coalescing.operations.append(operation)
         begun.note(operation)
         return operation
 
     def _abort_operations(self, error: Exception) -> None:
-        """Fails all operations in flight on this rank, and therefore on the others."""
+        """Fails all operations in flight on this rank, and therefore on the others. Later ones raise the error."""
+        self._ranks.abort(error)
         for lane in [self._lane, *self._message_lanes]:
             lane.abort(error)
 
     def start_coalescing(self) -> None:
-        """Begins a list of operations that `end_coalescing` returns as one. They are submitted at once all the same."""
-        if self._coalesced is not None:
-            raise RuntimeError("start_coalescing was called twice; end_coalescing ends the first list")
-        self._coalesced = []
+        """Begins a list of this thread's operations that `end_coalescing` returns as one.
+
+        They are submitted at once all the same. A list that is there already is dropped: PyTorch does not end that of
+        a block which an exception has left.
+        """
+        self._coalescing.operations = []
 
     def end_coalescing(self) -> Together:
         """Returns the operations since `start_coalescing` as one."""
-        if self._coalesced is None:
+        operations, self._coalescing.operations = self._coalescing.operations, None
+        if operations is None:
             raise RuntimeError("end_coalescing was called without start_coalescing")
-        together, self._coalesced = Together(self._coalesced), None
+        together = Together(operations)
         begun.note(together)
         return together

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import TYPE_CHECKING, Any, Callable, NoReturn
+from typing import TYPE_CHECKING, Any, Callable, TypeVar, cast
 
 import torch
 
 from ronde.submission import read_nothing, read_tensor
 from ronde.torch.distributed import reductions, sparse
-from ronde.torch.distributed.base import GroupBase
-from ronde.torch.distributed.elements import as_elements, check_summed, fill, input_of, joined, read_into
+from ronde.torch.distributed.base import GroupBase, begun
+from ronde.torch.distributed.elements import as_elements, check_summed, fill, input_of, joined, read_into, resolved
 from ronde.torch.distributed.uneven import dimension_of
+from ronde.torch.distributed.work import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +22,31 @@ if TYPE_CHECKING:
     from ronde.torch.distributed.elements import Read
     from ronde.torch.distributed.ranks import Start
     from ronde.torch.distributed.reductions import Reduction
-    from ronde.torch.distributed.work import Operation
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Operation])
+
+
+def _refusing(kind: str) -> Callable[[_Method], _Method]:
+    """Makes an error in one rank's arguments an error on all ranks: the others would wait for this one's operation.
+
+    The rank whose arguments are wrong raises the error, after it has submitted a request that matches none of theirs.
+    """
+
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def call(self: Collectives, *arguments: Any, **options: Any) -> Operation:
+            before = begun.count
+            try:
+                return method(self, *arguments, **options)
+            except Exception as error:
+                if begun.count == before:  # the operation has not begun
+                    self._refuse(kind, error)
+                raise
+
+        return cast("_Method", call)
+
+    return decorate
 
 
 class Collectives(GroupBase):
@@ -29,6 +55,7 @@ class Collectives(GroupBase):
     Some methods have a second name, because PyTorch 2.15 renamed them.
     """
 
+    @_refusing("allreduce")
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Reduces a dense or sparse tensor in place."""
         (tensor,) = tensors
@@ -41,6 +68,7 @@ class Collectives(GroupBase):
         start = self._ranks.tensor("allreduce", source, read, **reduction.options)
         return self._begin("allreduce", start, opts, [tensor])
 
+    @_refusing("allreduce")
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Reduces several tensors in place."""
         reduction = reductions.of(opts)
@@ -49,6 +77,7 @@ class Collectives(GroupBase):
         start = self._ranks.group("allreduce", sources, reads, **reduction.options)
         return self._begin("allreduce", start, opts, tensors)
 
+    @_refusing("broadcast")
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Overwrites a tensor with the root's. The root's own stays unchanged."""
         tensor, root = tensors[opts.rootTensor], opts.rootRank
@@ -57,6 +86,7 @@ class Collectives(GroupBase):
         start = self._ranks.tensor("broadcast", source, read, root=self._ranks.in_job(root))
         return self._begin("broadcast", start, opts, [tensor])
 
+    @_refusing("reduce")
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Overwrites the root's tensor with the reduction of all ranks' tensors."""
         (tensor,), reduction = tensors, reductions.of(opts)
@@ -65,17 +95,19 @@ class Collectives(GroupBase):
         start = self._ranks.tensor("reduce", _summed(tensor, reduction), read, root=root, **reduction.options)
         return self._begin("reduce", start, opts, [tensor])
 
+    @_refusing("allgather")
     def allgather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
         """Fills a list with all ranks' tensors, whose sizes may differ as those of the list do."""
         (tensor,), (places,) = inputs, outputs
         if len(places) != self._ranks.size:
-            text = f"all_gather takes an output tensor for each of {self._ranks.size} ranks, not {len(places)}"
-            self._refuse("allgather", ValueError(text))
-        places = self._ranks.in_set_order(places)
-        start = self._gathering_list(tensor, [place.numel() for place in places])
-        return self._begin("allgather", start, opts, places, lambda whole: fill(places, whole))
+            raise ValueError(
+                f"all_gather takes an output tensor for each of {self._ranks.size} ranks, not {len(places)}"
+            )
+        sorted_places = self._ranks.in_set_order(places)
+        start = self._gathering_list(tensor, [place.numel() for place in sorted_places])
+        return self._begin("allgather", start, opts, places, lambda whole: fill(sorted_places, whole))
 
     def _gathering_list(self, tensor: torch.Tensor, sizes: list[int]) -> Start:
         """Gathers elements, as many from each rank as all lists agree on. Tensors of equal size are sent as rows."""
@@ -89,6 +121,7 @@ class Collectives(GroupBase):
         data = self._ranks.tensor("allgather", source, read_tensor(source), mapped=True)
         return self._ranks.checked(sizes, check, data)
 
+    @_refusing("allgather")
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
@@ -103,28 +136,41 @@ class Collectives(GroupBase):
 
         return self._begin("allgather", start, opts, [place for places in outputs for place in places], finish)
 
+    @_refusing("allgather")
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
         """Fills a tensor with all ranks' tensors, concatenated."""
-        if not self._ranks.is_sorted:
-            return self.allgather([_parts(output, self._ranks.size)], [tensor], opts)
-        start = self._ranks.tensor("allgather", _row(tensor), read_into(output))
-        return self._begin("allgather", start, opts, [output])
+        row = _row(tensor)
+        if self._ranks.is_sorted:
+            return self._begin("allgather", self._ranks.tensor("allgather", row, read_into(output)), opts, [output])
+        start = self._ranks.tensor("allgather", row, read_tensor(row), mapped=True)
+        return self._begin("allgather", start, opts, [output], lambda whole: self._fill_in_order(output, whole))
+
+    def _fill_in_order(self, output: torch.Tensor, whole: torch.Tensor) -> None:
+        """Fills a tensor with what all ranks have sent, in the order of the group."""
+        fill([output], self._ranks.rows_in_order(whole))
 
     _allgather_base = all_gather_single
 
+    @_refusing("allgather")
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
         """`all_gather_single` of several tensors."""
-        if not self._ranks.is_sorted:
-            parts = [_parts(output, self._ranks.size) for output in outputs]
-            return self.allgather_coalesced([list(each) for each in zip(*parts)], tensors, opts)
-        reads = [read_into(output) for output in outputs]
-        start = self._ranks.group("allgather", [_row(tensor) for tensor in tensors], reads)
-        return self._begin("allgather", start, opts, outputs)
+        rows = [_row(tensor) for tensor in tensors]
+        if self._ranks.is_sorted:
+            start = self._ranks.group("allgather", rows, [read_into(output) for output in outputs])
+            return self._begin("allgather", start, opts, outputs)
+        start = self._ranks.group("allgather", rows, [read_tensor(row) for row in rows], mapped=True)
+
+        def finish(results: list[torch.Tensor]) -> None:
+            for output, whole in zip(outputs, results):
+                self._fill_in_order(output, whole)
+
+        return self._begin("allgather", start, opts, outputs, finish)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @_refusing("reducescatter")
     def reduce_scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> Operation:
@@ -133,14 +179,15 @@ class Collectives(GroupBase):
         reduction, sizes = reductions.of(opts), [part.numel() for part in parts]
         check_summed(output, reduction.is_sum)
         if len(sizes) != self._ranks.size:
-            text = f"reduce_scatter takes a tensor for each of {self._ranks.size} ranks, not {len(sizes)}"
-            self._refuse("reducescatter", ValueError(text))
+            raise ValueError(f"reduce_scatter takes a tensor for each of {self._ranks.size} ranks, not {len(sizes)}")
+        if any(part.dtype != output.dtype for part in parts):
+            raise ValueError(f"the tensors of a list are of one type, {output.dtype}")
         parts = self._ranks.in_set_order(parts)
         sizes = [part.numel() for part in parts]
         if len(set(sizes)) > 1:
             start, finish = self._scattering_uneven(output, parts, sizes, reduction)
             return self._begin("reducescatter", start, opts, [output], finish)
-        return self._scatter_rows(output, _whole(parts, output.dtype), opts)
+        return self._scatter_rows(output, torch.cat([part.detach().reshape(-1) for part in parts]), opts)
 
     def _scattering_uneven(
         self, output: torch.Tensor, parts: Sequence[torch.Tensor], sizes: list[int], reduction: Reduction
@@ -160,11 +207,18 @@ class Collectives(GroupBase):
 
         return self._ranks.checked(sizes, check, data), finish
 
+    @_refusing("reducescatter")
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
         """Reduces the tensors of all ranks. Each rank gets its part."""
-        if not self._ranks.is_sorted:
-            return self.reduce_scatter([output], [_parts(tensor, self._ranks.size)], opts)
-        return self._scatter_rows(output, tensor, opts)
+        return self._scatter_rows(output, self._in_set_order(tensor), opts)
+
+    def _in_set_order(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor with as many elements for each rank, in the order of the process set."""
+        size = self._ranks.size
+        if self._ranks.is_sorted or tensor.numel() % size or not tensor.numel():
+            return tensor  # what cannot be divided is an error later
+        parts = tensor.detach().reshape(-1).split(tensor.numel() // size)
+        return torch.cat(list(self._ranks.in_set_order(parts)))
 
     def _scatter_rows(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Operation:
         """Reduces the tensors of all ranks. Each rank gets a part, in the order of the process set."""
@@ -176,15 +230,14 @@ class Collectives(GroupBase):
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @_refusing("reducescatter")
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
         """`reduce_scatter_single` of several tensors."""
         reduction = reductions.of(opts)
-        if not self._ranks.is_sorted:
-            orders = [self._ranks.in_set_order(_parts(tensor, self._ranks.size)) for tensor in tensors]
-            tensors = [torch.cat([part.reshape(-1) for part in parts]) for parts in orders]
-        rows, reads = [self._rows(tensor, reduction) for tensor in tensors], [read_into(output) for output in outputs]
+        rows = [self._rows(self._in_set_order(tensor), reduction) for tensor in tensors]
+        reads = [read_into(output) for output in outputs]
         return self._begin(
             "reducescatter", self._ranks.group("reducescatter", rows, reads, **reduction.options), opts, outputs
         )
@@ -195,11 +248,13 @@ class Collectives(GroupBase):
         """Returns a tensor as a source with a row for each rank."""
         source, size = _summed(tensor, reduction), self._ranks.size
         if source.shape[0] % size:
-            text = f"an input of {tensor.numel()} elements cannot be divided by {size} ranks; give one that can"
-            self._refuse("reducescatter", ValueError(text))
+            raise ValueError(
+                f"an input of {tensor.numel()} elements cannot be divided by {size} ranks; give one that can"
+            )
         source.shape = (size, source.shape[0] // size)
         return source
 
+    @_refusing("alltoall")
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -209,26 +264,35 @@ class Collectives(GroupBase):
         opts: Any = None,
     ) -> Operation:
         """Sends rows of a tensor to all ranks and fills another with the rows from all ranks."""
-        try:
-            sent = _elements_of_splits(tensor, input_splits, self._ranks.size, "input")
-            wanted = _elements_of_splits(output, output_splits, self._ranks.size, "output")
-        except ValueError as error:
-            self._refuse("alltoall", error)
-        if not self._ranks.is_sorted:
-            flat = [as_elements(output).view(-1).split(wanted), as_elements(tensor).reshape(-1).split(sent)]
-            return self.alltoall(flat[0], flat[1], opts)
-        start = self._ranks.tensor("alltoall", input_of(tensor), _read_splits(output, wanted), splits=sent)
-        return self._begin("alltoall", start, opts, [output])
+        sent = _elements_of_splits(tensor, input_splits, self._ranks.size, "input")
+        wanted = _elements_of_splits(output, output_splits, self._ranks.size, "output")
+        if self._ranks.is_sorted:
+            start = self._ranks.tensor("alltoall", input_of(tensor), _read_splits(output, wanted), splits=sent)
+            return self._begin("alltoall", start, opts, [output])
+        inputs = as_elements(resolved(tensor)).reshape(-1).split(sent)
+        parts = as_elements(output).new_empty(sum(wanted)).split(wanted)
+        start = self._exchanging(parts, inputs)
+
+        def finish(received: torch.Tensor) -> None:
+            fill(self._ranks.in_set_order(parts), received)
+            fill([output], torch.cat(parts))
+
+        return self._begin("alltoall", start, opts, [output], finish)
 
     alltoall_base = all_to_all_single
 
+    @_refusing("alltoall")
     def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Operation:
         """Sends the n-th tensor to rank n and fills a list with the tensors from all ranks."""
         for what, tensors in [("output", outputs), ("input", inputs)]:
             if len(tensors) != self._ranks.size:
                 count, size = len(tensors), self._ranks.size
-                text = f"all_to_all takes an {what} tensor for each of {size} ranks, not {count}"
-                self._refuse("alltoall", ValueError(text))
+                raise ValueError(f"all_to_all takes an {what} tensor for each of {size} ranks, not {count}")
+        start, places = self._exchanging(outputs, inputs), self._ranks.in_set_order(outputs)
+        return self._begin("alltoall", start, opts, outputs, lambda received: fill(places, received))
+
+    def _exchanging(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Start:
+        """Sends tensors to all ranks. The sizes of `outputs` are what this rank takes from each."""
         outputs, inputs = self._ranks.in_set_order(outputs), self._ranks.in_set_order(inputs)
         whole = joined(inputs)
         pairs = [2 if tensor.is_complex() else 1 for tensor in (inputs[0], outputs[0])]
@@ -240,9 +304,9 @@ class Collectives(GroupBase):
             result: torch.Tensor = read_whole(operation)
             return result
 
-        start = self._ranks.tensor("alltoall", source, read, mapped=True, splits=splits)
-        return self._begin("alltoall", start, opts, outputs, lambda received: fill(outputs, received))
+        return self._ranks.tensor("alltoall", source, read, mapped=True, splits=splits)
 
+    @_refusing("gather")
     def gather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Operation:
@@ -262,17 +326,19 @@ class Collectives(GroupBase):
 
         return self._begin("gather", start, opts, places, finish)
 
+    @_refusing("gather")
     def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Operation:
         """Fills the root's tensor with all ranks' tensors, concatenated."""
-        if not self._ranks.is_sorted:
-            parts = [_parts(output, self._ranks.size)] if opts.rootRank == self._ranks.me else []
-            return self.gather(parts, [tensor], opts)
-        read = read_into(output) if opts.rootRank == self._ranks.me else read_nothing
-        start = self._ranks.tensor("gather", _row(tensor), read, root=self._ranks.in_job(opts.rootRank))
-        return self._begin("gather", start, opts, [output])
+        row, root, is_root = _row(tensor), self._ranks.in_job(opts.rootRank), opts.rootRank == self._ranks.me
+        if self._ranks.is_sorted or not is_root:
+            start = self._ranks.tensor("gather", row, read_into(output) if is_root else read_nothing, root=root)
+            return self._begin("gather", start, opts, [output])
+        start = self._ranks.tensor("gather", row, read_tensor(row), mapped=True, root=root)
+        return self._begin("gather", start, opts, [output], lambda whole: self._fill_in_order(output, whole))
 
     gather_into_tensor = gather_single
 
+    @_refusing("scatter")
     def scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
     ) -> Operation:
@@ -285,19 +351,10 @@ class Collectives(GroupBase):
         if len(parts) != size or len({part.numel() for part in parts}) > 1:
             sizes = [part.numel() for part in parts]
             text = f"scatter takes tensors of one size for each of {size} ranks, not of {sizes} elements"
-            self._refuse("scatter", ValueError(text), root=root)
+            raise ValueError(text)
         whole = joined(self._ranks.in_set_order(parts))
         source = input_of(whole, size, len(whole) // size)
         return self._begin("scatter", self._ranks.tensor("scatter", source, read, root=root), opts, [output])
-
-    def _refuse(self, kind: str, error: Exception, **options: Any) -> NoReturn:
-        """Raises an error in this rank's arguments, after failing the operation on the other ranks.
-
-        It submits a request that matches none of theirs, so they get an error and do not wait.
-        """
-        nothing = input_of(torch.empty(0, dtype=torch.uint8), self._ranks.size, 0, 0, 0, 0, 0)
-        self._begin(kind, self._ranks.tensor(kind, nothing, read_nothing, **options), None, [])
-        raise error
 
 
 def _summed(tensor: torch.Tensor, reduction: Reduction) -> Source:
@@ -313,23 +370,9 @@ def _row(tensor: torch.Tensor) -> Source:
     return source
 
 
-def _parts(tensor: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
-    """Returns a view of a tensor's elements for each rank."""
-    if tensor.numel() % size:
-        raise ValueError(f"a tensor of {tensor.numel()} elements cannot be divided by {size} ranks; give one that can")
-    return list(tensor.view(-1).split(max(1, tensor.numel() // size))) if tensor.numel() else [tensor] * size
-
-
 def _nothing(like: torch.Tensor, *shape: int) -> Source:
     """Returns an input without elements."""
     return input_of(like.new_empty(0), *shape)
-
-
-def _whole(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """Concatenates tensors of one size."""
-    if any(part.dtype != dtype for part in parts):
-        raise ValueError(f"the tensors of a list are of one type, {dtype}")
-    return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
 def _elements_of_splits(tensor: torch.Tensor, splits: Sequence[int] | None, size: int, what: str) -> list[int]:

@@ -7,9 +7,11 @@ group, and waits for it before the first operation of the group. So members may 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Callable
 
 from ronde.errors import RondeError, TimedOutError
+from ronde.torch.distributed.work import ABORT_INTERVAL_S
 
 if TYPE_CHECKING:
     from ronde.client import Client
@@ -28,31 +30,45 @@ class Members:
         self._existing = existing
         self._creation = creation
         self.is_failed = False  # a later group of these ranks makes another one
-        # Held during the wait: threads that start the first operations of a group wait for one of them.
+        # Held during a slice of the wait. Several groups of these ranks, and several threads, may wait at once.
         self._lock = threading.Lock()
 
-    def process_set(self, timeout_s: float) -> ProcessSet:
+    def process_set(self, deadline: float, check: Callable[[], None]) -> ProcessSet:
         """Returns the process set, after waiting for the other members to make the group.
 
-        Raises TimedOutError after the timeout, and the errors of the creation. After a timeout it can be called again.
+        deadline -- of the monotonic clock
+        check    -- called again and again during the wait; an error that it raises ends the wait
+
+        Raises TimedOutError after the deadline, and the errors of the creation. After a timeout it can be called again.
         """
-        if self._existing is not None:
-            return self._existing
-        with self._lock:
-            if self._existing is None:
-                assert self._creation is not None, "a set that does not exist is being made"
-                try:
-                    self._existing = self._creation.wait(timeout_s)
-                except TimeoutError as error:
-                    text = (
-                        f"some of the ranks {list(self.ranks)} have not made their group within {timeout_s:.3g} s, the "
-                        "time that this operation had left; all members must call new_group with the same ranks"
-                    )
-                    raise TimedOutError(text, "operation") from error
-                except RondeError:
-                    self.is_failed = True
-                    raise
+        timeout_s = max(0.0, deadline - time.monotonic())
+        while self._existing is None:
+            check()
+            left = max(0.0, deadline - time.monotonic())
+            self._wait(min(left, ABORT_INTERVAL_S))
+            if self._existing is None and left == 0:
+                raise TimedOutError(
+                    f"some of the ranks {list(self.ranks)} have not made their group within {timeout_s:.3g} s, the "
+                    "time that this operation had left; all members must call new_group with the same ranks",
+                    "operation",
+                )
         return self._existing
+
+    def _wait(self, timeout_s: float) -> None:
+        """Waits until the process set exists, until another thread has waited, or for the timeout."""
+        assert self._creation is not None, "a set that does not exist is being made"
+        if not self._lock.acquire(timeout=timeout_s):
+            return
+        try:
+            if self._existing is None:
+                self._existing = self._creation.wait(timeout_s)
+        except TimeoutError:
+            pass  # the caller waits again
+        except RondeError:
+            self.is_failed = True
+            raise
+        finally:
+            self._lock.release()
 
 
 def made_by_members(client: Client, ranks: tuple[int, ...]) -> Members:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, cast
 
+import torch
+
+from ronde.submission import read_nothing
+from ronde.torch.distributed.elements import input_of
 from ronde.torch.distributed.uneven import Checked, dimension_of
 from ronde.torch.distributed.work import InFlight
 
@@ -24,6 +27,7 @@ _Each = TypeVar("_Each")
 # The label of the first group of some ranks.
 _DEFAULT = "c10d.0"
 _TAGS = 1 << 32
+_WITH_ROOT = ("broadcast", "gather", "reduce", "scatter")
 
 
 class Ranks:
@@ -45,6 +49,9 @@ class Ranks:
         self.position = members.ranks.index(client.rank)
         self.is_sorted = self.order == list(members.ranks)
         self._process_set: ProcessSet | None = None
+        self._abortion: Exception | None = None
+        # Of the ranks of the group, where each is in the process set.
+        self._positions = [members.ranks.index(rank) for rank in self.order]
         # Messages have no name, so tags tell those of groups with the same ranks apart.
         is_default = label == _DEFAULT and self.size == client.size
         digest = hashlib.sha256(f"{members.ranks} {label}".encode()).digest()
@@ -55,10 +62,19 @@ class Ranks:
 
         deadline -- of the monotonic clock
 
-        Raises TimedOutError after it, and the errors of the creation of the group.
+        Raises TimedOutError after it, the errors of the creation of the group, and the error of `abort`.
         """
+        self._check_abortion()
         if self._process_set is None:
-            self._process_set = self.members.process_set(max(0.0, deadline - time.monotonic()))
+            self._process_set = self.members.process_set(deadline, self._check_abortion)
+
+    def abort(self, error: Exception) -> None:
+        """Ends the wait of threads that wait for the members, and makes later calls of `meet` raise the error."""
+        self._abortion = error
+
+    def _check_abortion(self) -> None:
+        if self._abortion is not None:
+            raise self._abortion
 
     @property
     def _set(self) -> ProcessSet:
@@ -80,6 +96,20 @@ class Ranks:
         if self.is_sorted or len(each) != self.size:
             return each
         return [each[self.order.index(rank)] for rank in self.members.ranks]
+
+    def rows_in_order(self, whole: torch.Tensor) -> torch.Tensor:
+        """Returns the elements of all ranks, as many of each and in the order of the process set, in the group's."""
+        parts = whole.reshape(self.size, whole.numel() // self.size)
+        return torch.cat([parts[position] for position in self._positions])
+
+    def refusal(self, kind: str) -> Start:
+        """Returns the start of a request that matches none of the others', so that they get an error and do not wait.
+
+        It names this rank as the root, and another shape and type than theirs in any case.
+        """
+        nothing = input_of(torch.empty(0, dtype=torch.uint8), self.size, 0, 0, 0, 0, 0)
+        options: dict[str, Any] = {"root": self.client.rank} if kind in _WITH_ROOT else {}
+        return self.tensor(kind, nothing, read_nothing, **options)
 
     def tensor(self, kind: str, source: Source, read: Read, mapped: bool = False, **options: Any) -> Start:
         """Returns the start of an operation on a tensor.

@@ -14,11 +14,13 @@ from ronde.errors import TimedOutError
 from ronde.torch.distributed.hooks import calling, current
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ronde.torch.distributed.progress import Lane
 
 _NO_TIMEOUT = datetime.timedelta(0)
-# How soon a thread that waits for an operation notices that another one has aborted it.
-_ABORT_INTERVAL_S = 0.25
+# How soon a thread that waits for an operation, or for a group's members, notices that another one aborts it.
+ABORT_INTERVAL_S = 0.25
 
 
 class InFlight(Protocol):
@@ -48,17 +50,24 @@ class Call(NamedTuple):
     finish: Callable[[Any], list[torch.Tensor]]
 
 
+def synchronize_streams(tensors: Iterable[torch.Tensor]) -> None:
+    """Waits for what this thread has begun on its current streams of the GPUs that hold these tensors."""
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+
+
 class Operation(Work):
     """An operation of a lane. The lane finishes it: it reads its result or its error.
 
-    timeout -- after which the operation is given up, counted from the construction
+    timeout  -- after which the operation is given up
+    deadline -- when that is, of the monotonic clock; default: counted from the construction
     """
 
-    def __init__(self, lane: Lane, call: Call, timeout: datetime.timedelta) -> None:
+    def __init__(self, lane: Lane, call: Call, timeout: datetime.timedelta, deadline: float | None = None) -> None:
         super().__init__()
         self.nbytes = call.nbytes
         self.is_done = False
-        self.deadline = time.monotonic() + timeout.total_seconds()
+        self.deadline = time.monotonic() + timeout.total_seconds() if deadline is None else deadline
         self._timeout_s = timeout.total_seconds()
         self._lane = lane
         self._name = call.name
@@ -104,6 +113,9 @@ class Operation(Work):
             return self.is_done
         try:
             self._results = finish(self._waited(handle, until))
+            # This thread may be another one than that which waits, and copies to GPUs are on this thread's stream. So
+            # they end before the operation counts as done: any stream may read the results then.
+            synchronize_streams(self._results)
         except TimeoutError:
             if time.monotonic() < self.deadline:
                 return False
@@ -121,9 +133,9 @@ class Operation(Work):
                 raise self._abortion
             left = max(0.0, until - time.monotonic())
             try:
-                return handle.wait(min(left, _ABORT_INTERVAL_S))
+                return handle.wait(min(left, ABORT_INTERVAL_S))
             except TimeoutError:
-                if left <= _ABORT_INTERVAL_S and self._abortion is None:
+                if left <= ABORT_INTERVAL_S and self._abortion is None:
                     raise
 
     def abort(self, error: Exception) -> None:
