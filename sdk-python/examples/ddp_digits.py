@@ -20,7 +20,8 @@ EPOCHS = 4
 def main() -> None:
     """Trains and reports."""
     torch.set_num_threads(1)
-    is_alone = "RANK" not in os.environ
+    # Launchers set RANK; the scripts for Slurm, Kubernetes and compose set RONDE_RANK.
+    is_alone = not {"RANK", "RONDE_RANK"} & set(os.environ)
     if not is_alone:
         dist.init_process_group("ronde")
     rank, size = (0, 1) if is_alone else (dist.get_rank(), dist.get_world_size())
