@@ -162,4 +162,4 @@ def _install() -> None:
             ended.release()
 
     c10d._new_group_with_tag = made
-    c10d._update_default_pg = updated  # type: ignore[assignment]
+    c10d._update_default_pg = updated
