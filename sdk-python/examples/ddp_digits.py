@@ -1,7 +1,9 @@
 """PyTorch's DistributedDataParallel on handwritten digits; a program for torchrun in which the backend's name is ronde.
 
 ronde run -np 2 python ddp_digits.py
-python ddp_digits.py                      one process, on the same global batches
+torchrun --nproc-per-node 2 ddp_digits.py   on one host
+sbatch train.sbatch python ddp_digits.py    in the jobs of compose/slurm and compose/kubernetes, too
+python ddp_digits.py                        one process, on the same global batches
 """
 
 from __future__ import annotations

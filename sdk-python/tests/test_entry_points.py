@@ -298,7 +298,13 @@ def test_imports_of_pytorchs_own_modules_do_not_make_the_group(metadata: pathlib
     print("imported")
     torch.distributed.is_initialized()
     """
-    launcher = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    launcher = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "WORLD_SIZE": "2",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+    }
     done = python(code, [PACKAGE, metadata], RONDE_AUTOINIT="1", **launcher)
     assert done.stdout == "imported\n", done.stderr
     assert "the default process group of torch.distributed cannot be made" in done.stderr
