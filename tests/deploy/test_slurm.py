@@ -19,7 +19,7 @@ from hosts import Hosts, run
 
 sys.path.append(str(ROOT / "sdk-python" / "tests"))
 
-from installed_wheel import describe_wheel  # noqa: E402
+from installed_wheel import describe_wheel
 
 SCRIPT = ROOT / "compose" / "slurm" / "train.sbatch"
 STUBS = pathlib.Path(__file__).with_name("stubs")

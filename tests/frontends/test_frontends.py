@@ -43,7 +43,7 @@ def test_lightning_where_only_the_session_knows_the_size(runner: Runner, strateg
         ({"RONDE_SOCKET": "/s"}, None),
     ],
 )
-def test_the_environment_tells_the_place_or_the_session_does(
+def test_the_place_is_that_of_the_environment_or_of_the_session(
     variables: dict[str, str], expected: tuple[int, ...] | None
 ) -> None:
     from ronde.lightning.environment import place
@@ -59,7 +59,7 @@ def test_lightning_refuses_a_session_of_another_size(monkeypatch: pytest.MonkeyP
         monkeypatch.delenv(name)
     alone = RondeEnvironment()
     alone.check(0, 1)
-    with pytest.raises(RondeError, match="says rank 0 of 1, .* but its session is rank 1 of 2"):
+    with pytest.raises(RondeError, match=r"says rank 0 of 1, .* but its session is rank 1 of 2"):
         alone.check(1, 2)
 
 
