@@ -2,6 +2,7 @@
 
 RONDE_AUTOINIT=1 ronde run -np 2 accelerate launch --cpu --num_processes 1 accelerate_digits.py
 RONDE_AUTOINIT=1 ronde run -np 2 python accelerate_digits.py
+RONDE_AUTOINIT=1 torchrun --nproc-per-node 2 accelerate_digits.py       on one host
 python accelerate_digits.py                                             one process, on the same global batches
 """
 

@@ -1,7 +1,9 @@
 """PyTorch's DistributedDataParallel on handwritten digits; a program for torchrun in which the backend's name is ronde.
 
 ronde run -np 2 python ddp_digits.py
-python ddp_digits.py                      one process, on the same global batches
+torchrun --nproc-per-node 2 ddp_digits.py   on one host
+sbatch train.sbatch python ddp_digits.py    in the jobs of compose/slurm and compose/kubernetes, too
+python ddp_digits.py                        one process, on the same global batches
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ EPOCHS = 4
 def main() -> None:
     """Trains and reports."""
     torch.set_num_threads(1)
-    is_alone = "RANK" not in os.environ
+    # Launchers set RANK; the scripts for Slurm, Kubernetes and compose set RONDE_RANK.
+    is_alone = not {"RANK", "RONDE_RANK"} & set(os.environ)
     if not is_alone:
         dist.init_process_group("ronde")
     rank, size = (0, 1) if is_alone else (dist.get_rank(), dist.get_world_size())

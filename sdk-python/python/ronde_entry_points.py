@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
 BACKEND = "ronde"
 AUTOINIT = "RONDE_AUTOINIT"
-# `ronde run` sets these for its workers, besides RANK and MASTER_ADDR for PyTorch's `env://`.
-_LAUNCHED = ("RONDE_JOB", "RONDE_RANK")
+# What `ronde run` and the scripts for Slurm, Kubernetes and compose set for each worker. Only the first one also sets
+# RONDE_SIZE, and RANK, WORLD_SIZE and MASTER_ADDR for PyTorch's `env://`.
+_JOB = ("RONDE_JOB", "RONDE_RANK")
 
 
 def torch_backend() -> None:
@@ -63,7 +65,7 @@ def register() -> None:
     if BACKEND in handlers:
         return
     if BACKEND.upper() not in backend._plugins:
-        backend.register_backend(BACKEND, _create, extended_api=True, devices=devices())
+        register_creator(_create)
     handlers[BACKEND] = _rendezvous
     handlers["env"] = _environment(handlers["env"])
     if is_automatic(os.environ):
@@ -76,15 +78,41 @@ def replace_rendezvous(handler: Callable[..., Any]) -> None:
     _handlers()[BACKEND] = handler
 
 
-def devices() -> list[str]:
-    """Returns the kinds of devices for whose tensors PyTorch calls the backend.
+def register_creator(creator: Callable[[Any, Any], Any]) -> None:
+    """Registers what makes groups, for devices that are not looked for before a group is made (`Devices`)."""
+    import torch.distributed
+
+    backend = torch.distributed.Backend
+    backend.register_backend(BACKEND, creator, extended_api=True, devices=["cpu"])
+    backend.backend_capability[BACKEND] = Devices()  # type: ignore[assignment]
+
+
+class Devices(Sequence[str]):
+    """The kinds of devices for whose tensors PyTorch calls the backend.
 
     Without a GPU that is the host alone: PyTorch's flight recorder ends the process with a fault where a group serves
-    devices that do not exist.
+    devices that do not exist. GPUs are counted when PyTorch reads this, which it does for each group: counting them in
+    `import torch` loads NVML or initializes CUDA in programs that use neither.
     """
-    import torch
 
-    return ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu"]
+    def _found(self) -> list[str]:
+        import torch
+
+        return ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu"]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._found()[index]
+
+    def __len__(self) -> int:
+        return len(self._found())
+
+    def __repr__(self) -> str:
+        return repr(self._found())
+
+
+def is_in_job(environment: Mapping[str, str]) -> bool:
+    """Whether the variables name a job of ronde and this process's rank in it: the session then knows its size."""
+    return all(environment.get(name) for name in _JOB)
 
 
 def is_automatic(environment: Mapping[str, str]) -> bool:
@@ -135,17 +163,17 @@ def _handlers() -> dict[str, Callable[..., Any]]:
 def _environment(plain: Callable[..., Any]) -> Callable[..., Iterator[tuple[Any, int, int]]]:
     """Wraps PyTorch's handler of `env://`, which opens a TCP listener on rank 0 at once.
 
-    In jobs of `ronde run` the store is opened by the first call that uses it. Gloo does that, and the backend "ronde"
-    never does. Elsewhere nothing changes.
+    In jobs of ronde the store is opened by the first call that uses it, or when a group of another backend is made. The
+    backend "ronde" does not use it. Elsewhere nothing changes.
     """
 
     @functools.wraps(plain)
     def handler(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
-        if not all(name in os.environ for name in _LAUNCHED):
+        if not is_in_job(os.environ):
             return plain(url, **options)  # type: ignore[no-any-return]
         from ronde.torch.distributed import env_rendezvous
 
-        return env_rendezvous.rendezvous(plain, url, options)
+        return env_rendezvous.rendezvous(url, options)
 
     return handler
 
@@ -246,8 +274,8 @@ class Automatic:
 
 
 def _is_launched() -> bool:
-    """Whether a launcher started this process, or a sidecar is named for it."""
-    if os.environ.get("RONDE_SOCKET") or os.environ.get("RONDE_JOB"):
+    """Whether this process is to have a group: it is in a job, a sidecar is named for it, or a launcher started it."""
+    if is_in_job(os.environ) or os.environ.get("RONDE_SOCKET") or os.environ.get("RONDE_JOB"):
         return True
     _import()
     from ronde import _ronde

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = PACKAGE.parent / "examples"
 WATCHED = pathlib.Path(__file__).parent / "workers" / "watched.py"
+JOB_ALONE = WATCHED.with_name("job_alone.py")
 # Sums of other partial sums round otherwise, and training amplifies that. Training on half of the data is far off.
 DISTANCE_MAX = 0.05
 
@@ -73,6 +74,12 @@ class Runner:
         assert len(run.digests) == ranks
         assert len(set(run.digests)) == 1, run.digests
         return run
+
+    def by_other_launcher(self, command: Sequence[str], **variables: str) -> Run:
+        """Runs a Python program that starts the ranks itself. Whether all of them have trained is for the caller."""
+        path = f"{PACKAGE}:{self.metadata}"
+        variables = {"PYTHONPATH": path, "DIGITS_WEIGHTS": str(self._weights), "RONDE_BIN": self.binary, **variables}
+        return self._run([sys.executable, *command], variables)
 
     def alone(self, program: str, *arguments: str) -> Run:
         """Runs an example as a single process without a launcher."""

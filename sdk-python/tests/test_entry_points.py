@@ -12,6 +12,7 @@ import textwrap
 from typing import Callable
 
 import pytest
+from conftest import WORKERS
 from installed_wheel import PACKAGE, describe_wheel, of_job
 
 pytest.importorskip("torch")
@@ -45,6 +46,36 @@ def test_the_name_works_where_ronde_is_not_imported(
     """Also with the default `env://`, for which PyTorch alone opens a listener on rank 0."""
     output = world("by_name.py", 2, 1, name, options=of_job(metadata))
     assert output.count("of 2 has the sum over ronde with 0 listeners") == 2
+
+
+def test_rank_and_size_are_the_jobs_where_pytorchs_variables_are_missing(
+    world: Callable[..., str], metadata: pathlib.Path
+) -> None:
+    """As in Slurm, Kubernetes and compose, whose scripts set RONDE_JOB and RONDE_RANK."""
+    output = world("job_alone.py", 2, 1, str(WORKERS / "by_name.py"), "ronde", options=of_job(metadata))
+    assert output.count("of 2 has the sum over ronde with 0 listeners") == 2
+    variables = of_job(metadata, RONDE_AUTOINIT="1")
+    output = world("job_alone.py", 2, 1, str(WORKERS / "by_name.py"), "automatic", options=variables)
+    assert output.count("of 2 has the sum over ronde with 0 listeners") == 2
+
+
+@pytest.mark.parametrize("local", [[], ["local"]])
+def test_rank_0_serves_the_store_of_groups_of_gloo_that_it_is_no_member_of(
+    world: Callable[..., str], metadata: pathlib.Path, local: list[str]
+) -> None:
+    assert world("mixed_groups.py", 3, 1, *local, options=of_job(metadata)).count("gloo beside ronde") == 3
+
+
+def test_a_store_that_cannot_be_opened_is_an_error(world: Callable[..., str], metadata: pathlib.Path) -> None:
+    output = world("job_alone.py", 2, 1, str(WORKERS / "no_address.py"), options=of_job(metadata))
+    assert output.count("MASTER_ADDR and MASTER_PORT are not set") == 2
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_ranks_may_end_without_destroying_groups(world: Callable[..., str], metadata: pathlib.Path, late: int) -> None:
+    """The rank that is done waits for the others' operations."""
+    output = world("no_destroy.py", 2, 1, str(late), options=of_job(metadata))
+    assert output.count("sum 1.0") == 2
 
 
 def test_gloo_works_in_the_same_job(world: Callable[..., str], metadata: pathlib.Path) -> None:
@@ -170,22 +201,93 @@ def test_import_torch_loads_nothing_else_and_takes_no_longer(metadata: pathlib.P
     assert min(float(seconds) for seconds, *_ in found) < COST_MAX_S
 
 
+def test_import_torch_calls_no_function_of_torch_cuda(metadata: pathlib.Path) -> None:
+    """It would load NVML, or initialize CUDA, in every program."""
+    code = """
+    import os, sys
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    import torch
+    from importlib.metadata import entry_points
+    called = []
+    def note(frame, event, argument):
+        if event == "call" and "/torch/cuda/" in frame.f_code.co_filename:
+            called.append(frame.f_code.co_name)
+        if event == "c_call" and "cuda" in getattr(argument, "__name__", "").lower():
+            called.append(argument.__name__)
+    sys.setprofile(note)
+    for group in ["torch.backends", "torch.distributed.backends"]:
+        (entry,) = [entry for entry in entry_points(group=group) if entry.name == "ronde"]
+        entry.load()()
+    import ronde.torch.distributed
+    print(called)
+    torch.distributed.distributed_c10d.BackendConfig("ronde")
+    print("device_count" in called)
+    """
+    done = python(code, [PACKAGE, metadata])
+    assert done.stdout == "[]\nTrue\n", done.stderr
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, {"cpu": "ronde"}), (2, {"cpu": "ronde", "cuda": "ronde"})])
+def test_groups_serve_the_devices_that_exist(
+    monkeypatch: pytest.MonkeyPatch, count: int, expected: dict[str, str]
+) -> None:
+    import torch
+    import torch.distributed.distributed_c10d as c10d
+
+    import ronde.torch.distributed  # noqa: F401
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert c10d.BackendConfig("ronde").get_device_backend_map() == expected
+
+
 @pytest.mark.parametrize(
     ("url", "variables", "found"),
     [
         ("env://", {"RANK": "1", "WORLD_SIZE": "2"}, (1, 2)),
         ("env://?rank=3&world_size=4", {"RANK": "1", "WORLD_SIZE": "2"}, (3, 4)),
         ("env://?rank=0", {"RANK": "1", "WORLD_SIZE": "2"}, (0, 2)),
-        ("env://", {"RANK": "1"}, None),
-        ("env://", {"RANK": "one", "WORLD_SIZE": "2"}, None),
+        ("env://", {"RANK": "1"}, (1, None)),
+        ("env://", {"RANK": "", "WORLD_SIZE": "2"}, (None, 2)),
     ],
 )
 def test_numbers_come_from_the_url_or_the_environment(
-    url: str, variables: dict[str, str], found: tuple[int, int] | None
+    url: str, variables: dict[str, str], found: tuple[int | None, int | None]
 ) -> None:
     from ronde.torch.distributed.env_rendezvous import numbers
 
     assert numbers(url, variables) == found
+
+
+def test_numbers_that_are_none_are_an_error() -> None:
+    from ronde.torch.distributed.env_rendezvous import numbers
+
+    with pytest.raises(ValueError, match="RANK is 'one', but must be a number"):
+        numbers("env://", {"RANK": "one", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [("ronde", False), ("cpu:ronde,cuda:ronde", False), ("gloo", True), ("cpu:gloo,cuda:ronde", True), ("NCCL", True)],
+)
+def test_other_backends_are_recognized(backend: str, expected: bool) -> None:
+    from ronde.torch.distributed.env_rendezvous import is_other
+
+    assert is_other(backend) is expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"RONDE_JOB": "j", "RONDE_RANK": "0"}, True),
+        ({"RONDE_JOB": "j", "RONDE_RANK": ""}, False),
+        ({"RONDE_JOB": "j", "RONDE_SOCKET": "/s"}, False),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, False),
+    ],
+)
+def test_a_job_is_named_with_the_rank_in_it(variables: dict[str, str], expected: bool) -> None:
+    import ronde_entry_points
+
+    assert ronde_entry_points.is_in_job(variables) is expected
 
 
 def test_imports_of_pytorchs_own_modules_do_not_make_the_group(metadata: pathlib.Path) -> None:
@@ -196,7 +298,13 @@ def test_imports_of_pytorchs_own_modules_do_not_make_the_group(metadata: pathlib
     print("imported")
     torch.distributed.is_initialized()
     """
-    launcher = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    launcher = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "WORLD_SIZE": "2",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+    }
     done = python(code, [PACKAGE, metadata], RONDE_AUTOINIT="1", **launcher)
     assert done.stdout == "imported\n", done.stderr
     assert "the default process group of torch.distributed cannot be made" in done.stderr

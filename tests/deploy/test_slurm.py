@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +17,15 @@ import pytest
 from conftest import ROOT, WORKER, results
 from hosts import Hosts, run
 
+sys.path.append(str(ROOT / "sdk-python" / "tests"))
+
+from installed_wheel import describe_wheel
+
 SCRIPT = ROOT / "compose" / "slurm" / "train.sbatch"
 STUBS = pathlib.Path(__file__).with_name("stubs")
 TRAIN = [sys.executable, str(WORKER)]
 TIMEOUT_S = 60
+TRAINING_TIMEOUT_S = 180
 MakeHosts = Callable[[Sequence[Sequence[str]]], Hosts]
 
 
@@ -90,6 +96,20 @@ def test_two_nodes_train(allocation: Allocation) -> None:
     assert len(calls) == 2
     assert all("--kill-on-bad-exit=0" in call and "--overlap" in call for call in calls)
     assert allocation.left() == [], "the secret or sockets remain"
+
+
+def test_a_program_that_only_names_the_backend_trains(allocation: Allocation) -> None:
+    """The tasks have neither RANK nor WORLD_SIZE; PyTorch finds the name by the wheel's entry points."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    paths = [ROOT / "sdk-python" / "python", describe_wheel(allocation.folder)]
+    allocation.environment |= {"PYTHONPATH": ":".join(map(str, paths)), "SLURM_TASKS_PER_NODE": "1(x2)"}
+    program = ROOT / "sdk-python" / "examples" / "ddp_digits.py"
+    done = run(["bash", str(SCRIPT), sys.executable, str(program)], TRAINING_TIMEOUT_S, env=allocation.environment)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"rank (\d) of 2: test accuracy [\d.]+, weights (\w+)", done.stdout)
+    assert sorted(rank for rank, _ in found) == ["0", "1"], done.stdout
+    assert len({weights for _, weights in found}) == 1, "the ranks did not train together"
 
 
 def test_nodes_may_have_different_numbers_of_tasks(allocation: Allocation) -> None:

@@ -44,6 +44,6 @@ class RondeStrategy(DDPStrategy):  # type: ignore[misc]
         self.job.validate_settings(self.num_processes, self.num_nodes)
 
     def setup_distributed(self) -> None:
-        """Makes the process group, unless the program did. Raises RuntimeError if that has another backend."""
-        begin_group(self._timeout)
+        """Makes the process group, unless the program did. Raises what `begin_group` does."""
+        begin_group(self.job, self._timeout)
         super().setup_distributed()

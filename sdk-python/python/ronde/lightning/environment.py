@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from lightning.fabric.plugins.environments import ClusterEnvironment
 
+import ronde_entry_points
 from ronde import _ronde
 from ronde.errors import RondeError
+from ronde.torch.distributed import creation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,12 +32,19 @@ class Place(NamedTuple):
     node: int
 
 
-def place(environment: Mapping[str, str]) -> Place:
+def place(environment: Mapping[str, str]) -> Place | None:
     """Returns the place that a launcher's variables give this process; without a launcher it is alone.
 
-    Raises RondeError with cause "settings" if they are incomplete: each process would train alone.
+    Returns None where the variables name a job of ronde or a sidecar, but not the number of ranks: the scripts for
+    Slurm, Kubernetes and compose set no more, and only the session knows. What another launcher says counts beside a
+    sidecar if RONDE_RANK is not set.
+
+    Raises RondeError with cause "settings" if a launcher's variables are incomplete: each process would train alone.
     """
     launched = _ronde.LaunchedBy.detect(dict(environment))
+    is_served = any(environment.get(name) for name in ("RONDE_SOCKET", "RONDE_JOB", "RONDE_RANK"))
+    if is_served and (launched is None or (environment.get("RONDE_RANK") and not environment.get("RONDE_SIZE"))):
+        return None
     if launched is None:
         return Place(0, 1, 0, 1, 0)
     rank, size, local_rank, local_size = launched.rank, launched.size, launched.local_rank, launched.local_size
@@ -49,15 +58,32 @@ def place(environment: Mapping[str, str]) -> Place:
     return Place(rank, size, local_rank, local_size or size, int(node))
 
 
+def place_in_session() -> Place:
+    """Returns the place in the session, which begins here if necessary. Raises what `ronde.torch.init` does."""
+    client = creation.begun({}).client
+    return Place(client.rank, client.size, client.local_rank, client.local_size, client.cross_rank)
+
+
 class RondeEnvironment(ClusterEnvironment):  # type: ignore[misc]
     """Ranks and sizes of the job that `ronde run`, or another launcher, has started: one process for each device.
 
-    Raises RondeError where `place` does.
+    Where the environment does not tell them (Slurm, Kubernetes, compose), it begins the session, which does. Raises
+    RondeError where `place` and `place_in_session` do.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.place = place(os.environ)
+        self.place = place(os.environ) or place_in_session()
+
+    def check(self, rank: int, size: int) -> None:
+        """Raises RondeError with cause "settings" if a session has another rank or size: data is shared by these."""
+        if (rank, size) != (self.place.rank, self.place.size):
+            raise RondeError(
+                f"the environment of this process says rank {self.place.rank} of {self.place.size}, by which Lightning "
+                f"shares the data, but its session is rank {rank} of {size}. Start the program by `ronde run -np "
+                f"{size}`, or unset the variables of the launcher that does not start this job",
+                "settings",
+            )
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -77,7 +103,7 @@ class RondeEnvironment(ClusterEnvironment):  # type: ignore[misc]
     @staticmethod
     def detect() -> bool:
         """Returns whether a job of ronde has started this process."""
-        return "RONDE_JOB" in os.environ and "RONDE_RANK" in os.environ
+        return ronde_entry_points.is_in_job(os.environ)
 
     def world_size(self) -> int:
         """The number of processes of the job."""

@@ -70,7 +70,7 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
 
     def setup_environment(self) -> None:
         """Begins the session. Raises what `ronde.torch.init` does."""
-        begin()
+        begin(self.job)
         super().setup_environment()
 
     def setup(self, trainer: Any) -> None:

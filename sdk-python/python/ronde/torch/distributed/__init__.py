@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Callable, cast
 
 import torch
 import torch.distributed
-from torch._C._distributed_c10d import GradBucket, HashStore
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.constants import default_pg_timeout
 
 from ronde.ops import Average
 from ronde.submission import read_tensor, reduction
 from ronde.tensors import source_of
-from ronde.torch.distributed import creation, hooks
+from ronde.torch.distributed import creation, env_rendezvous, hooks
 from ronde.torch.distributed.group import group_of
 from ronde.torch.distributed.groups import Groups
 from ronde.torch.distributed.progress import Lane
@@ -53,7 +53,7 @@ def init_process_group(
     client = creation.begun(settings).client
     torch.distributed.init_process_group(
         "ronde",
-        store=HashStore(),
+        store=env_rendezvous.store(client.rank, client.size, timeout=timeout),
         rank=client.rank,
         world_size=client.size,
         timeout=timeout,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from typing import TYPE_CHECKING, Any
-
-import torch.distributed
-from torch._C._distributed_c10d import HashStore
 
 import ronde.torch.basics
 import ronde_entry_points
 from ronde import without_launcher
+from ronde.torch.distributed import env_rendezvous
 from ronde.torch.distributed.group import CAN_EXTEND_BACKEND
 from ronde.torch.distributed.groups import Groups
 from ronde.torch.distributed.returned import return_operations
@@ -18,14 +18,14 @@ from ronde.torch.distributed.returned import return_operations
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What ronde's launcher sets in each worker.
-_LAUNCHED_BY_RONDE = ("RONDE_JOB", "RONDE_RANK")
+    from torch._C._distributed_c10d import Store
 
 
 class _State:
     """The groups of this process."""
 
     groups: Groups | None = None
+    process = 0  # which made them; a fork of it leaves them alone
 
 
 _state = _State()
@@ -42,13 +42,21 @@ def begun(settings: dict[str, Any]) -> Groups:
     ronde.torch.basics.init(**settings)
     client = ronde.torch.basics.client()
     if _state.groups is None or _state.groups.client is not client:
-        _state.groups = Groups(client, is_ours)
+        _state.groups, _state.process = Groups(client, is_ours), os.getpid()
+        # After `init`, whose handler ends the session without waiting for other ranks: the last one runs first.
+        atexit.unregister(_end_of_program)
+        atexit.register(_end_of_program)
     return _state.groups
 
 
-def is_launched_by_ronde() -> bool:
-    """Returns whether ronde's launcher has started this process and knows its rank."""
-    return all(name in os.environ for name in _LAUNCHED_BY_RONDE)
+def _end_of_program() -> None:
+    """Shuts groups down that the program did not destroy: the first rank that leaves ends the session for all.
+
+    An exception that ends the program is left to the session's own handler, which tells the other ranks at once.
+    """
+    is_failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+    if _state.groups is not None and _state.process == os.getpid() and not is_failed:
+        _state.groups.shutdown()
 
 
 def create(options: Any, backend_options: Any) -> Any:
@@ -72,7 +80,7 @@ def create(options: Any, backend_options: Any) -> Any:
 
 def _settings(options: Any) -> dict[str, Any]:
     """Returns settings for the session of the group of all ranks: where no launcher of ronde is, by PyTorch's means."""
-    if ronde.torch.basics.is_initialized() or is_launched_by_ronde():
+    if ronde.torch.basics.is_initialized() or ronde_entry_points.is_in_job(os.environ):
         return {}
     # PyTorch's timeout is also that of the rendezvous, unless the user has set one for this alone.
     timeout = None if "RONDE_START_TIMEOUT" in os.environ else options.timeout.total_seconds()
@@ -93,14 +101,14 @@ def _check_agrees(given_rank: int, given_size: int, rank: int, size: int) -> Non
     )
 
 
-def _rendezvous(url: str, **options: Any) -> Iterator[tuple[HashStore, int, int]]:
-    """Handles `ronde://`: rank and size are the job's, and no store is shared."""
-    del url, options
+def _rendezvous(url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
+    """Handles `ronde://`: rank and size are the job's. A store is opened if a group of another backend needs it."""
+    del url
     client = begun({}).client
-    yield HashStore(), client.rank, client.size
+    yield env_rendezvous.store(client.rank, client.size, **options), client.rank, client.size
 
 
 def register() -> None:
     """Registers the backend and its ways to meet. Called once, by the import of the package."""
     ronde_entry_points.replace_rendezvous(_rendezvous)
-    torch.distributed.Backend.register_backend("ronde", create, extended_api=True, devices=ronde_entry_points.devices())
+    ronde_entry_points.register_creator(create)

@@ -1,13 +1,21 @@
-"""`env://`, PyTorch's default rendezvous, in jobs of `ronde run`: no store is opened before one is used."""
+"""`env://`, PyTorch's default rendezvous, in jobs of ronde: no store is opened before one is used.
+
+The backend "ronde" uses none. Groups of other backends beside it need one, which rank 0 of the job serves, also where
+it is not their member. So each rank opens it when it makes such a group (`open_for`).
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import urllib.parse
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch.distributed
-from torch._C._distributed_c10d import Store
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed.constants import default_pg_timeout
 
 from ronde.torch.distributed.lazy_store import LazyStore
 
@@ -17,42 +25,141 @@ if TYPE_CHECKING:
 
 Handler = Callable[..., "Iterator[tuple[Store, int, int]]"]
 
-# What `ronde run` sets for its workers, and what PyTorch's handler reads.
-_VARIABLES = ("RONDE_JOB", "RONDE_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_BACKEND = "ronde"
 
 
 def init_process_group(timeout: datetime.timedelta) -> None:
-    """Makes the default group over ronde, by `env://` where a job of `ronde run` is.
+    """Makes the default group over ronde for the ranks of this job. Raises what `init_process_group("ronde")` does."""
+    torch.distributed.init_process_group(_BACKEND, init_method="ronde://", timeout=timeout)
 
-    Groups of other backends beside it, which front ends may open, then find a store that all ranks share. Elsewhere
-    this is `ronde.torch.distributed.init_process_group`. Raises what that does.
+
+def numbers(url: str, environment: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Returns rank and size of `env://`: those in the URL, else RANK and WORLD_SIZE; None for one that is not given.
+
+    Raises ValueError for one that is not a number.
     """
-    if all(os.environ.get(name) for name in _VARIABLES):
-        torch.distributed.init_process_group("ronde", timeout=timeout)
-    else:
-        import ronde.torch.distributed
-
-        ronde.torch.distributed.init_process_group(timeout)
-
-
-def numbers(url: str, environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Returns rank and size of `env://`: those in the URL, else RANK and WORLD_SIZE; None if one is not a number."""
     query = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(url).query))
-    texts = query.get("rank", environment.get("RANK", "")), query.get("world_size", environment.get("WORLD_SIZE", ""))
-    if not all(text.isdecimal() for text in texts):
+    return (
+        _number("RANK", query.get("rank") or environment.get("RANK")),
+        _number("WORLD_SIZE", query.get("world_size") or environment.get("WORLD_SIZE")),
+    )
+
+
+def _number(name: str, text: str | None) -> int | None:
+    if not text:
         return None
-    return int(texts[0]), int(texts[1])
+    if not text.isdecimal():
+        raise ValueError(f"{name} is {text!r}, but must be a number: unset it, and the job of ronde tells it")
+    return int(text)
 
 
-def rendezvous(plain: Handler, url: str, options: dict[str, Any]) -> Iterator[tuple[Store, int, int]]:
+def rendezvous(url: str, options: dict[str, Any]) -> Iterator[tuple[Store, int, int]]:
     """Does what PyTorch's handler of `env://` does, but opens no store yet.
 
-    plain   -- PyTorch's handler
     options -- its keyword arguments
+
+    Rank and size are the job's where neither the URL nor RANK and WORLD_SIZE give them: the scripts for Slurm,
+    Kubernetes and compose set none. Raises what `ronde.torch.init` does, which is called then.
     """
-    found = numbers(url, os.environ)
-    if found is None:
-        yield from plain(url, **options)  # which raises and names the variable
-        return
-    yield LazyStore(lambda: next(plain(url, **options))[0]), *found
+    rank, size = numbers(url, os.environ)
+    if rank is None or size is None:
+        from ronde.torch.distributed import creation
+
+        client = creation.begun({}).client
+        rank, size = client.rank if rank is None else rank, client.size if size is None else size
+    yield store(rank, size, url, **options), rank, size
     raise RuntimeError("env:// gives no second rendezvous")
+
+
+def store(
+    rank: int, size: int, url: str = "env://", timeout: datetime.timedelta = default_pg_timeout, **unused: Any
+) -> Store:
+    """Returns a store for all ranks that is opened by its first use, or by a group of another backend.
+
+    url     -- with the options of `env://`
+    timeout -- of the connection to it
+    unused  -- other options of rendezvous, which PyTorch's handler does not use either
+    """
+    del unused
+    if size == 1:
+        return HashStore()
+    _install()
+    return LazyStore(lambda: _opened(rank, size, url, timeout))
+
+
+def _opened(rank: int, size: int, url: str, timeout: datetime.timedelta) -> Store:
+    """Opens the store at MASTER_ADDR and MASTER_PORT, which rank 0 serves, or torchrun.
+
+    PyTorch's handler waits on rank 0 for all ranks, some of which may never use the store; this does not.
+    """
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not address or not port:
+        raise RuntimeError(
+            "a group of another backend than ronde, or the program, uses the store of torch.distributed, but "
+            "MASTER_ADDR and MASTER_PORT are not set. Set them to the host of rank 0 and a free port there, or use the "
+            'backend "ronde" for all groups'
+        )
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    query = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(url).query))
+    is_old = (query.get("use_libuv") or os.environ.get("USE_LIBUV")) == "0"
+    options = {"use_libuv": False} if is_old else {}
+    try:
+        return TCPStore(
+            address, int(port), size, serves, timeout, wait_for_workers=False, multi_tenant=serves, **options
+        )
+    except Exception as error:
+        raise RuntimeError(
+            f"the store of torch.distributed at {address}:{port} (MASTER_ADDR, MASTER_PORT) cannot be opened by rank "
+            f"{rank}: {error}. Rank 0 opens it when it calls new_group for a group of another backend than ronde; it "
+            "must call it, too, with use_local_synchronization=True"
+        ) from error
+
+
+def is_other(backend: Any) -> bool:
+    """Whether a backend as `new_group` takes it, such as `cpu:gloo,cuda:ronde`, is another one than ronde."""
+    return {part.rpartition(":")[2].strip() for part in str(backend).lower().split(",")} != {_BACKEND}
+
+
+def _default_store() -> LazyStore | None:
+    """Returns the store of the default group if this module made it."""
+    group = c10d.GroupMember.WORLD
+    found: Any = None if group is None else c10d._world.pg_map.get(group, (None, None))[1]
+    while isinstance(found, PrefixStore):
+        found = found.underlying_store
+    return found if isinstance(found, LazyStore) else None
+
+
+def open_for(backend: Any) -> None:
+    """Opens the default group's store if a group of this backend uses it. Raises RuntimeError if it cannot be opened.
+
+    backend -- as `new_group` takes it; None for that of the default group
+    """
+    if backend is None:
+        backend = torch.distributed.get_backend_config()
+    found = _default_store() if is_other(backend) else None
+    if found is not None:
+        found.open()
+
+
+@functools.cache
+def _install() -> None:
+    """Wraps what all ranks call for each new group, and what releases the default one. Both are PyTorch's own."""
+    make, update = c10d._new_group_with_tag, c10d._update_default_pg
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def made(*arguments: Any, **settings: Any) -> Any:
+        if torch.distributed.is_initialized():
+            open_for(signature.bind(*arguments, **settings).arguments.get("backend"))
+        return make(*arguments, **settings)
+
+    @functools.wraps(update)
+    def updated(pg: Any) -> None:
+        # While the default group that ends is still known.
+        ended = _default_store() if pg is None else None
+        update(pg)
+        if ended is not None:
+            ended.release()
+
+    c10d._new_group_with_tag = made
+    c10d._update_default_pg = updated

@@ -78,6 +78,12 @@ class Groups:
         self.alive.append(group)
         return group
 
+    def shutdown(self) -> None:
+        """Shuts all groups down, for a program that ends. Does nothing where the session is somebody else's."""
+        if self._is_session_ours:
+            for group in reversed(self.alive.copy()):
+                group.shutdown()
+
     def _leave(self, group: Group, is_aborted: bool) -> None:
         """Removes a group that is shut down. Ends the session with the last one, if the session began here.
 

@@ -17,15 +17,16 @@ class LazyStore(Store):
     open_store -- opens the store
     """
 
-    # C++ holds these objects without their part in Python.
+    # C++ holds these objects without their part in Python, until `release`.
     _alive: list[LazyStore] = []  # noqa: RUF012
 
-    def __init__(self, open_store: Callable[[], Any]) -> None:
+    def __init__(self, open_store: Callable[[], Any], parent: LazyStore | None = None) -> None:
         super().__init__()
         self._open_store = open_store
         self._opened: Any = None
         self._timeout: datetime.timedelta | None = None
         self._lock = threading.Lock()
+        self._root: LazyStore = self if parent is None else parent._root
         self._alive.append(self)
 
     def _store(self) -> Any:
@@ -38,7 +39,17 @@ class LazyStore(Store):
 
     def clone(self) -> LazyStore:
         """Returns another connection to the store, which is opened by its first use, too."""
-        return LazyStore(lambda: self._store().clone())
+        return LazyStore(lambda: self._store().clone(), self)
+
+    def open(self) -> None:
+        """Opens the store, unless that was done. Raises what opening it raises."""
+        self._store()
+
+    def release(self) -> None:
+        """Closes the store and its clones, which nothing may use after this."""
+        for store in [store for store in self._alive if store._root is self._root]:
+            self._alive.remove(store)
+            store._opened = None
 
     def is_open(self) -> bool:
         """Returns whether the store was used."""
