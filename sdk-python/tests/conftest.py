@@ -41,7 +41,9 @@ def ronde_binary() -> str:
 def tmp_path() -> Iterator[pathlib.Path]:
     """A temporary directory with a short path: that of a Unix socket has 107 bytes at most."""
     with tempfile.TemporaryDirectory(prefix="rt-") as name:
-        yield pathlib.Path(name)
+        own = pathlib.Path(name) / "t"  # tests may move it within the directory above
+        own.mkdir()
+        yield own
 
 
 @pytest.fixture
