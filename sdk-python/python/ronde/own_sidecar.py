@@ -152,7 +152,7 @@ def _socket_directory(process: subprocess.Popen[bytes]) -> str:
     try:
         message = json.loads(line.splitlines()[0])
         serves = message["type"] == "serving"
-        said = str(message["socket_dir"] if serves else message.get("reason", message))
+        answer = str(message["socket_dir"] if serves else message.get("reason", message))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RondeError(
             f"the sidecar that this process has started reports {line[:200]!r}, which ronde of this release does not; "
@@ -160,8 +160,8 @@ def _socket_directory(process: subprocess.Popen[bytes]) -> str:
             "connect",
         ) from error
     if not serves:
-        raise RondeError(f"the sidecar that this process has started cannot serve: {said}", "connect")
-    return said
+        raise RondeError(f"the sidecar that this process has started cannot serve: {answer}", "connect")
+    return answer
 
 
 def _program() -> str:

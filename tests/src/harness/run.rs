@@ -2,8 +2,9 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -36,7 +37,10 @@ impl Run {
     pub fn new(ranks: u32) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let runtime_dir = tempfile::Builder::new().prefix("ronde-test-").tempdir().expect("a temporary directory");
+        // Runtime directories that others can enter are not used.
+        let private = Permissions::from_mode(0o700);
+        let runtime_dir = tempfile::Builder::new().prefix("ronde-test-").permissions(private).tempdir();
+        let runtime_dir = runtime_dir.expect("a temporary directory");
         let mut command = Command::new(ronde_binary());
         command.args(["run", "-np", &ranks.to_string()]);
         command.env(MARK, &mark).env("XDG_RUNTIME_DIR", runtime_dir.path());

@@ -255,6 +255,9 @@ fn a_web_session_may_have_as_many_requests_pending_as_announced() -> Result<()> 
     let ordinary = ordinary(&cluster)?;
     let (mut session, token) = session(&cluster)?;
     let _client = ordinary.join().expect("it only connects")?;
+    session.await_message("the epoch", |message| {
+        matches!(message, server_message::Message::EpochBegan(_)).then_some(())
+    })?;
     let most = u64::from(session.claimed.pending_max);
     ensure!(most == limits::WEB_PENDING_MAX as u64);
     let submit = |request: u64| client_message::Message::Submit(broadcast(request, &format!("broadcast.{request}")));

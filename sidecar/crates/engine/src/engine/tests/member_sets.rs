@@ -363,7 +363,7 @@ fn one_rank_may_have_so_many_pending() {
 
 /// The members of another set meet, whatever each of them has asked for by the same name before.
 #[test]
-fn a_failure_does_not_leave_later_members_behind() {
+fn later_members_do_not_wait_after_a_failure() {
     let mut cluster = Cluster::new(&[0, 1, 1, 2]).started();
     let disagreeing = [ask(&mut cluster, &[0], &form(&[0, 1])), ask(&mut cluster, &[1], &form(&[0, 1, 2]))].concat();
     cluster.run();
@@ -433,7 +433,7 @@ fn ranks_of_one_sidecar_cannot_use_up_all_sets() {
 
 /// The only sidecar of a job may form all sets; who has formed how many is in the refusal.
 #[test]
-fn a_refusal_says_who_has_formed_the_sets() {
+fn a_refusal_names_who_has_formed_the_sets() {
     let mut cluster = Cluster::new(&[0; 11]).started();
     let all = subsets(&(0..11).collect::<Vec<u32>>());
     for (n, ranks) in all.iter().take(limits::SETS_MAX).enumerate() {
