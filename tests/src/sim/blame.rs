@@ -41,8 +41,9 @@ pub(super) fn is_named(failure: &Failure, item: &Item) -> bool {
         || match item.injected {
             // The culprit is the first that differs from the lowest rank.
             InjectedError::Mismatch(culprit, _) if matches!(item.kind, Kind::FormSet(..)) => {
-                // The culprit may join before anyone has asked.
-                let joined = failure.rank == Some(culprit) && failure.reason.contains(NOT_WITH_JOIN);
+                // The culprit may join before anyone has asked, and its own request then needs one who has failed and joined.
+                let asked = failure.rank.is_some_and(|rank| item.askers.contains(&rank));
+                let joined = asked && failure.reason.contains(NOT_WITH_JOIN);
                 failure.cause == Cause::Mismatch && (joined || names_list(failure, culprit, item))
             }
             InjectedError::Mismatch(culprit, _) => {
