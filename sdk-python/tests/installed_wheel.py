@@ -1,4 +1,4 @@
-"""Tells Python that the wheel is installed, without building it, so that PyTorch finds the project's entry points."""
+"""Writes the metadata of an installed wheel without a build, so that PyTorch finds the project's entry points."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 
 
 class _OnGpu:
-    """Stands in for a tensor on a GPU, which this test needs none of."""
+    """A fake GPU tensor, so that the test runs on machines without GPUs."""
 
     is_cuda, device, layout, nbytes = True, "cuda:0", None, 0
 

@@ -23,7 +23,7 @@ COST_MAX_S = 0.005
 
 @pytest.fixture(scope="session")
 def metadata(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder which tells Python that a wheel with the project's entry points is installed."""
+    """A folder with the metadata of an installed wheel that has the project's entry points."""
     return describe_wheel(tmp_path_factory.mktemp("metadata"))
 
 

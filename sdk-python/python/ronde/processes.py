@@ -32,8 +32,8 @@ class HostIdentity(NamedTuple):
     boot    -- the kernel's ID of this boot: processes of other hosts have another one
     network -- the network namespace: it makes hosts of containers and tests
 
-    The mount namespace is no part of it: containers of one host may or may not share a directory. Whether they do
-    shows when one looks for the other's.
+    The mount namespace is no part of it: containers of one host may share a directory, and a rank that cannot open the
+    session directory of rank 0 reports that.
     """
 
     name: str

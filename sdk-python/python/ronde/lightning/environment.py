@@ -146,7 +146,7 @@ class RondeEnvironment(ClusterEnvironment):  # type: ignore[misc]
     def device(self, devices: list[torch.device]) -> torch.device:
         """Returns the device of this process.
 
-        devices -- those that the Trainer uses: one for each process of the host, or one that stands for all
+        devices -- those that the Trainer uses: one for each process of the host, or a single one of their kind
         """
         if len(devices) == 1 and devices[0].type != "cpu":
             return torch.device(devices[0].type, self.place.local_rank)

@@ -49,7 +49,7 @@ def _number(name: str, text: str | None) -> int | None:
     if not text:
         return None
     if not text.isdecimal():
-        raise ValueError(f"{name} is {text!r}, but must be a number: unset it, and the job of ronde tells it")
+        raise ValueError(f"{name} is {text!r}, but must be a number: unset it to use that of the job of ronde")
     return int(text)
 
 

@@ -166,7 +166,7 @@ class WholeGroup(Group, _ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        # While PyTorch makes a group, it looks for backends of it where there are devices.
+        # While PyTorch makes a group, it queries the group's backends, on machines with devices.
         is_made = self in torch.distributed.distributed_c10d._world.pg_map
         return [torch.device("cpu"), torch.device("cuda")] if is_made else []
 

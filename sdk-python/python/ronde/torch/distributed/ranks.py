@@ -37,7 +37,7 @@ class Ranks:
 
     order -- ranks of the job in the order of the group. A process set is ordered by rank, so that the rank's number
              within the group, `me`, may differ from that within the process set, `position`.
-    label -- tells this group from others of the same ranks
+    label -- distinguishes this group from others of the same ranks
     """
 
     def __init__(self, client: Client, members: Members, order: Sequence[int], label: str) -> None:
