@@ -52,7 +52,7 @@ def begun(settings: dict[str, Any]) -> Groups:
 def _end_of_program() -> None:
     """Shuts groups down that the program did not destroy: the first rank that leaves ends the session for all.
 
-    An exception that ends the program is left to the session's own handler, which reports it to the other ranks at once.
+    An exception that ends the program is left to the session's own handler, which reports it to the others at once.
     """
     is_failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
     if _state.groups is not None and _state.process == os.getpid() and not is_failed:
