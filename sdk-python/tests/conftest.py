@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 import pytest
 
@@ -35,6 +35,13 @@ def ronde_binary() -> str:
     if not pathlib.Path(binary).is_file():
         pytest.fail(f"RONDE_BIN is {binary}, where there is no file; build the binary `ronde` first (`make build`)")
     return binary
+
+
+def leave_out(what: str, reason: str) -> NoReturn:
+    """Skips the test, or fails it if RONDE_REQUIRE lists what it needs: CI lists what its machine has."""
+    if what in os.environ.get("RONDE_REQUIRE", "").split(","):
+        pytest.fail(f"RONDE_REQUIRE names {what}, but {reason}", pytrace=False)
+    pytest.skip(f"LEFT OUT: {reason}")
 
 
 @pytest.fixture

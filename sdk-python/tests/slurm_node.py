@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import leave_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +66,7 @@ def why_not() -> str | None:
 def slurm_node() -> Iterator[dict[str, str]]:
     """Starts the daemons. Yields the variables by which srun finds them. Skips where Slurm cannot run."""
     if reason := why_not():
-        pytest.skip(f"LEFT OUT: {reason}")
+        leave_out("slurm", reason)
     with tempfile.TemporaryDirectory(prefix="slurm-") as place, contextlib.ExitStack() as daemons:
         folder = pathlib.Path(place)
         folder.chmod(0o755)
