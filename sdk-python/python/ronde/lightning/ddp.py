@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from lightning.pytorch.strategies import DDPStrategy
 
-from ronde.lightning.environment import RondeEnvironment
+from ronde.lightning.environment import PlacedByJob, RondeEnvironment
 from ronde.lightning.session import begin_group
 
 
-class RondeStrategy(DDPStrategy):  # type: ignore[misc]
+class RondeStrategy(PlacedByJob, DDPStrategy):  # type: ignore[misc]
     """Lightning's DDPStrategy over the backend "ronde", for processes that `ronde run` has started.
 
     cluster_environment -- default: RondeEnvironment
@@ -28,16 +27,6 @@ class RondeStrategy(DDPStrategy):  # type: ignore[misc]
             raise TypeError(f"RondeStrategy sets {' and '.join(sorted(excess))} itself; leave it out")
         self.job = cluster_environment or RondeEnvironment()
         super().__init__(cluster_environment=self.job, process_group_backend="ronde", **settings)
-
-    @property
-    def root_device(self) -> torch.device:
-        """The device of this process."""
-        return self.job.device(self.parallel_devices or [torch.device("cpu")])
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The number of shards of the data and which of them this process has."""
-        return {"num_replicas": self.job.world_size(), "rank": self.job.global_rank()}
 
     def _configure_launcher(self) -> None:
         # Lightning checks this where it starts processes, which it does not do here.

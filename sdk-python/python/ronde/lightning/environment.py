@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from lightning.fabric.plugins.environments import ClusterEnvironment
@@ -151,3 +151,20 @@ class RondeEnvironment(ClusterEnvironment):  # type: ignore[misc]
         if len(devices) == 1 and devices[0].type != "cpu":
             return torch.device(devices[0].type, self.place.local_rank)
         return devices[self.place.local_rank % len(devices)]
+
+
+class PlacedByJob:
+    """What strategies take from the job instead of from the Trainer's `devices` and `num_nodes`."""
+
+    job: RondeEnvironment
+    parallel_devices: list[torch.device] | None
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this process."""
+        return self.job.device(self.parallel_devices or [torch.device("cpu")])
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """The number of shards of the data and which of them this process has."""
+        return {"num_replicas": self.job.world_size(), "rank": self.job.global_rank()}

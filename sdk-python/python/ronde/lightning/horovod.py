@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import ronde.torch as hvd
-from ronde.lightning.environment import RondeEnvironment
+from ronde.lightning.environment import PlacedByJob, RondeEnvironment
 from ronde.lightning.session import begin
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _AVERAGES = (None, "avg", "mean", torch.distributed.ReduceOp.AVG)
 _SUMS = ("sum", torch.distributed.ReduceOp.SUM)
 
 
-class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
+class HorovodStrategy(PlacedByJob, ParallelStrategy):  # type: ignore[misc]
     """Data parallelism by `DistributedOptimizer`, as Horovod does it, with one device for each process.
 
     At the start of `fit` all ranks get rank 0's parameters and optimizer states, and learning rates are multiplied by
@@ -54,16 +54,6 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         self._optimizer_settings = dict(optimizer_settings or {})
         self._is_accumulating = False
         rank_zero_only.rank = self.job.global_rank()
-
-    @property
-    def root_device(self) -> torch.device:
-        """The device of this process."""
-        return self.job.device(self.parallel_devices or [torch.device("cpu")])
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The number of shards of the data and which of them this process has."""
-        return {"num_replicas": self.job.world_size(), "rank": self.job.global_rank()}
 
     def _configure_launcher(self) -> None:
         self.job.validate_settings(len(self.parallel_devices or []) or 1, self.num_nodes)
