@@ -12,7 +12,6 @@ With RONDE_AUTOINIT=1 the default group is made when the program first asks for 
 
 from __future__ import annotations
 
-import atexit
 import functools
 import importlib
 import multiprocessing
@@ -103,6 +102,9 @@ class Devices(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         return self._found()[index]
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found())
+
     def __len__(self) -> int:
         return len(self._found())
 
@@ -113,6 +115,11 @@ class Devices(Sequence[str]):
 def is_in_job(environment: Mapping[str, str]) -> bool:
     """Whether the variables name a job of ronde and this process's rank in it: the session then knows its size."""
     return all(environment.get(name) for name in _JOB)
+
+
+def is_other(backend: Any) -> bool:
+    """Whether a backend as `init_process_group` takes it, such as `cpu:gloo,cuda:ronde`, is another one than ronde."""
+    return {part.rpartition(":")[2].strip() for part in str(backend).lower().split(",")} != {BACKEND}
 
 
 def is_automatic(environment: Mapping[str, str]) -> bool:
@@ -264,18 +271,11 @@ class Automatic:
         self._group = self._property.fget(self._c10d.GroupMember)
         # Processes that this one starts inherit its rank, which is taken.
         os.environ[AUTOINIT] = "0"
-        atexit.register(self._end)
-
-    def _end(self) -> None:
-        """Ends the group in good order if the program did not: the first rank that leaves ends the job for all."""
-        is_alive = self._group is not None and self._property.fget(self._c10d.GroupMember) is self._group
-        if is_alive and os.getpid() == self._process and getattr(sys, "last_value", None) is None:
-            self._c10d.destroy_process_group()
 
 
 def _is_launched() -> bool:
-    """Whether this process is to have a group: it is in a job, a sidecar is named for it, or a launcher started it."""
-    if is_in_job(os.environ) or os.environ.get("RONDE_SOCKET") or os.environ.get("RONDE_JOB"):
+    """Whether this process is to have a group: a job or a sidecar is named for it, or a launcher started it."""
+    if os.environ.get("RONDE_SOCKET") or os.environ.get("RONDE_JOB"):
         return True
     _import()
     from ronde import _ronde
@@ -288,8 +288,7 @@ def _check_same(backend: Any) -> None:
 
     backend -- as `init_process_group` takes it: a name, or names by device, such as `cpu:ronde`; None for any
     """
-    named = {part.rpartition(":")[2].strip() for part in str(backend or BACKEND).lower().split(",")}
-    if named != {BACKEND}:
+    if is_other(backend or BACKEND):
         raise ValueError(
             f"{AUTOINIT}=1 has made the default process group with the backend {BACKEND!r}, but the program calls "
             f"init_process_group({str(backend)!r}). Unset {AUTOINIT}, or name {BACKEND!r} in this call"

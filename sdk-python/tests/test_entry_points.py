@@ -270,7 +270,7 @@ def test_numbers_that_are_none_are_an_error() -> None:
     [("ronde", False), ("cpu:ronde,cuda:ronde", False), ("gloo", True), ("cpu:gloo,cuda:ronde", True), ("NCCL", True)],
 )
 def test_other_backends_are_recognized(backend: str, expected: bool) -> None:
-    from ronde.torch.distributed.env_rendezvous import is_other
+    from ronde_entry_points import is_other
 
     assert is_other(backend) is expected
 

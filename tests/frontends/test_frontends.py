@@ -59,7 +59,7 @@ def test_lightning_refuses_a_session_of_another_size(monkeypatch: pytest.MonkeyP
         monkeypatch.delenv(name)
     alone = RondeEnvironment()
     alone.check(0, 1)
-    with pytest.raises(RondeError, match=r"says rank 0 of 1, .* but its session is rank 1 of 2"):
+    with pytest.raises(RondeError, match=r"gives rank 0 of 1, .* but its session is rank 1 of 2"):
         alone.check(1, 2)
 
 

@@ -36,8 +36,8 @@ def place(environment: Mapping[str, str]) -> Place | None:
     """Returns the place that a launcher's variables give this process; without a launcher it is alone.
 
     Returns None where the variables name a job of ronde or a sidecar, but not the number of ranks: the scripts for
-    Slurm, Kubernetes and compose set no more, and only the session knows. What another launcher says counts beside a
-    sidecar if RONDE_RANK is not set.
+    Slurm, Kubernetes and compose set no more, and only the session knows. Beside a sidecar, the variables of another
+    launcher are used if RONDE_RANK is not set.
 
     Raises RondeError with cause "settings" if a launcher's variables are incomplete: each process would train alone.
     """
@@ -54,8 +54,8 @@ def place(environment: Mapping[str, str]) -> Place | None:
             "number of processes are in the environment; start the program by `ronde run -np N`",
             "settings",
         )
-    node = environment.get("RONDE_CROSS_RANK") or environment.get("GROUP_RANK") or "0"
-    return Place(rank, size, local_rank, local_size or size, int(node))
+    node = int(environment.get("RONDE_CROSS_RANK") or 0) if launched.node is None else launched.node
+    return Place(rank, size, local_rank, local_size or size, node)
 
 
 def place_in_session() -> Place:
@@ -67,8 +67,8 @@ def place_in_session() -> Place:
 class RondeEnvironment(ClusterEnvironment):  # type: ignore[misc]
     """Ranks and sizes of the job that `ronde run`, or another launcher, has started: one process for each device.
 
-    Where the environment does not tell them (Slurm, Kubernetes, compose), it begins the session, which does. Raises
-    RondeError where `place` and `place_in_session` do.
+    Where the environment lacks them (Slurm, Kubernetes, compose), it begins the session and takes them from there.
+    Raises RondeError where `place` and `place_in_session` do.
     """
 
     def __init__(self) -> None:
@@ -79,9 +79,9 @@ class RondeEnvironment(ClusterEnvironment):  # type: ignore[misc]
         """Raises RondeError with cause "settings" if a session has another rank or size: data is shared by these."""
         if (rank, size) != (self.place.rank, self.place.size):
             raise RondeError(
-                f"the environment of this process says rank {self.place.rank} of {self.place.size}, by which Lightning "
-                f"shares the data, but its session is rank {rank} of {size}. Start the program by `ronde run -np "
-                f"{size}`, or unset the variables of the launcher that does not start this job",
+                f"the environment of this process gives rank {self.place.rank} of {self.place.size}, by which "
+                f"Lightning shares the data, but its session is rank {rank} of {size}. Start the program by "
+                f"`ronde run -np {size}`, or unset the variables of the launcher that does not start this job",
                 "settings",
             )
 

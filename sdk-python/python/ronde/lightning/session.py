@@ -27,7 +27,6 @@ def begin_group(job: RondeEnvironment, timeout: datetime.timedelta | None) -> No
     """
     if not torch.distributed.is_initialized():
         env_rendezvous.init_process_group(default_pg_timeout if timeout is None else timeout)
-        atexit.register(_end_group)
     elif not is_over_ronde():
         raise RuntimeError(
             f"the strategy needs the backend {_BACKEND!r}, but the default process group exists already, with "
@@ -50,18 +49,8 @@ def begin(job: RondeEnvironment) -> None:
     job.check(ronde.torch.rank(), ronde.torch.size())
 
 
-def _is_failed() -> bool:
-    return getattr(sys, "last_value", None) is not None
-
-
-def _end_group() -> None:
-    """Destroys the group, which waits for the other ranks: the first one that leaves ends the job for all."""
-    if is_over_ronde() and not _is_failed():
-        torch.distributed.destroy_process_group()
-
-
 def _end() -> None:
     """Ends the session when all ranks have arrived here."""
-    if ronde.torch.is_initialized() and not _is_failed():
+    if ronde.torch.is_initialized() and getattr(sys, "last_value", None) is None:
         ronde.torch.barrier()
         ronde.torch.shutdown()

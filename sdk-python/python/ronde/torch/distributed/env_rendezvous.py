@@ -17,6 +17,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
+import ronde_entry_points
 from ronde.torch.distributed.lazy_store import LazyStore
 
 if TYPE_CHECKING:
@@ -25,12 +26,10 @@ if TYPE_CHECKING:
 
 Handler = Callable[..., "Iterator[tuple[Store, int, int]]"]
 
-_BACKEND = "ronde"
-
 
 def init_process_group(timeout: datetime.timedelta) -> None:
     """Makes the default group over ronde for the ranks of this job. Raises what `init_process_group("ronde")` does."""
-    torch.distributed.init_process_group(_BACKEND, init_method="ronde://", timeout=timeout)
+    torch.distributed.init_process_group(ronde_entry_points.BACKEND, init_method="ronde://", timeout=timeout)
 
 
 def numbers(url: str, environment: Mapping[str, str]) -> tuple[int | None, int | None]:
@@ -115,11 +114,6 @@ def _opened(rank: int, size: int, url: str, timeout: datetime.timedelta) -> Stor
         ) from error
 
 
-def is_other(backend: Any) -> bool:
-    """Whether a backend as `new_group` takes it, such as `cpu:gloo,cuda:ronde`, is another one than ronde."""
-    return {part.rpartition(":")[2].strip() for part in str(backend).lower().split(",")} != {_BACKEND}
-
-
 def _default_store() -> LazyStore | None:
     """Returns the store of the default group if this module made it."""
     group = c10d.GroupMember.WORLD
@@ -136,7 +130,7 @@ def open_for(backend: Any) -> None:
     """
     if backend is None:
         backend = torch.distributed.get_backend_config()
-    found = _default_store() if is_other(backend) else None
+    found = _default_store() if ronde_entry_points.is_other(backend) else None
     if found is not None:
         found.open()
 

@@ -52,7 +52,7 @@ class Ranks:
         self._abortion: Exception | None = None
         # Of the ranks of the group, where each is in the process set.
         self._positions = [members.ranks.index(rank) for rank in self.order]
-        # Messages have no name, so tags tell those of groups with the same ranks apart.
+        # Messages have no name, so tags distinguish those of groups with the same ranks.
         is_default = label == _DEFAULT and self.size == client.size
         digest = hashlib.sha256(f"{members.ranks} {label}".encode()).digest()
         self._first_tag = 0 if is_default else int.from_bytes(digest[:4], "big")

@@ -28,7 +28,7 @@ use crate::trace::Trace;
 #[derive(Debug, Default)]
 pub(crate) struct Ordering {
     queues: BTreeMap<Scope, Queue>,
-    /// The tensors of all queues.
+    /// The tensors of all queues, as an index: each announcement asks whether its tensor waits, and queues may be long.
     waiting: BTreeSet<TensorKey>,
     in_flight: BTreeMap<Seq, (Scope, SidecarIndex)>,
     last: Seq,
