@@ -24,6 +24,7 @@ PYTEST_WORKERS ?= 3
 PYTHON ?= python3
 CARGO ?= cargo
 FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
+TORCHFT_PYTHONS = $(foreach kind,torchft torchft-nightly,$(shell $(PYTHON) tests/setup/environment.py path $(kind)))
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
 WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
 FIRST ?= 0
@@ -33,7 +34,7 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frontends tests/soak compose
+PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frontends tests/torchft tests/soak tests/kills compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -46,6 +47,10 @@ help: ## List the recipes
 .PHONY: demo
 demo: ## Train on handwritten digits: 4 workers, 2 sidecars, every byte between them sealed
 	@$(PYTHON) sdk-python/examples/demo.py
+
+.PHONY: demo-elastic
+demo-elastic: ## Train on handwritten digits while workers and a sidecar are killed and a host is added
+	@$(PYTHON) sdk-python/examples/demo_elastic.py
 
 .PHONY: test
 test: setup lint build-tests test-rust test-python ## Do everything that CI does: set-up, lints, all tests
@@ -136,6 +141,12 @@ frontends-test: build ## Train with Lightning, Accelerate, Transformers and Deep
 	@$(PYTHON) tests/setup/environment.py frontends
 	$(FRONTENDS_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frontends
 
+# OPTIONS="-k dies" runs one test.
+.PHONY: torchft-test
+torchft-test: build ## Train with torchft's Manager, its last release and a nightly one, and run torchft's own tests (3 minutes)
+	@$(PYTHON) tests/setup/environment.py torchft torchft-nightly
+	for python in $(TORCHFT_PYTHONS); do $$python -m pytest -q -rs -c sdk-python/pyproject.toml tests/torchft $(OPTIONS) || exit 1; done
+
 .PHONY: package
 package: ## Check that the published crates can be packaged, and build each from its package
 	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --exclude ronde-tests-web --allow-dirty
@@ -189,7 +200,7 @@ test-rust:
 
 .PHONY: test-python
 test-python:
-	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS)
+	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -m "not heavy"
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/product
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml -m "not heavy" tests/deploy
 
@@ -214,9 +225,18 @@ soak: build-tests ## Run a job under random faults for 20 minutes, every element
 	@$(PYTHON) tests/setup/environment.py tools
 	cd tests && $(RONDE_PYTHON) -m soak --seconds $(SOAK_SECONDS) $(OPTIONS)
 
+.PHONY: kills
+kills: build-tests ## Kill processes of an elastic job of 4 workers 200 times, and measure how long the others need (40 minutes)
+	@$(PYTHON) tests/setup/environment.py tools training
+	cd tests && $(RONDE_PYTHON) -m kills $(OPTIONS)
+
 .PHONY: sim
 sim: ## Simulate 10,000 clusters, each under its own seed (FIRST=n SEEDS=n for others)
 	$(CARGO) run --package ronde-tests --bin sim -- --seed $(FIRST) --count $(SEEDS)
+
+.PHONY: sim-elastic
+sim-elastic: ## Simulate 10,000 elastic jobs, each under its own seed (FIRST=n SEEDS=n for others)
+	$(CARGO) run --package ronde-tests --bin sim -- --elastic --seed $(FIRST) --count $(SEEDS)
 
 .PHONY: differential-rust
 differential-rust: export RONDE_DIFFERENTIAL_SECONDS = $(FUZZ_SECONDS)
@@ -240,6 +260,19 @@ torch-suite: build-tests ## Run PyTorch's own tests of torch.distributed on rond
 	@$(PYTHON) tests/setup/environment.py tools training torch-suite
 	cd sdk-python/tests && $(RONDE_PYTHON) -m torch_suite --table $(CARGO_TARGET_DIR)/torch-suite.md $(OPTIONS)
 	@echo "make torch-suite: the table is $(CARGO_TARGET_DIR)/torch-suite.md"
+
+.PHONY: torchrun-test
+torchrun-test: build-tests ## Train with torchrun's agents on one and two nodes, and break them (needs root, minutes)
+	@tests/setup/debian.sh
+	@$(PYTHON) tests/setup/environment.py tools training
+	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -n 2 tests/test_torchrun.py tests/test_torchrun_link.py tests/test_torchrun_parts.py \
+	    tests/test_torchrun_rounds.py tests/test_torchrun_quorum.py
+
+.PHONY: reconfigure-test
+reconfigure-test: build-tests ## Groups of torch.distributed lose ranks and get others, on one and two hosts (needs root, minutes)
+	@tests/setup/debian.sh
+	@$(PYTHON) tests/setup/environment.py tools training
+	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -n 2 tests/test_reconfigure.py
 
 .PHONY: deny
 deny: ## Check licences, bans and advisories of dependencies (installs cargo-deny: minutes)

@@ -6,6 +6,7 @@ not use ronde may neither fail nor become slower because of ronde. The package i
 
     torch.backends               `torch_backend`, by every PyTorch from 2.5 on, in `import torch`
     torch.distributed.backends   `register`, by PyTorch 2.15 and later, when a program names the backend
+    torchrun.handlers            `torchrun_handler`, by torchrun in each of its agents
 
 With RONDE_AUTOINIT=1 the default group is made when the program first asks for it (`Automatic`).
 """
@@ -29,6 +30,8 @@ AUTOINIT = "RONDE_AUTOINIT"
 # What `ronde run` and the scripts for Slurm, Kubernetes and compose set for each worker. Only the first one also sets
 # RONDE_SIZE, and RANK, WORLD_SIZE and MASTER_ADDR for PyTorch's `env://`.
 _JOB = ("RONDE_JOB", "RONDE_RANK")
+# What the agents of `torchrun --rdzv-backend ronde` pass to their workers: the directory in which they answer.
+AGENT = "RONDE_AGENT"
 
 
 def torch_backend() -> None:
@@ -48,6 +51,11 @@ def torch_backend() -> None:
             "do without ronde",
             file=sys.stderr,
         )
+
+
+def torchrun_handler() -> Callable[[Any], Any]:
+    """Returns the function that makes the handler of `torchrun --rdzv-backend ronde`; torchrun calls this always."""
+    return _torchrun_handler
 
 
 def register() -> None:
@@ -113,8 +121,11 @@ class Devices(Sequence[str]):
 
 
 def is_in_job(environment: Mapping[str, str]) -> bool:
-    """Whether the variables name a job of ronde and this process's rank in it: the session then knows its size."""
-    return all(environment.get(name) for name in _JOB)
+    """Whether the variables name a job of ronde and this process's rank in it: the session then knows its size.
+
+    The agent of `torchrun --rdzv-backend ronde` names the job; torchrun sets the rank.
+    """
+    return all(environment.get(name) for name in _JOB) or bool(environment.get(AGENT) and environment.get("RANK"))
 
 
 def is_other(backend: Any) -> bool:
@@ -148,6 +159,18 @@ def _create(options: Any, backend_options: Any) -> Any:
     if creator is _create:
         raise RuntimeError(f'ronde.torch.distributed has not registered the backend "{BACKEND}"; install ronde again')
     return creator(options, backend_options)
+
+
+def _torchrun_handler(parameters: Any) -> Any:
+    """Makes the handler of a torchrun agent. Raises RuntimeError with the reason if ronde cannot be imported."""
+    try:
+        from ronde.torchrun import handler
+    except Exception as error:
+        raise RuntimeError(
+            f'--rdzv-backend "{BACKEND}" cannot be used: `import ronde.torchrun` failed with {type(error).__name__}: '
+            f"{error}. Install ronde again (pip install --force-reinstall ronde)"
+        ) from error
+    return handler.create(parameters)
 
 
 def _rendezvous(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:

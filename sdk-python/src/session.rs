@@ -184,6 +184,13 @@ impl Session {
         self.client().map(|client| client.take_notices()).unwrap_or_default()
     }
 
+    /// Returns the newest change of an elastic job's membership since the last call, as its number and how many workers it
+    /// adds and removes.
+    fn membership_change(&self) -> Option<(u64, u32, u32)> {
+        let change = self.client().ok()?.membership_change()?;
+        Some((change.membership, change.added, change.removed))
+    }
+
     /// Returns the bytes of all segments, the bytes in use, the slots and the segments.
     fn shared_memory(&self) -> (u64, u64, usize, usize) {
         let memory = self.client().map(|client| client.shared_memory()).unwrap_or_default();

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 WORKERS = pathlib.Path(__file__).parent / "workers"
 PACKAGE = pathlib.Path(__file__).parent.parent / "python"
+# Tests use parts of the workers.
+sys.path.append(str(WORKERS))
 # Tests take a few seconds. A timeout ends a hang, so that its output is shown.
 WORLD_TIMEOUT_S = 180
 

@@ -93,7 +93,7 @@ class Runner:
             command, env=environment, check=False, capture_output=True, text=True, timeout=self.timeout
         )
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
-        found = re.findall(r"rank \d+ of \d+: test accuracy ([\d.]+), weights (\w+)", done.stdout)
+        found = re.findall(r"rank \d+ of \d+: test accuracy ([\d.]+), weights ([0-9a-f]+)", done.stdout)
         listeners = re.findall(r"watched in [1-9]\d* rounds: (\d+) TCP listeners", done.stdout)
         weights = torch.load(self._weights, weights_only=True)
         accuracies, digests = [float(accuracy) for accuracy, _ in found], [digest for _, digest in found]

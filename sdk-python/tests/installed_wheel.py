@@ -12,7 +12,7 @@ PROJECT = PACKAGE.parent / "pyproject.toml"
 def describe_wheel(folder: pathlib.Path) -> pathlib.Path:
     """Writes what an installed wheel would have of pyproject.toml's entry points. Returns the folder, for sys.path."""
     groups = re.findall(r'\[project\.entry-points\."([\w.]+)"\]\n((?:\w+ = .+\n)+)', PROJECT.read_text())
-    assert {group for group, _ in groups} >= {"torch.backends", "torch.distributed.backends"}
+    assert {group for group, _ in groups} >= {"torch.backends", "torch.distributed.backends", "torchrun.handlers"}
     information = folder / "ronde-0.0.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: ronde\nVersion: 0.0.0\n")

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Callable
+from unittest import mock
 
 import pytest
+from tracked_state import Tracked
 
 from ronde.elastic import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State, run_fn
 from ronde.elastic.loop import RESETS_MAX
 from ronde.errors import MismatchError, PeerLostError, RondeError, TimedOutError
-
-
-class Tracked(ObjectState):
-    """A state of a world of one rank, which records its calls."""
-
-    def __init__(self, **values: Any) -> None:
-        self.log: list[str] = []
-        super().__init__(copy.deepcopy, lambda: 0, **values)
-
-    def save(self) -> None:
-        self.log.append("save")
-        super().save()
-
-    def restore(self) -> None:
-        self.log.append("restore")
-        super().restore()
-
-    def sync(self) -> None:
-        self.log.append("sync")
-        super().sync()
-
-    def reset(self) -> None:
-        self.log.append("reset")
 
 
 def run(function: Callable[[Tracked], Any], state: Tracked, reset: Callable[[], None] | None = None) -> Any:
@@ -189,3 +167,19 @@ def test_other_exceptions_of_the_function_propagate() -> None:
 
     with pytest.raises(KeyError, match="loss"):
         run(train, Tracked())
+
+
+def test_the_loop_calls_a_state_as_horovods_does() -> None:
+    """Synchronization is left out after hosts were only removed, and the state is reset before it."""
+    state, outcomes = mock.Mock(), [RondeError(), HostsUpdatedInterrupt(True), HostsUpdatedInterrupt(False)]
+
+    def train(state: Any, step: int, scale: int) -> int:
+        if outcomes:
+            raise outcomes.pop(0)
+        return step * scale
+
+    state.reset_session = mock.Mock()
+    assert run_fn(train, state.reset_session)(state, 2, scale=3) == 6
+    called = [call[0] for call in state.method_calls]
+    again = ["reset_session", "on_reset"]
+    assert called == ["sync", "restore", *again, "sync", *again, *again, "sync"]

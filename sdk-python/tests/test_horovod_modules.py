@@ -106,7 +106,8 @@ def test_names_of_horovod_are_the_objects_of_ronde() -> None:
     assert hvd.elastic.TorchState is ronde.torch.elastic.TorchState
     assert importlib.import_module("horovod.torch.elastic.state").TorchState is ronde.torch.elastic.TorchState
     sampler = importlib.import_module("horovod.torch.elastic.sampler").ElasticSampler
-    assert sampler is ronde.torch.elastic.ElasticSampler
+    assert hvd.elastic.ElasticSampler is sampler
+    assert issubclass(sampler, ronde.torch.elastic.ElasticSampler), "with `rank` and `size` of its own module"
     assert importlib.import_module("horovod.runner").run is horovod.run
 
 

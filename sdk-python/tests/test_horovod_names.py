@@ -58,6 +58,19 @@ NAMES = {
     "horovod.runner.common.util.settings": "BaseSettings Settings",
     "horovod.runner.common.util.timeout": "Timeout TimeoutException",
     "horovod.runner.common.util.tiny_shell_exec": "execute",
+    "horovod.runner.elastic.constants": "DISCOVER_HOSTS_FREQUENCY_SECS ELASTIC_TIMEOUT_SECS "
+    "RESET_LIMIT_EXCEEDED_MESSAGE",
+    "horovod.runner.elastic.discovery": "DiscoveredHosts FixedHosts HostDiscovery HostDiscoveryScript HostManager "
+    "HostState",
+    "horovod.runner.elastic.driver": "DISCOVER_HOSTS_FREQUENCY_SECS ELASTIC_TIMEOUT_SECS ElasticDriver Results "
+    "ResultsRecorder",
+    "horovod.runner.elastic.registration": "FAILURE READY SUCCESS WorkerStateRegistry",
+    "horovod.runner.elastic.rendezvous": "create_rendezvous_handler",
+    "horovod.runner.elastic.settings": "ElasticSettings",
+    "horovod.runner.elastic.worker": "HostUpdateResult HostsUpdatedRequest WorkerNotificationClient "
+    "WorkerNotificationManager WorkerNotificationService",
+    "horovod.runner.http.http_client": "put_data_into_kvstore read_data_from_kvstore",
+    "horovod.runner.http.http_server": "RendezvousServer",
     "horovod.runner.util.cache": "Cache use_cache",
     "horovod.runner.util.lsf": "LSFUtils",
     "horovod.runner.util.network": "filter_local_addresses get_driver_ip get_local_host_addresses get_local_intfs "
@@ -81,6 +94,13 @@ SIGNATURES = {
     "horovod.runner.common.util.settings.BaseSettings": "num_proc= verbose= ssh_port= ssh_identity_file= "
     "extra_mpi_args= tcp_flag= binding_args= key= start_timeout= output_filename= run_func_mode= nics= elastic= "
     "prefix_output_with_timestamp=",
+    "horovod.runner.elastic.discovery.HostDiscoveryScript": "discovery_script default_slots=",
+    "horovod.runner.elastic.discovery.HostManager": "discovery cooldown_range=",
+    "horovod.runner.elastic.driver.ElasticDriver": "rendezvous discovery min_num_proc max_num_proc timeout= "
+    "reset_limit= cooldown_range= verbose=",
+    "horovod.runner.elastic.registration.WorkerStateRegistry": "driver host_manager reset_limit= verbose=",
+    "horovod.runner.elastic.settings.ElasticSettings": "discovery min_num_proc max_num_proc elastic_timeout "
+    "reset_limit cooldown_range= kwargs",
     "horovod.runner.common.util.timeout.Timeout": "timeout message",
     "horovod.runner.util.cache.Cache": "cache_folder cache_staleness_threshold_in_minutes parameters_hash",
     "horovod.runner.util.remote.get_ssh_command": "local_command host port= identity_file= timeout_s=",
@@ -119,6 +139,15 @@ def test_aliases() -> None:
     assert hvd.elastic is importlib.import_module("horovod.torch.elastic")
     assert hvd.elastic.state.TorchState is hvd.elastic.TorchState
     assert hvd.elastic.run_fn is elastic.run_fn
+    assert hvd.max_size.__module__ == "ronde.torch.basics"
+
+
+def test_the_samplers_rank_and_size_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovod.torch.elastic.sampler.rank", lambda: 1)
+    monkeypatch.setattr("horovod.torch.elastic.sampler.size", lambda: 2)
+    sampler = hvd.elastic.ElasticSampler(range(4), shuffle=False)
+    assert list(sampler) == [1, 3]
+    assert hvd.elastic.TorchState(sampler=sampler)._handlers["sampler"].value is sampler
 
 
 def test_build_flags() -> None:

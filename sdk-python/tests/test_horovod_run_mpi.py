@@ -10,7 +10,7 @@ import tempfile
 from typing import Any
 
 import pytest
-from conftest import PACKAGE, ronde_binary
+from conftest import PACKAGE, leave_out, ronde_binary
 from test_horovodrun import COMPAT, TIMEOUT_S
 from two_hosts import TwoHosts, two_hosts
 
@@ -25,7 +25,7 @@ FOLDER = pathlib.Path(sys.executable).parent
 @pytest.fixture(autouse=True)
 def mpirun_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     if not (FOLDER / "mpirun").is_file():
-        pytest.skip("no mpirun beside this Python; `make setup` installs it")
+        leave_out("mpi", "there is no mpirun beside this Python; `make setup` installs it")
     monkeypatch.setenv("RONDE_BIN", ronde_binary())
     monkeypatch.setenv("PATH", f"{FOLDER}{os.pathsep}{os.environ['PATH']}")
 

@@ -109,23 +109,9 @@ def test_ignored_flags_print_one_note_each(arguments: str, option: str | None, n
     assert note in notes[0]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "--autotune",
-        "--min-np 1",
-        "--min-num-proc 1",
-        "--max-np 2",
-        "--slots-per-host 1",
-        "--elastic-timeout 1",
-        "--reset-limit 1",
-        "--blacklist-cooldown-range 1 2",
-        "--host-discovery-script x",
-    ],
-)
-def test_unsupported_flags_are_rejected(arguments: str) -> None:
+def test_unsupported_flags_are_rejected() -> None:
     with pytest.raises(NotImplementedError, match="not supported yet"):
-        translated(*arguments.split())
+        translated("--autotune")
 
 
 def test_every_flag_is_classified() -> None:
@@ -322,7 +308,8 @@ def horovodrun(*arguments: str, path: str = "", cwd: pathlib.Path | None = None)
         ("-np 1 --config-file /no/such true", "cannot read the configuration file /no/such"),
         ("-np 1 --autotune true", "--autotune: the search for the best settings is not supported yet"),
         ("--min-np 1 --max-np 2 true", "the number of processes is missing"),
-        ("-np 1 --min-np 1 --host-discovery-script ./hosts.sh true", "elastic jobs are not supported yet"),
+        ("-np 1 --max-np 2 true", "--max-np: for elastic jobs only; give --min-np or --host-discovery-script"),
+        ("-np 2 --min-np 1 --mpi true", "are started by `ronde run`; leave out --mpi"),
     ],
 )
 def test_a_wrong_command_line_ends_with_code_2_and_a_message(arguments: str, message: str) -> None:
@@ -372,7 +359,7 @@ def options_of_ronde_run() -> set[str]:
     return set(re.findall(r"--[a-z-]+", text))
 
 
-@pytest.mark.parametrize("option", [*OPTIONS, "--network-interfaces", "--log-level"])
+@pytest.mark.parametrize("option", [*OPTIONS, *translation._ELASTIC.values(), "--network-interfaces", "--log-level"])
 def test_translated_flags_are_options_of_ronde_run(option: str) -> None:
     assert option in options_of_ronde_run()
 
@@ -459,13 +446,9 @@ class TestFunctions:
     def test_deprecated_names_warn(self) -> None:
         with pytest.warns(DeprecationWarning, match="np is deprecated, use num_proc instead"):
             assert run(number, (0,), np=2) == [0, 1]
-        for old, new in (("min_np", "min_num_proc"), ("max_np", "max_num_proc")):
-            with pytest.warns(DeprecationWarning, match=f"{old} is deprecated, use {new} instead"):
-                self.check_refused(old)
-
-    def check_refused(self, name: str) -> None:
-        with pytest.raises(NotImplementedError, match="elastic jobs are not supported yet"):
-            run(number, (0,), **{name: 1})  # type: ignore[arg-type]
+        with pytest.warns(DeprecationWarning, match="max_np is deprecated, use max_num_proc instead"):  # noqa: SIM117
+            with pytest.raises(ValueError, match="--max-np: for elastic jobs only"):
+                run(number, (0,), max_np=1)
 
     def test_wrong_arguments(self) -> None:
         with pytest.raises(ValueError, match="use_gloo and use_mpi are both given"):
@@ -474,8 +457,12 @@ class TestFunctions:
             run(number, hosts="a:1", hostfile="f")
         with pytest.raises(ValueError, match="Requested more processes"):
             run(number, num_proc=3, hosts="localhost:2")
-        with pytest.raises(NotImplementedError, match="elastic jobs are not supported yet"):
-            run(number, host_discovery_script="hosts.sh")
+        with pytest.raises(ValueError, match="--reset-limit: for elastic jobs only"):
+            run(number, reset_limit=1)
+        with pytest.raises(ValueError, match="started by `ronde run`"):
+            run(number, host_discovery_script="hosts.sh", use_mpi=True)
+        with pytest.raises(ValueError, match="num_proc is 3, and max_num_proc is 2"):
+            run(number, min_num_proc=3, max_num_proc=2, num_proc=3)
 
     def test_a_failure_has_horovods_message(self) -> None:
         with pytest.raises(RuntimeError, match="Horovod detected that one or more processes exited with non-zero") as e:

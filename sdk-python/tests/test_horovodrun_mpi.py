@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import PACKAGE, ronde_binary
+from conftest import PACKAGE, leave_out, ronde_binary
 from test_horovodrun import COMPAT, TIMEOUT_S, horovodrun
 from two_hosts import TwoHosts, two_hosts
 
@@ -92,9 +92,15 @@ def test_mpirun_with_sidecars_that_the_user_started() -> None:
     assert spread[spread.index("plm_rsh_args") + 1] == "-p 2222 -i my/key"
     with pytest.raises(ValueError, match="Requested more processes"):
         by_mpi("-np 3 -H localhost:2")
-    with pytest.raises(NotImplementedError, match="elastic jobs are not supported yet"):
-        by_mpi("-np 3 --min-np 2")
     assert (mpi.is_here("127.0.0.1"), mpi.is_here("[::1]"), mpi.is_here("beta")) == (True, True, False)
+
+
+@pytest.mark.parametrize("flag", ["--mpi", "--jsrun"])
+def test_elastic_jobs_have_no_other_starter(flag: str) -> None:
+    given, _ = launch.parse(f"-np 3 --min-np 2 {flag}".split())
+    given.pop("command")
+    with pytest.raises(ValueError, match="elastic jobs are started by `ronde run`; leave out --mpi and --jsrun"):
+        launch.launcher_of(given)
 
 
 def test_only_open_mpi_is_accepted(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +128,7 @@ def test_mpirun_starts_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Open MPI's own; it is beside the Python of the tests."""
     pytest.importorskip("torch")
     if not pathlib.Path(sys.executable).with_name("mpirun").is_file():
-        pytest.skip("no mpirun beside this Python; `make setup` installs it")
+        leave_out("mpi", "there is no mpirun beside this Python; `make setup` installs it")
     beside = [str(pathlib.Path(sys.executable).parent), str(pathlib.Path(ronde_binary()).parent)]
     arguments = ["-np", "2", "--mpi", "--mpi-args=-x PASSED=this", "--log-level", "WARNING"]
     done = horovodrun(*arguments, sys.executable, "-c", REDUCED, path=os.pathsep.join(beside))
@@ -155,7 +161,7 @@ def spread() -> Iterator[TwoHosts]:
     """Two hosts for processes of mpirun."""
     pytest.importorskip("torch")
     if not pathlib.Path(sys.executable).with_name("mpirun").is_file():
-        pytest.skip("no mpirun beside this Python; `make setup` installs it")
+        leave_out("mpi", "there is no mpirun beside this Python; `make setup` installs it")
     with two_hosts() as hosts:
         yield hosts
 

@@ -390,7 +390,7 @@ def without_jobs() -> dict[str, str]:
 def beside_python(name: str) -> str:
     path = pathlib.Path(sys.executable).with_name(name)
     if not path.is_file():
-        pytest.skip(f"no {name} beside this Python; `make setup` installs it")
+        leave_out("mpi", f"there is no {name} beside this Python; `make setup` installs it")
     return str(path)
 
 
@@ -401,7 +401,7 @@ def mpich() -> str:
     found = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": ""})
     path = pathlib.Path(found.stdout.strip()).with_name("mpiexec")
     if not path.is_file():
-        pytest.skip("MPICH is not installed; `make setup` installs it")
+        leave_out("mpi", "MPICH is not installed; `make setup` installs it")
     return str(path)
 
 

@@ -12,7 +12,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import PACKAGE, WORKERS, ronde_binary
+from conftest import PACKAGE, WORKERS, leave_out, ronde_binary
 from test_horovodrun import COMPAT, TIMEOUT_S
 from test_horovodrun_mpi import on_hosts
 from two_hosts import two_hosts
@@ -31,7 +31,7 @@ BY_HOROVODRUN = [sys.executable, "-m", "horovod.runner.launch", "-np", "2", "--m
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
     """A temporary folder for the job, which must be empty at the end. Skips without mpirun."""
     if not MPIRUN.is_file():
-        pytest.skip("no mpirun beside this Python; `make setup` installs it")
+        leave_out("mpi", "there is no mpirun beside this Python; `make setup` installs it")
     with tempfile.TemporaryDirectory(prefix="r-") as place:
         monkeypatch.setenv("TMPDIR", place)
         yield pathlib.Path(place)

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import collections
 import json
-import sys
 from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
-from conftest import WORKERS
+from random_cases import combinations, joined_combinations
 
 if TYPE_CHECKING:
     import pathlib
-
-sys.path.insert(0, str(WORKERS))
-from random_cases import combinations, joined_combinations
 
 SEED = 20_240
 CASES_MIN = 5_000

@@ -16,6 +16,7 @@ from typing import Any, Callable
 
 import pytest
 from conftest import PACKAGE, WORKERS, ronde_binary
+from thread_calls import together
 
 import ronde
 from ronde import own_sidecar, private_folder, rendezvous, without_launcher
@@ -45,25 +46,6 @@ class Dictionary:
 
     def get(self, key: str) -> bytes:
         return self.values[key]
-
-
-def together(*calls: Callable[[], Any]) -> list[Any]:
-    """Makes calls on threads of their own; returns their results or errors."""
-    results: list[Any] = [None] * len(calls)
-
-    def make(index: int) -> None:
-        try:
-            results[index] = calls[index]()
-        except ronde.RondeError as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=make, args=(index,), daemon=True) for index in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * TIMEOUT_S)
-        assert not thread.is_alive(), "a rank hangs"
-    return results
 
 
 def met(store: Any, *members: Member, timeout: float = TIMEOUT_S, **options: Any) -> list[Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from typing import TYPE_CHECKING, Any
+import types
+from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 
@@ -14,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import ronde.torch as hvd  # noqa: E402
 from ronde import without_launcher  # noqa: E402
-from ronde.torch import optimizer_state, process_sets, window, world  # noqa: E402
+from ronde.torch import basics, mpi, optimizer_state, process_sets, window, world  # noqa: E402
 
 
 class AloneClient:
@@ -84,8 +86,124 @@ def test_build_flags() -> None:
     assert [ask() for ask in (hvd.ccl_built, hvd.cuda_built, hvd.rocm_built)] == [False] * 3
     assert hvd.gloo_built() is True
     assert hvd.nccl_built() == 0
-    with pytest.raises(ValueError, match="has not been built with MPI support"):
+    with pytest.raises(ValueError, match="has not been initialized"):
         hvd.mpi_threads_supported()
+
+
+def test_questions_about_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variables, is_mpi in [
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, True),
+        ({"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0", "PMI_SIZE": "2", "PMI_RANK": "0"}, True),
+        ({"SLURM_STEP_ID": "1", "SLURM_PROCID": "0", "PMI_SIZE": "2", "PMI_RANK": "0"}, False),
+        ({"RONDE_SIZE": "2", "RONDE_RANK": "0"}, False),
+        ({}, False),
+    ]:
+        with monkeypatch.context() as during:
+            for name, value in variables.items():
+                during.setenv(name, value)
+            assert hvd.mpi_built() is is_mpi, variables
+            assert mpi.has_started_this() is is_mpi, variables
+    assert hvd.gloo_built() is True
+
+
+def test_threads_of_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mpi(types.ModuleType):
+        THREAD_MULTIPLE = 3
+        level, is_initialized, is_finalized = 3, True, False
+
+        def Is_initialized(self) -> bool:  # noqa: N802 -- the names of mpi4py
+            return self.is_initialized
+
+        def Is_finalized(self) -> bool:  # noqa: N802
+            return self.is_finalized
+
+        def Query_thread(self) -> int:  # noqa: N802
+            return self.level
+
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    assert mpi.has_threads()
+    monkeypatch.setenv("HOROVOD_MPI_THREADS_DISABLE", "1")
+    assert not mpi.has_threads()
+    module = Mpi("mpi4py.MPI")
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", module)
+    assert mpi.has_threads()
+    module.level = 2
+    assert not mpi.has_threads()
+    monkeypatch.delenv("HOROVOD_MPI_THREADS_DISABLE")
+    module.is_finalized = True
+    assert mpi.has_threads()
+
+
+class Connecting:
+    """Replaces `ronde.connect` for a rank that waits for others until `proceed` is set."""
+
+    def __init__(self) -> None:
+        self.entered, self.proceed = threading.Event(), threading.Event()
+        self.calls = 0
+
+    def __call__(self, **settings: Any) -> Any:
+        self.calls += 1
+        self.entered.set()
+        assert self.proceed.wait(20)
+        if settings["rank"] == 9:
+            raise hvd.RondeError("no such rank", "settings")
+        numbers = {"size": 2, "local_rank": 0, "local_size": 2, "cross_rank": 0, "cross_size": 1}
+        return types.SimpleNamespace(
+            rank=settings["rank"], is_homogeneous=True, close=lambda: None, end_of_program=lambda: None, **numbers
+        )
+
+
+@pytest.fixture
+def connecting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connecting]:
+    made = Connecting()
+    monkeypatch.setattr(basics, "connect", made)
+    monkeypatch.setenv("RONDE_SOCKET", "/nowhere")
+    yield made
+    made.proceed.set()
+    hvd.shutdown()
+
+
+def in_thread(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, results
+
+
+def test_threads_share_one_session_and_are_one_rank(connecting: Connecting) -> None:
+    first, began = in_thread(lambda: hvd.init(rank=0))
+    assert connecting.entered.wait(20)
+    # Another rank is refused at once, also while the first thread waits for the other ranks.
+    with pytest.raises(ValueError, match=r"with rank 1 in a process that is rank 0 already.*a client for each"):
+        hvd.init(rank=1)
+    waiting = [in_thread(hvd.init), in_thread(lambda: hvd.init(rank=0))]
+    connecting.proceed.set()
+    for thread, results in [(first, began), *waiting]:
+        thread.join(20)
+        assert results == [None]
+    assert (connecting.calls, hvd.rank()) == (1, 0)
+    with pytest.raises(ValueError, match="with rank 1 in a process that is rank 0 already"):
+        hvd.init(rank=1)
+
+
+def test_a_thread_begins_the_session_that_another_one_could_not(connecting: Connecting) -> None:
+    first, failed = in_thread(lambda: hvd.init(rank=9))
+    assert connecting.entered.wait(20)
+    second, began = in_thread(lambda: hvd.init(rank=9))
+    connecting.proceed.set()
+    for thread in (first, second):
+        thread.join(20)
+    assert [str(each[0]) for each in (failed, began)] == ["no such rank"] * 2
+    assert connecting.calls == 2
+    hvd.init(rank=1)
+    assert hvd.rank() == 1
 
 
 def test_constants_are_horovods() -> None:

@@ -200,3 +200,9 @@ def test_a_lost_rank_ends_the_job(world: Callable[..., str]) -> None:
     pytest.importorskip("cloudpickle")
     with pytest.raises(AssertionError, match="rank 1 on host localhost exited with code 5"):
         world("elastic.py", 2, 1, "lost")
+
+
+@pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (3, 2)])
+def test_states_that_differ_are_an_error(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+    pytest.importorskip("cloudpickle")
+    assert world("elastic_alike.py", ranks, sidecars).count("states are compared") == ranks

@@ -42,6 +42,11 @@ def test_members_form_process_sets(
     assert world("member_sets.py", ranks, sidecars).count("members have formed their sets") == ranks
 
 
+@pytest.mark.parametrize(("ranks", "sidecars"), [(3, 1), (4, 2), (4, 4)])
+def test_joins_of_process_sets(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+    assert world("set_joins.py", ranks, sidecars).count("joins of sets hold") == ranks
+
+
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (3, 2)])
 def test_failures_reach_every_rank(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("failures.py", ranks, sidecars).count("failures reached every rank") == ranks

@@ -50,8 +50,12 @@ class TwoHosts(NamedTuple):
 
     def on_first(self, command: list[str]) -> list[str]:
         """A command that runs on the first of them."""
-        words = ["ip", "netns", "exec", self.names[0], "unshare", "--uts"]
-        return [*words, "sh", "-c", 'hostname "$0" && exec "$@"', self.names[0], *command]
+        return self.on(0, command)
+
+    def on(self, host: int, command: list[str]) -> list[str]:
+        """A command that runs on one of them, 0 or 1."""
+        words = ["ip", "netns", "exec", self.names[host], "unshare", "--uts"]
+        return [*words, "sh", "-c", 'hostname "$0" && exec "$@"', self.names[host], *command]
 
     def give_second_its_own(self, folder: str) -> None:
         """Gives the second host a separate folder instead of `folder`."""

@@ -171,6 +171,13 @@ impl Client {
     pub fn take_notices(&self) -> Vec<String> {
         self.session().map(|session| session.pending.take_notices()).unwrap_or_default()
     }
+
+    /// The newest change of an elastic job's membership since the last call: the launcher adds or removes workers. End the
+    /// epoch soon, by closing this client and connecting again.
+    #[must_use]
+    pub fn membership_change(&self) -> Option<crate::MembershipChange> {
+        self.session().ok()?.pending.take_change()
+    }
 }
 
 epoch_methods!();

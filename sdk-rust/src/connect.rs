@@ -14,7 +14,7 @@ use ronde_rpc::v1::{client_message, server_message};
 use ronde_rpc::{Claim, Claimed, PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, RankToken, paths, v1};
 use ronde_shm::ring::WorkerRing;
 use ronde_shm::{ForkSafe, MemClient, MemClientConfig, SessionToken};
-use ronde_wire::limits;
+use ronde_wire::{WorkerNumber, limits};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
@@ -141,7 +141,7 @@ async fn attempt(options: &Options, token: RankToken) -> Result<Attached, Refuse
 fn claim(options: &Options, token: RankToken) -> Claim {
     Claim {
         job: options.job.clone(),
-        rank: options.rank,
+        worker: options.worker.unwrap_or(WorkerNumber(options.rank.0)),
         token,
         protocols: (PROTOCOL_VERSION_MIN, PROTOCOL_VERSION),
         client: options.client_name.clone(),

@@ -94,10 +94,11 @@ pub use operation::{Label, Operation, ReduceOptions};
 #[cfg(not(target_arch = "wasm32"))]
 pub use options::{Options, Ring, Transfer};
 pub use outcome::{Exchanged, Outcome, Output, ProcessSet, Received};
+pub use pending::MembershipChange;
 pub use ronde_rpc::EpochView;
 pub use ronde_wire::{
     Call, Cause, Codec, Collective, DType, Detail, Exit, Failure, JobName, PluginCall, PluginValue, Rank, Record,
-    ReduceOp, SetId, Shape,
+    ReduceOp, SetId, Shape, WorkerNumber,
 };
 pub use tensor::{Element, Tensor, TensorRef};
 #[cfg(not(target_arch = "wasm32"))]

@@ -75,6 +75,11 @@ macro_rules! for_each_operation {
             /// restart then.
             join, join_async() -> u32 = Operation::join();
 
+            /// [`Self::join`] in a process set: this rank contributes zeros to reductions of the other ranks of the set until
+            /// all of them have joined. Other sets are not affected. Returns the rank of the set that joined last. The
+            /// numbers of the set's operations without a name restart then.
+            join_in, join_in_async<'a>(label: impl Into<Label<'a>>,) -> u32 = Operation::join_in(label);
+
             /// Forms a process set of some global ranks. All ranks of the world call it, with the same ranks.
             add_process_set, add_process_set_async(ranks: &[u32],) -> ProcessSet = Operation::add_process_set(ranks);
 

@@ -29,7 +29,8 @@ pub(crate) struct Names {
 struct KnownSet {
     /// Its ranks, ascending.
     ranks: Vec<Rank>,
-    /// Its first number: greater than every number that this id had before, because those names may still be pending.
+    /// Its first number. No request that this id had before has a number from it on, because those names may still be
+    /// pending.
     first: u64,
 }
 
@@ -107,23 +108,31 @@ impl Names {
         self.sets.remove(&set);
     }
 
-    /// Restarts the numbers of the world. All ranks have joined, some after more operations than others, so their counters
+    /// Restarts the numbers of a set. All its ranks have joined, some after more operations than others, so their counters
     /// differed.
-    pub(crate) fn all_joined(&mut self) {
-        let first = self.restart(SetId::WORLD);
-        if let Some(world) = self.sets.get_mut(&SetId::WORLD) {
-            world.first = first;
+    pub(crate) fn all_joined(&mut self, set: SetId) {
+        if set == SetId::WORLD {
+            let first = self.restart(set);
+            if let Some(world) = self.sets.get_mut(&set) {
+                world.first = first;
+            }
+            return;
+        }
+        // Only its members get this answer, so it must not change the generation, which all ranks count alike.
+        self.remove_counters(set);
+        if let Some(known) = self.sets.get_mut(&set) {
+            known.first = known.first.wrapping_add(1 << JOINS_SHIFT);
         }
     }
 
     /// Applies a completed operation to the sets and numbers.
-    pub(crate) fn apply_completion(&mut self, collective: &Collective, detail: &Detail) {
+    pub(crate) fn apply_completion(&mut self, set: SetId, collective: &Collective, detail: &Detail) {
         match (collective, detail) {
             (Collective::AddSet { ranks }, Detail::Set(set)) => self.add_set(*set, ranks.clone()),
             (Collective::AddSetOfMembers { ranks }, Detail::Set(set)) => self.form_set(*set, ranks.clone()),
             // Without the set in the answer there was nothing to remove. The set of all ranks stays.
             (Collective::RemoveSet { set }, Detail::Set(_)) if *set != SetId::WORLD => self.remove_set(*set),
-            (Collective::Join, _) => self.all_joined(),
+            (Collective::Join, _) => self.all_joined(set),
             _ => {}
         }
     }
@@ -435,5 +444,7 @@ fn tensor_name(name: String) -> Result<TensorName, Error> {
 const NO_TENSOR: TensorRef<'static> = TensorRef { dtype: DType::U8, shape: &[0], bytes: &[] };
 /// Bits of the numbers of one generation. No request of the previous generation is pending when they overflow.
 const GENERATION_SHIFT: u32 = 32;
+/// Bits of the numbers between two joins of a set other than that of all ranks.
+const JOINS_SHIFT: u32 = 48;
 /// The limit of counters in one session. Only tags need many: one for each pair of ranks and tag.
 const COUNTERS_MAX: usize = 65_536;

@@ -236,10 +236,16 @@ impl<'a> Operation<'a> {
         Self::new(label, Collective::Barrier, None)
     }
 
-    /// The announcement that this rank has no more tensors.
+    /// The announcement that this rank has no more tensors for the set of all ranks.
     #[must_use]
     pub fn join() -> Self {
-        Self::new(None, Collective::Join, None)
+        Self::join_in(SetId::WORLD)
+    }
+
+    /// The announcement that this rank has no more tensors for a process set.
+    #[must_use]
+    pub fn join_in(label: impl Into<Label<'a>>) -> Self {
+        Self::new(label, Collective::Join, None)
     }
 
     /// A process set of these global ranks, in any order.

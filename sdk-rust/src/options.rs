@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ronde_rpc::{RankToken, paths};
-use ronde_wire::{JobName, Rank, limits};
+use ronde_wire::{JobName, Rank, WorkerNumber, limits};
 
 use crate::error::Error;
 use crate::launcher::LaunchedBy;
@@ -17,8 +17,10 @@ pub struct Options {
     pub socket_dir: PathBuf,
     /// The job.
     pub job: JobName,
-    /// The rank to claim.
+    /// The rank to claim. In an elastic job the first one, which `worker` replaces.
     pub rank: Rank,
+    /// The number of this worker in an elastic job, which it claims; it keeps it while its rank changes.
+    pub worker: Option<WorkerNumber>,
     /// The file with the 32-byte token that authorizes the claim of the rank.
     pub token_file: PathBuf,
     /// The only user whose sidecar is accepted; `None` relies on the rights of the session directory and those above it.
@@ -69,10 +71,11 @@ impl Options {
         // Shared memory is connected later, perhaps from another working directory.
         let socket_dir = std::path::absolute(&socket_dir).unwrap_or(socket_dir);
         Self {
-            token_file: paths::token_file(&socket_dir, rank),
+            token_file: paths::token_file(&socket_dir, WorkerNumber(rank.0)),
             socket_dir,
             job,
             rank,
+            worker: None,
             sidecar_uid: None,
             connect_timeout: CONNECT_TIMEOUT,
             start_timeout: START_TIMEOUT,
@@ -86,7 +89,8 @@ impl Options {
     }
 
     /// Reads the environment, as `ronde run` sets it: RONDE_SOCKET (else `$XDG_RUNTIME_DIR/ronde`, else `/run/ronde`),
-    /// RONDE_JOB, RONDE_RANK (else the rank that another launcher has set), RONDE_TOKEN_FILE (else the rank's file in the session directory), and, in seconds,
+    /// RONDE_JOB, RONDE_RANK (else the rank that another launcher has set), RONDE_WORKER (the number of the worker in an
+    /// elastic job), RONDE_TOKEN_FILE (else the rank's file in the session directory), and, in seconds,
     /// RONDE_CONNECT_TIMEOUT, RONDE_START_TIMEOUT, RONDE_OPERATION_TIMEOUT. RONDE_SIDECAR_UID is the only user whose sidecar is
     /// accepted. RONDE_RING=0 disables the ring, RONDE_MAPPED=0 copies all results. RONDE_TIMELINE, or else HOROVOD_TIMELINE, names the file of a timeline; DYNAMIC means that the program
     /// starts it later. RONDE_TIMELINE_MARK_CYCLES, or else HOROVOD_TIMELINE_MARK_CYCLES, is 1 to mark cycles.
@@ -108,6 +112,7 @@ impl Options {
         let socket_dir = problems.note(socket_dir(&lookup));
         let job = problems.note(job(&lookup));
         let rank = problems.note(rank(&lookup));
+        let worker = problems.note(worker(&lookup));
         let connect = problems.note(seconds(&lookup, "RONDE_CONNECT_TIMEOUT"));
         let start = problems.note(seconds(&lookup, "RONDE_START_TIMEOUT"));
         let operation = problems.note(seconds(&lookup, "RONDE_OPERATION_TIMEOUT"));
@@ -120,7 +125,8 @@ impl Options {
         else {
             return Err(Error::Settings { problems: problems.0 });
         };
-        let (Some(sidecar_uid), Some(ring), Some(mapped), Some(timeline)) = (sidecar_uid, ring, mapped, timeline)
+        let (Some(worker), Some(sidecar_uid), Some(ring), Some(mapped), Some(timeline)) =
+            (worker, sidecar_uid, ring, mapped, timeline)
         else {
             return Err(Error::Settings { problems: problems.0 });
         };
@@ -128,7 +134,7 @@ impl Options {
         options.connect_timeout = connect.unwrap_or(CONNECT_TIMEOUT);
         options.start_timeout = start.unwrap_or(START_TIMEOUT);
         options.operation_timeout = operation;
-        options.sidecar_uid = sidecar_uid;
+        (options.worker, options.sidecar_uid) = (worker, sidecar_uid);
         (options.ring, options.mapped, options.timeline) = (ring, mapped, timeline);
         if let Some(path) = lookup("RONDE_TOKEN_FILE") {
             options.token_file = path.into();
@@ -193,6 +199,12 @@ fn rank(lookup: &impl Fn(&str) -> Option<String>) -> Result<Rank, String> {
     let text = text.ok_or("RONDE_RANK is not set; it is this worker's number in the job, from 0")?;
     let rank = text.parse::<u32>().ok().filter(|rank| (*rank as usize) < limits::RANKS_MAX);
     rank.map(Rank).ok_or_else(|| format!("RONDE_RANK is {text:?}; it is a number from 0 to {}", limits::RANKS_MAX - 1))
+}
+
+fn worker(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<WorkerNumber>, String> {
+    let Some(text) = lookup("RONDE_WORKER") else { return Ok(None) };
+    let number = text.parse().map(WorkerNumber);
+    number.map(Some).map_err(|_| format!("RONDE_WORKER is {text:?}; it is this worker's number in an elastic job"))
 }
 
 fn ring(lookup: &impl Fn(&str) -> Option<String>) -> Result<Ring, String> {

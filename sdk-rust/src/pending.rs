@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ronde_rpc::v1::{client_message, server_message};
 use ronde_rpc::{Claimed, Completion, EpochView, v1};
-use ronde_wire::{Collective, Failure, Rank, Record, Request, RequestId};
+use ronde_wire::{Collective, Failure, Rank, Record, Request, RequestId, SetId};
 use tokio::sync::oneshot;
 
 use crate::error::Error;
@@ -26,8 +26,23 @@ pub(crate) struct Pending<R, T> {
     table: Mutex<Table<R, T>>,
     first_record: FirstRecord,
     notices: Mutex<VecDeque<String>>,
+    /// The newest change of the membership that the program has not taken.
+    #[cfg(not(target_arch = "wasm32"))]
+    change: Mutex<Option<MembershipChange>>,
     /// Receives the view when the epoch begins, or why it does not.
     begun: Mutex<Option<oneshot::Sender<BeginOutcome>>>,
+}
+
+/// The membership of an elastic job is about to change: the launcher adds or removes workers. End the epoch soon, by
+/// closing the client and connecting again; the new client has its rank of the next membership.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MembershipChange {
+    /// The number of the next membership.
+    pub membership: u64,
+    /// How many workers it adds.
+    pub added: u32,
+    /// How many workers it removes.
+    pub removed: u32,
 }
 
 /// The view of an epoch that has begun, or why none has.
@@ -54,6 +69,7 @@ pub(crate) struct Table<R, T> {
 /// A pending request.
 #[derive(Debug)]
 pub(crate) struct Entry<R, T> {
+    set: SetId,
     collective: Collective,
     /// `None` once the waiter has withdrawn.
     pub(crate) waiter: Option<Fulfil<T>>,
@@ -88,6 +104,8 @@ impl<R, T> Pending<R, T> {
             table: Mutex::new(Table { names: Names::new(me), entries: HashMap::new(), over: None, last: 0 }),
             first_record: FirstRecord::default(),
             notices: Mutex::default(),
+            #[cfg(not(target_arch = "wasm32"))]
+            change: Mutex::default(),
             begun: Mutex::default(),
         }
     }
@@ -120,9 +138,10 @@ impl<R, T> Pending<R, T> {
     ///
     /// # Errors
     /// Why the session is over, or [`Error::Limit`] when `pending_max` requests are pending.
-    pub(crate) fn insert(&self, collective: &Collective, resources: R) -> Result<(RequestId, Promise<T>), Error> {
+    pub(crate) fn insert(&self, request: &Request, resources: R) -> Result<(RequestId, Promise<T>), Error> {
         let (fulfil, promise) = promise();
-        let entry = Entry { collective: collective.clone(), waiter: Some(fulfil), parts: Vec::new(), resources };
+        let (set, collective) = (request.set, request.collective.clone());
+        let entry = Entry { set, collective, waiter: Some(fulfil), parts: Vec::new(), resources };
         let mut table = lock(&self.table);
         table.check_room(self.pending_max)?;
         table.last += 1;
@@ -172,6 +191,10 @@ impl<R, T> Pending<R, T> {
                 self.report_begin(Ok(view));
             }
             Some(Message::Notice(notice)) => self.note(notice.text),
+            #[cfg(not(target_arch = "wasm32"))]
+            Some(Message::MembershipChange(change)) => self.note_change(change),
+            #[cfg(target_arch = "wasm32")]
+            Some(Message::MembershipChange(_)) => {}
             // Sessions handle RingTaken themselves. A second Claimed adds nothing. `None` is a message of a later version.
             Some(Message::Claimed(_) | Message::Alive(_) | Message::RingTaken(_)) | None => {}
         }
@@ -184,7 +207,7 @@ impl<R, T> Pending<R, T> {
         let entry = table.entries.remove(&completion.request);
         if let Some(entry) = &entry {
             // Before the waiter is woken and submits its next operation.
-            table.names.apply_completion(&entry.collective, &completion.detail);
+            table.names.apply_completion(entry.set, &entry.collective, &completion.detail);
         }
         drop(table);
         Ok(Event::Completed(completion, entry))
@@ -206,6 +229,18 @@ impl<R, T> Pending<R, T> {
         let mut notices = lock(&self.notices);
         notices.truncate(NOTICES_MAX - 1);
         notices.push_back(text);
+    }
+
+    #[cfg(not(target_arch = "wasm32"))]
+    fn note_change(&self, change: v1::MembershipChange) {
+        let v1::MembershipChange { membership, added, removed } = change;
+        *lock(&self.change) = Some(MembershipChange { membership, added, removed });
+    }
+
+    /// The newest change of the membership since the last call. Elastic jobs have no workers over gRPC-Web.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn take_change(&self) -> Option<MembershipChange> {
+        lock(&self.change).take()
     }
 
     /// The sidecar's notices since the last call.

@@ -278,7 +278,7 @@ impl Session {
         let (place, input) = self.place_input(&what.collective, input)?;
         let wanted = output.as_ref().map(|output| output_place(output.slot()));
         let resources = Resources { notify_flag: notify_flag.clone(), input, output };
-        let (request, promise) = self.pending.insert(&what.collective, resources)?;
+        let (request, promise) = self.pending.insert(what, resources)?;
         let spin = spin_time(&place);
         let message = Submission { request, what: what.clone(), plugin, place, output: wanted, site }.into_message();
         if let Err(error) = self.send(Message::Submit(message), Flush::Now) {

@@ -1,4 +1,4 @@
-"""Fixtures of the tests with containers: an engine, the two images, and a compose project."""
+"""Fixtures of the tests with containers: an engine, the images, and a compose project."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ BASE_SCRIPT = ROOT / "compose" / "base-image"
 STAGES_KEPT = "168h"
 SIDECAR = "ronde-test-sidecar"
 WORKER = "ronde-test-worker"
+MPI = "ronde-test-mpi"
 # Installing PyTorch is most of it, where the engine has nothing in its cache.
 BUILD_S = 1800
 # What an image is made of, besides the wheel.
@@ -54,7 +55,7 @@ def docker() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def images(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """Builds both images from the output of `make build`; returns their sizes in bytes."""
+    """Builds the images from the output of `make build`; returns their sizes in bytes."""
     context = tmp_path_factory.mktemp("context")
     for name in CONTEXT:
         shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -68,7 +69,7 @@ def images(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         # The wheel exists, so its image needs no compiler.
         arguments = ["--build-arg", "BUILDER=debian:bookworm-slim"]
     sizes = {}
-    for target, tag in [("sidecar", SIDECAR), ("worker", WORKER)]:
+    for target, tag in [("sidecar", SIDECAR), ("worker", WORKER), ("mpi", MPI)]:
         place = ["-f", str(context / "compose" / "Dockerfile"), "--target", target, "-t", tag, str(context)]
         docker.run("build", *arguments, *place, timeout_s=BUILD_S)
         sizes[target] = int(docker.run("image", "inspect", "--format", "{{.Size}}", tag))

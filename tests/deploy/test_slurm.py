@@ -107,7 +107,7 @@ def test_a_program_that_only_names_the_backend_trains(allocation: Allocation) ->
     program = ROOT / "sdk-python" / "examples" / "ddp_digits.py"
     done = run(["bash", str(SCRIPT), sys.executable, str(program)], TRAINING_TIMEOUT_S, env=allocation.environment)
     assert done.returncode == 0, done.stderr
-    found = re.findall(r"rank (\d) of 2: test accuracy [\d.]+, weights (\w+)", done.stdout)
+    found = re.findall(r"rank (\d) of 2: test accuracy [\d.]+, weights ([0-9a-f]+)", done.stdout)
     assert sorted(rank for rank, _ in found) == ["0", "1"], done.stdout
     assert len({weights for _, weights in found}) == 1, "the ranks did not train together"
 

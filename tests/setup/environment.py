@@ -20,6 +20,7 @@ Further stages have separate environments, as tests import nothing from there (`
     helm       helm, which renders them; with `deploy`
     frontends  Lightning, Accelerate, Transformers and DeepSpeed (0.3 GB); a layer on the environment of `training`,
                whose packages it sees, PyTorch too
+    torchft    torchft's last release, and `torchft-nightly`, a later one with another interface; layers, too
 
 The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
 it is for and the requirements' content: checkouts with equal requirements share it, and a change makes a new one. Those
@@ -52,9 +53,11 @@ ENVIRONMENTS = {
     "mpich": ["mpich"],
     "deploy": ["deploy", "helm"],
     "frontends": ["frontends"],
+    "torchft": ["torchft"],
+    "torchft-nightly": ["torchft-nightly"],
 }
 # The stages of the environment `python` that a layer needs.
-LAYERS = {"frontends": ["base", "tools", "training"]}
+LAYERS = {layer: ["base", "tools", "training"] for layer in ("frontends", "torchft", "torchft-nightly")}
 # Of these packages only files are used, so what they depend on is not installed.
 WITHOUT_DEPENDENCIES = {"helm"}
 # Their requirements are not part of the environment's name.
@@ -167,7 +170,7 @@ def layered(folder: pathlib.Path) -> Iterator[None]:
     version, *paths = subprocess.run([below, "-c", ask], check=True, capture_output=True, text=True).stdout.split()
     (packages / "linked.pth").write_text("\n".join(paths) + "\n")
     # That of `bench` finds its MPI in its own environment only, and Lightning initializes an MPI that it finds.
-    (packages / "mpi4py.py").write_text('raise ImportError("the environment `frontends` has no MPI")\n')
+    (packages / "mpi4py.py").write_text('raise ImportError("layers of the environment have no MPI")\n')
     described = packages / f"torch-{version}.dist-info"
     described.mkdir()
     (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")

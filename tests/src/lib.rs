@@ -4,6 +4,7 @@
 
 pub mod cluster;
 pub mod crew;
+pub mod elastic_worker;
 pub mod harness;
 pub mod left_out;
 pub mod programs;

@@ -12,7 +12,7 @@ use ronde_rpc::v1::server_message;
 use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, paths, ring, v1};
 use ronde_shm::ring::{Pushed, RingEnd, Wait, WorkerRing};
 use ronde_shm::{MemClient, MemClientConfig, SessionToken};
-use ronde_wire::Rank;
+use ronde_wire::WorkerNumber;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Endpoint;
@@ -238,10 +238,10 @@ impl RawRing {
 /// # Errors
 /// When its token cannot be read.
 pub fn claim(directory: &Path, job: &str, rank: u32) -> Result<v1::Claim> {
-    let token = std::fs::read(paths::token_file(directory, Rank(rank)))?;
+    let token = std::fs::read(paths::token_file(directory, WorkerNumber(rank)))?;
     Ok(v1::Claim {
         job: job.to_owned(),
-        rank,
+        worker: rank,
         token: token.into(),
         protocol_min: PROTOCOL_VERSION_MIN,
         protocol_max: PROTOCOL_VERSION,

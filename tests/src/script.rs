@@ -115,6 +115,15 @@ pub enum Answer {
         /// All of them.
         weights: Vec<f32>,
     },
+    /// The membership of an elastic job is about to change.
+    MembershipChange {
+        /// The number of the next one.
+        membership: u64,
+        /// How many workers it adds.
+        added: u32,
+        /// How many workers it removes.
+        removed: u32,
+    },
     /// The sidecar's notice for the user.
     Notice {
         /// Its text.

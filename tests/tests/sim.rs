@@ -3,7 +3,7 @@
 //!
 //! `RONDE_SIM_SEEDS=10000` runs more seeds; a failing one prints the command that replays it.
 
-use ronde_tests::sim::{Counts, Options, Property, Results, Saboteur, run};
+use ronde_tests::sim::{Counts, ElasticBug, Options, Property, Results, Saboteur, run, run_elastic};
 use ronde_wire::Control;
 
 /// Seeds of an ordinary run.
@@ -16,7 +16,7 @@ const SCHEDULE_SEEDS: u64 = 160;
 const CAUGHT_MIN: usize = 5;
 
 /// The situations that the seeds must meet together.
-const MET: [&str; 49] = [
+const MET: [&str; 50] = [
     "absurd",
     "adasum",
     "add set",
@@ -39,6 +39,7 @@ const MET: [&str; 49] = [
     "in an added set",
     "join",
     "join failed",
+    "join in a set",
     "median",
     "message",
     "mismatch",
@@ -266,4 +267,28 @@ fn caught(saboteur: Saboteur, by: &[Property]) -> Vec<String> {
     }
     assert!(texts.len() >= CAUGHT_MIN, "{saboteur:?} is caught in {} of {seeds} seeds only", texts.len());
     texts
+}
+
+/// Elastic jobs under random crashes, cuts and additions.
+#[test]
+fn elastic_jobs_survive_losses_and_additions() {
+    let (mut changes, mut crashes, mut notices) = (0, (0, 0), 0);
+    for seed in 0..150 {
+        let report = run_elastic(seed, None, false).unwrap_or_else(|failed| panic!("{failed}"));
+        changes += report.memberships;
+        notices += report.notices;
+        crashes = (crashes.0 + report.crashes.0, crashes.1 + report.crashes.1);
+    }
+    assert!(
+        changes > 500 && crashes.0 > 100 && crashes.1 > 50 && notices > 20,
+        "{changes} memberships, {crashes:?} crashes, {notices} notices"
+    );
+}
+
+#[test]
+fn planted_bugs_of_memberships_are_caught() {
+    for bug in ElasticBug::ALL {
+        let caught = (0..200).find(|seed| run_elastic(*seed, Some(bug), false).is_err());
+        assert!(caught.is_some(), "{bug:?} is not caught");
+    }
 }

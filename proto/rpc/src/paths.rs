@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ronde_wire::Rank;
+use ronde_wire::WorkerNumber;
 
 /// The socket of the gRPC service.
 #[must_use]
@@ -18,10 +18,11 @@ pub fn mem_socket(directory: &Path) -> PathBuf {
     directory.join("mem.sock")
 }
 
-/// The file with a rank's token: 32 bytes, mode 0400.
+/// The file with a worker's token: 32 bytes, mode 0400. Named after the rank, which is the worker's number in a job that
+/// is not elastic.
 #[must_use]
-pub fn token_file(directory: &Path, rank: Rank) -> PathBuf {
-    directory.join(format!("rank-{}.token", rank.0))
+pub fn token_file(directory: &Path, worker: WorkerNumber) -> PathBuf {
+    directory.join(format!("rank-{}.token", worker.0))
 }
 
 /// The newest version of the session protocol that this release supports.

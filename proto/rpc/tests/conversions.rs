@@ -11,7 +11,7 @@ use ronde_rpc::{
 };
 use ronde_wire::{
     Call, Cause, Codec, Collective, DType, Detail, Epoch, Exit, Failure, Group, JobName, PluginCall, Rank, Record,
-    ReduceOp, Request, RequestId, Seq, SetId, Shape, SidecarIndex, TensorName, limits,
+    ReduceOp, Request, RequestId, Seq, SetId, Shape, SidecarIndex, TensorName, WorkerNumber, limits,
 };
 
 proptest! {
@@ -248,7 +248,7 @@ fn a_failure_of_an_unknown_kind_is_delivered() {
 fn claims_are_checked_and_do_not_print_their_token() {
     let claim = Claim {
         job: JobName::new("mnist-7").expect("a name"),
-        rank: Rank(3),
+        worker: WorkerNumber(3),
         token: RankToken::new(&[9; 32]).expect("32 bytes"),
         protocols: (1, 4),
         client: "test 0.1".into(),
@@ -258,7 +258,6 @@ fn claims_are_checked_and_do_not_print_their_token() {
     let message = claim.clone().into_message();
     assert_eq!(Claim::parse(&message), Ok(claim));
     assert!(Claim::parse(&v1::Claim { job: "A B".into(), ..message.clone() }).is_err());
-    assert!(Claim::parse(&v1::Claim { rank: u32::MAX, ..message.clone() }).is_err());
     let short = Claim::parse(&v1::Claim { token: Bytes::from_static(b"short"), ..message });
     assert!(matches!(short, Err(ConvertError::Length { given: 5, wanted: 32, .. })));
 }
@@ -298,6 +297,7 @@ fn responses_of_the_sidecar_are_checked() {
         cross_rank: 0,
         cross_size: 2,
         homogeneous: true,
+        membership: 3,
     };
     assert_eq!(EpochView::parse(&view.into_message()), Ok(view));
     assert!(EpochView::parse(&v1::EpochBegan { rank: 4, ..view.into_message() }).is_err());

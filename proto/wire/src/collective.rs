@@ -132,7 +132,7 @@ pub enum Collective {
     },
     /// No rank passes before all ranks have arrived.
     Barrier,
-    /// The rank has no more tensors and takes part with zeros until all have joined.
+    /// The rank has no more tensors for the set and takes part with zeros until all ranks of the set have joined.
     Join,
     /// All ranks of the world form a process set of some of them.
     AddSet {

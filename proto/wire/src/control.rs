@@ -59,6 +59,8 @@ pub struct Hello {
     pub transport: Transport,
     /// Whether the connection replaces an open one, which ends when both directions have moved.
     pub replaces: bool,
+    /// The number of the membership in which the sender takes part; both sides must have the same.
+    pub membership: u64,
 }
 
 impl Hello {
@@ -261,9 +263,11 @@ pub enum Control {
         /// The set.
         set: SetId,
     },
-    /// From the coordinator: all ranks have joined; all of them take part again from now on.
+    /// From the coordinator: all ranks of a set have joined; all of them take part again from now on.
     AllJoined {
-        /// The name of the requests that this answers, in the world's set.
+        /// The set.
+        set: SetId,
+        /// The name of the requests that this answers, in that set.
         name: TensorName,
         /// The rank that joined last.
         last: Rank,

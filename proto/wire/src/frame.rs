@@ -31,9 +31,9 @@ use crate::limits;
 /// The first bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"RNDE";
 /// The version of the wire that this build writes.
-pub const WIRE_VERSION: u16 = 5;
+pub const WIRE_VERSION: u16 = 6;
 /// The oldest version that this build reads.
-pub const WIRE_VERSION_MIN: u16 = 5;
+pub const WIRE_VERSION_MIN: u16 = 6;
 /// The version of the planners; equal on all sidecars of an epoch, because plans are computed on each of them.
 pub const PLANNER_VERSION: u32 = 3;
 /// Bytes of a frame's header.

@@ -27,6 +27,11 @@ number!(
     Rank(u32), "rank "
 );
 number!(
+    /// A worker's number within the job; never reused within a job. It stays while membership, and with it the rank,
+    /// changes. In a job that is not elastic it is the rank.
+    WorkerNumber(u32), "worker "
+);
+number!(
     /// A sidecar's number within the job; an index is never reused within a job.
     SidecarIndex(u32), "sidecar "
 );
@@ -42,10 +47,31 @@ number!(
     /// One of the parallel FIFO channels between two sidecars.
     Lane(u16), "lane "
 );
-number!(
-    /// A period of constant membership; begins when all ranks have attached and ends when one leaves or dies.
-    Epoch(u64), "epoch "
-);
+/// A period of constant membership; begins when all ranks have attached and ends when one leaves or dies.
+///
+/// In an elastic job the upper 32 bits are the number of the membership, so that no two epochs of a job have the same
+/// number, whoever survives. Such an epoch is written as "epoch 4.1".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epoch(pub u64);
+
+impl Epoch {
+    /// The number before the first epoch of a membership of an elastic job.
+    #[must_use]
+    pub const fn before_membership(membership: u64) -> Self {
+        Self(membership << 32)
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0 >> 32, self.0 & u64::from(u32::MAX)) {
+            (0, epoch) => write!(f, "epoch {epoch}"),
+            (membership, epoch) => write!(f, "epoch {membership}.{epoch}"),
+        }
+    }
+}
+
 number!(
     /// The job-wide number that the coordinator gives to every ordered operation; starts at 1 in each epoch.
     Seq(u64), "operation "

@@ -33,6 +33,7 @@ pub use failure::{Blame, Cause, Failure};
 pub use frame::{Frame, FrameError, FrameHeader, FrameKind};
 pub use ids::{
     Epoch, Incarnation, JobName, Lane, Member, NameError, OpId, Rank, RequestId, Seq, SetId, SidecarIndex, TensorName,
+    WorkerNumber,
 };
 pub use plugin::{PluginCall, PluginUse, PluginValue, PluginWork};
 pub use record::{Activity, Call, Exit, Record};

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from ronde import _ronde
 from ronde.collectives import Collectives
+from ronde.elastic.membership import is_elastic, worker_number
 from ronde.process_set import ProcessSet
+from ronde.replay import CONTINUE, ON_FAILURE, RAISE, Replay
 from ronde.tensors import viewer_of
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def connect(
     inline: bool = False,
     ring: bool | None = None,
     mapped: bool | None = None,
+    on_failure: str = RAISE,
 ) -> Client:
     """Connects to the sidecar of this host, claims a rank and waits until all ranks of the job have attached.
 
@@ -56,6 +59,10 @@ def connect(
                          copy. The memory is reused when the last view of it is gone. Such tensors are like others,
                          but a forked child sees its parent's changes to them. While half of the memory is in use,
                          results are copied. Default: RONDE_MAPPED (0 or 1), else true
+    on_failure        -- what happens to operations in flight when a rank of an elastic job is lost, the same on all
+                         ranks: "raise" makes them raise PeerLostError; with "continue" the client enters the job's next
+                         membership, and the remaining ranks complete `allreduce`, `broadcast` and `barrier` among
+                         themselves (docs/ELASTIC.md). Rank and size of the client change then. No effect in other jobs
 
     Raises, with `cause`:
     RondeError    -- "settings": a setting is missing or wrong (the text lists all of them, and names another launcher,
@@ -78,8 +85,20 @@ def connect(
         "RONDE_RING": None if ring is None else int(ring),
         "RONDE_MAPPED": None if mapped is None else int(mapped),
     }
-    settings = {name: str(value) for name, value in given.items() if value is not None}
-    return Client(_ronde.Session.connect(settings, inline, f"ronde-python {_ronde.__version__}"))
+    return _client({name: str(value) for name, value in given.items() if value is not None}, inline, on_failure)
+
+
+def _client(settings: dict[str, str], inline: bool, on_failure: str) -> Client:
+    if on_failure not in ON_FAILURE:
+        raise ValueError(f'on_failure is {on_failure!r}; give "raise" or "continue"')
+
+    def open_session() -> _ronde.Session:
+        return _ronde.Session.connect(settings, inline, f"ronde-python {_ronde.__version__}")
+
+    if on_failure == CONTINUE and is_elastic():
+        replay = Replay(open_session, worker_number())
+        return Client(replay.session, replay)
+    return Client(open_session())
 
 
 def end_of_program(session: _ronde.Session) -> None:
@@ -93,6 +112,36 @@ def end_of_program(session: _ronde.Session) -> None:
         session.abandon()
     else:
         session.close()
+
+
+def _continue(client: weakref.ref[Client], session: _ronde.Session) -> None:
+    """Makes a client use the session of another membership."""
+    if (found := client()) is not None:
+        found._use(session)
+        for callback in found._on_membership:
+            callback()
+
+
+def _refusal(client: weakref.ref[Client]) -> str:
+    """Returns why a client cannot continue in another membership; empty if it can."""
+    found = client()
+    if found is not None and len(found._sets) > 1:
+        return "it has process sets, whose ranks are others now"
+    return ""
+
+
+class _Sessions:
+    """What outlives the sessions of this process."""
+
+    last_rank: int | None = None
+
+
+_sessions = _Sessions()
+
+
+def last_rank() -> int | None:
+    """Returns the rank of this process in its last session, which may be over; None before the first one."""
+    return _sessions.last_rank
 
 
 class SharedMemory(NamedTuple):
@@ -110,6 +159,18 @@ class SharedMemory(NamedTuple):
     segments: int
 
 
+class MembershipChange(NamedTuple):
+    """A change of an elastic job's membership.
+
+    membership     -- the number of the next membership
+    added, removed -- how many workers it adds and removes
+    """
+
+    membership: int
+    added: int
+    removed: int
+
+
 class Client(Collectives):
     """A worker's session with its sidecar. `connect` returns one; `close`, or its use as a context manager, ends it.
 
@@ -117,11 +178,41 @@ class Client(Collectives):
     be the same on all ranks. Results are of the library of the input: PyTorch for PyTorch, NumPy for everything else.
     """
 
-    def __init__(self, session: _ronde.Session) -> None:
+    def __init__(self, session: _ronde.Session, replay: Replay | None = None) -> None:
+        self._replay = replay
+        self._sets: dict[int, ProcessSet] = {}
+        self._finalizer: weakref.finalize[..., Client] | None = None
+        self._on_membership: list[Callable[[], None]] = []
+        self._use(session)
+        if replay is not None:
+            # Weak, so that the session ends with the last reference to the client.
+            me = weakref.ref(self)
+            replay.on_session = lambda session: _continue(me, session)
+            replay.refusal = lambda: _refusal(me)
+
+    def _use(self, session: _ronde.Session) -> None:
+        """Makes a session that of this client."""
         self._session = session
-        self._sets = {0: ProcessSet(0, range(session.size), session.rank)}
+        _sessions.last_rank = session.rank
+        self._sets.clear()
+        self._sets[0] = ProcessSet(0, range(session.size), session.rank)
+        if self._finalizer is not None:
+            self._finalizer.detach()
         # Closes the session also if the program ends without `close`: a session that breaks counts as a lost rank.
-        weakref.finalize(self, end_of_program, session)
+        self._finalizer = weakref.finalize(self, end_of_program, session)
+
+    def on_membership(self, callback: Callable[[], None]) -> None:
+        """Adds a function that is called when the client has entered another membership, with on_failure="continue".
+
+        Rank and size have changed then, and interrupted operations are not complete yet. The function is called by the
+        thread that waits for one of them or submits another one. It must not use the client's operations.
+        """
+        self._on_membership.append(callback)
+
+    @property
+    def on_failure(self) -> str:
+        """What happens to operations in flight when a rank is lost: "continue" or "raise"."""
+        return RAISE if self._replay is None else CONTINUE
 
     def end_of_program(self) -> None:
         """Closes the session at the end of the program, unless an exception ends the program.
@@ -132,14 +223,20 @@ class Client(Collectives):
 
     def close(self) -> None:
         """Shuts the session down: the epoch ends for all ranks. Operations in flight fail."""
-        self._session.close()
+        self._close(None)
+
+    def _close(self, reason: str | None) -> None:
+        if self._replay is not None:
+            self._replay.close()
+        self._session.close(reason)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
         """Allocates an uninitialized array or tensor in shared memory.
 
         Submitting it, or a contiguous part of it, makes no copy (zero-copy): the sidecar reads it in place. Do not
         write to it until the operation completes, also not after a call with `_async` returns. Otherwise it is like any
-        other array or tensor. Its memory is released with the last view of it, also after `close`.
+        other array or tensor. Its memory is released with the last view of it, also after `close`. With
+        on_failure="continue" operations that may be performed again do copy it.
 
         shape -- the dimensions, or the length of a vector
         dtype -- a type that collectives accept: a name or a NumPy type for a NumPy array ("bfloat16" returns a
@@ -149,6 +246,8 @@ class Client(Collectives):
         (`--arena-mb`); and the session's error if it is over.
         """
         nbytes, view = viewer_of(dtype, shape)
+        if self._replay is not None:
+            return view(self._replay.call(lambda session: session.empty(nbytes)))
         return view(self._session.empty(nbytes))
 
     def start_timeline(self, file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
@@ -171,10 +270,22 @@ class Client(Collectives):
         """
         self._session.stop_timeline()
 
+    def membership_change(self) -> MembershipChange | None:
+        """Returns the last announced change of an elastic job's membership, once; None if there is no unread one.
+
+        The worker should end the epoch soon: close the client and connect again, which waits for the next membership.
+        `ronde.elastic` does so at the next commit.
+        """
+        change = self._session.membership_change()
+        return None if change is None else MembershipChange(*change)
+
     @property
     def is_open(self) -> bool:
-        """Whether operations can be submitted: the client is not closed and its epoch is not over."""
-        return self._session.is_open
+        """Whether operations can be submitted: the client is not closed and its epoch is not over.
+
+        With on_failure="continue": whether the client is not closed and could continue after each loss.
+        """
+        return self._session.is_open if self._replay is None else self._replay.can_continue
 
     @property
     def shared_memory(self) -> SharedMemory:
@@ -230,4 +341,4 @@ class Client(Collectives):
         if kind is None:
             self.close()
         else:
-            self._session.close(f"{kind.__name__}: {error}"[:_REASON_LENGTH_MAX])
+            self._close(f"{kind.__name__}: {error}"[:_REASON_LENGTH_MAX])

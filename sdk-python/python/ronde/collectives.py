@@ -485,19 +485,29 @@ class Collectives(Submission):
         """`barrier` in flight."""
         return self._request("barrier", read_nothing, name, process_set)
 
-    def join(self) -> int:
-        """Declares that this rank has no more tensors. Returns, once all ranks have joined, the rank that joined last.
+    def join(self, *, process_set: ProcessSet | None = None) -> int:
+        """Declares that this rank has no more tensors for a process set; default: that of all ranks of the job.
 
-        Until then `allreduce` with Average, Sum or Adasum on the other ranks uses zeros for this rank, which still
-        counts in the divisor of an average, and `barrier` does not wait for it. All other operations on all ranks of
-        the job are rejected. Other process sets are not affected. Raises the common errors.
+        Returns, once all ranks of the set have joined, the rank of the job that joined last.
+
+        Until then `allreduce` with Average, Sum or Adasum on the other ranks of the set uses zeros for this rank, which
+        still counts in the divisor of an average, and `barrier` does not wait for it. All other operations on the set
+        are rejected, and so is its removal. Other process sets are not affected. Raises the common errors.
         """
-        last: int = self.join_async().wait()
+        last: int = self.join_async(process_set=process_set).wait()
         return last
 
-    def join_async(self) -> Handle:
-        """`join` in flight. Until it completes, this rank may submit nothing else on the set of all ranks."""
-        return self._request("join", lambda operation: operation.last_joined())
+    def join_async(self, *, process_set: ProcessSet | None = None) -> Handle:
+        """`join` in flight. Until it completes, this rank may submit nothing else on the set."""
+        replay = self._replay if process_set is None or process_set.id == 0 else None
+
+        def read(operation: _ronde.Operation) -> int:
+            last = operation.last_joined()
+            if replay is not None:
+                replay.restart_counting()
+            return last
+
+        return self._request("join", read, None, process_set)
 
     def add_process_set(self, ranks: Iterable[int], *, members_only: bool = False) -> ProcessSet:
         """Creates a process set of some ranks of the job. All ranks of the job must call it, with the same ranks.

@@ -120,11 +120,14 @@ class LauncherError(RuntimeError):
         self.status, self.reason = status, reason
 
 
-def run_by(launcher: Callable[[str], list[str]], call: Call, size: int, executable: Path | None = None) -> list[Any]:
+def run_by(
+    launcher: Callable[[str], list[str]], call: Call, size: int | None, executable: Path | None = None
+) -> list[Any]:
     """Makes a call on each of the ranks that a launcher starts. Returns their results by rank.
 
     launcher -- returns the launcher's arguments, up to the worker's command; its argument is the path of the report
                 that `ronde run` writes
+    size     -- the number of ranks; None in an elastic job, whose results are those of the ranks at its end
 
     Raises LauncherError if the launcher fails, RuntimeError for a rank without a result, and errors of pickling.
     """
@@ -137,6 +140,8 @@ def run_by(launcher: Callable[[str], list[str]], call: Call, size: int, executab
             status = _wait([*launcher(str(path / REPORT)), *worker], environment())
             if status != 0:
                 raise LauncherError(status, _failure(path, status))
+            if size is None:
+                return _elastic_results(folder, path)
             return [_result(folder, rank) for rank in range(size)]
 
 
@@ -208,6 +213,25 @@ def _failure(folder: pathlib.Path, status: int) -> str:
     if errors:
         return f"{reason.partition(chr(10))[0]}\n\n{errors[0].read_text(errors='replace')}"
     return f"{reason}\n\n{output}" if output else reason
+
+
+def with_rank(rank: int | None, result: bytes) -> bytes:
+    """Returns a pickled result of an elastic job after a header with the rank that its worker had last."""
+    header = json.dumps(rank).encode()
+    return HEADER.pack(len(header)) + header + result
+
+
+def _elastic_results(folder: PrivateFolder, path: pathlib.Path) -> list[Any]:
+    """Returns the results of an elastic job's workers, by their last rank, else by worker."""
+    found = []
+    for file in path.glob(f"{RESULT}.*"):
+        content, start = folder.read(file.name), HEADER.size
+        end = start + HEADER.unpack_from(content)[0]
+        rank, worker = json.loads(content[start:end]), int(file.name.rpartition(".")[2])
+        found.append(((rank is None, rank, worker), content[end:]))
+    if not found:
+        raise RuntimeError("the job ended without a result: the function ended the processes of all workers")
+    return [pickle.loads(content) for _, content in sorted(found)]
 
 
 def _result(folder: PrivateFolder, rank: int) -> Any:

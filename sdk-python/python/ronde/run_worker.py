@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy
 
 from ronde import _ronde
-from ronde.client import connect
+from ronde.client import connect, last_rank
+from ronde.elastic import RemovedFromJob, is_elastic
 from ronde.private_folder import PrivateFolder, opened
-from ronde.run import CALL, ERROR, HEADER, RESULT, dumps
+from ronde.run import CALL, ERROR, HEADER, RESULT, dumps, with_rank
 from ronde.without_launcher import settings_without_launcher
 
 if TYPE_CHECKING:
@@ -90,12 +91,32 @@ class Job:
             client.barrier("ronde.run.delivered")
 
 
+class ElasticFolder:
+    """Exchanges through the folder itself. Workers of an elastic job come at any time and cannot ask others."""
+
+    def __init__(self, folder: PrivateFolder | None, path: pathlib.Path) -> None:
+        if folder is None:
+            raise RuntimeError(
+                f"this worker of an elastic job does not see the folder {path} of the program that started it: set "
+                "TMPDIR there to a folder that all hosts share"
+            )
+        self._folder = folder
+
+    def call(self) -> bytes:
+        """The call, as the program has written it."""
+        return self._folder.read(CALL)
+
+    def deliver(self, result: bytes) -> None:
+        """Hands a pickled result back, with the last rank of this worker."""
+        self._folder.write(f"{RESULT}.{rank_number()}", with_rank(last_rank(), result))
+
+
 def main(arguments: Sequence[str]) -> None:
     """Makes the call and delivers its result, or the reason why there is none."""
     path = pathlib.Path(arguments[0])
     with opened(path) as folder:
-        exchange: Exchange = Folder(folder) if folder is not None and is_on_one_host() else Job(folder, path)
         try:
+            exchange = _exchange(folder, path)
             result = dumps(perform(exchange.call()))
             end_sessions()
             exchange.deliver(result)
@@ -103,6 +124,12 @@ def main(arguments: Sequence[str]) -> None:
             if folder is not None:
                 folder.write(f"{ERROR}.{rank_number()}", traceback.format_exc().encode())
             raise
+
+
+def _exchange(folder: PrivateFolder | None, path: pathlib.Path) -> Exchange:
+    if is_elastic():
+        return ElasticFolder(folder, path)
+    return Folder(folder) if folder is not None and is_on_one_host() else Job(folder, path)
 
 
 def perform(call: bytes) -> Any:
@@ -113,6 +140,8 @@ def perform(call: bytes) -> Any:
     func, args, kwargs = pickle.loads(call[end:])
     try:
         return func(*args, **kwargs)
+    except RemovedFromJob:
+        raise
     except SystemExit as error:
         # The other ranks wait for this rank's result.
         raise RuntimeError(f"the function ended its process by SystemExit({error.code!r})") from error
@@ -135,7 +164,12 @@ def is_on_one_host() -> bool:
 
 
 def rank_number() -> int:
-    """Returns this worker's rank, from the variables of the launcher, which may be `mpirun`."""
+    """Returns this worker's rank, from the variables of the launcher, which may be `mpirun`.
+
+    In an elastic job it is the number of the worker, whose rank may change.
+    """
+    if is_elastic():
+        return int(os.environ["RONDE_WORKER"])
     launched = _ronde.LaunchedBy.detect(dict(os.environ))
     if "RONDE_RANK" not in os.environ and launched is not None and launched.rank is not None:
         return launched.rank

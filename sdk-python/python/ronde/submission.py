@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, cast
 
 import numpy
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ronde import _ronde
     from ronde.process_set import ProcessSet
+    from ronde.replay import Replay
     from ronde.tensors import Target
 
 
@@ -28,6 +29,12 @@ class Submission:
 
     _session: _ronde.Session
     _sets: dict[int, ProcessSet]
+    _replay: Replay | None
+
+    @property
+    def replay(self) -> Replay | None:
+        """What performs interrupted operations again, with on_failure="continue"; for libraries over this client."""
+        return self._replay
 
     def completions(self) -> _ronde.Completions:
         """Returns a counter of operations submitted with `notify` that complete while no thread waits for them.
@@ -57,7 +64,7 @@ class Submission:
         self._label(options, name, process_set)
         if "mapped" not in options:
             options["mapped"] = out is None and source.view is not None
-        operation = self._session.submit(kind, source.dtype, source.shape, source.address, source.nbytes, **options)
+        operation = self._begin(kind, (source.dtype, source.shape, source.address, source.nbytes), options)
         if read is None:
             # The result's memory is allocated while the operation is in flight, which costs no time.
             is_small = source.nbytes < MAPPED_BYTES_MIN and kind in _LIKE_THE_INPUT
@@ -111,7 +118,7 @@ class Submission:
         parts = [(source.dtype, source.shape, source.address, source.nbytes) for source in sources]
         if "mapped" not in options:
             options["mapped"] = out is None and all(source.view is not None for source in sources)
-        operations = self._session.submit_group(kind, parts, **options)
+        operations = self._begin_group(kind, parts, options)
         if reads is None:
             reads = [read_tensor(source, target) for source, target in zip(sources, targets)]
         return GroupHandle([Handle(self.log_notices, *each) for each in zip(operations, reads)])
@@ -133,7 +140,26 @@ class Submission:
 
     def _ask(self, kind: str, name: str | None, process_set: ProcessSet | None, **options: Any) -> _ronde.Operation:
         self._label(options, name, process_set)
-        return self._session.submit(kind, None, (), 0, 0, **options)
+        return self._begin(kind, (None, (), 0, 0), options)
+
+    def _begin(
+        self, kind: str, tensor: tuple[str | None, Sequence[int], int, int], options: dict[str, Any]
+    ) -> _ronde.Operation:
+        """Submits an operation, in a way that survives the loss of a rank if the client has been asked for that."""
+        if self._replay is None:
+            return self._session.submit(kind, *tensor, **options)
+        if self._replay.takes(kind, options):
+            return cast("_ronde.Operation", self._replay.submit(kind, *tensor, options))
+        return self._replay.call(lambda session: session.submit(kind, *tensor, **options))
+
+    def _begin_group(
+        self, kind: str, parts: Sequence[tuple[str, Sequence[int], int, int]], options: dict[str, Any]
+    ) -> Sequence[_ronde.Operation]:
+        if self._replay is None:
+            return self._session.submit_group(kind, parts, **options)
+        if self._replay.takes(kind, options):
+            return cast("list[_ronde.Operation]", self._replay.submit_group(kind, parts, options))
+        return self._replay.call(lambda session: session.submit_group(kind, parts, **options))
 
     def _set(self, process_set: ProcessSet | None) -> ProcessSet:
         """Returns the set, after checking that it exists and contains this rank."""

@@ -6,6 +6,7 @@ at an address alive for as long as the address is used.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import operator
@@ -224,6 +225,17 @@ def integers_like(like: Any, values: Sequence[int]) -> Any:
     if torch_module is not None and isinstance(like, torch_module.Tensor):
         return torch_module.tensor(values, dtype=torch_module.int32)
     return numpy.array(values, dtype=numpy.int32)
+
+
+def address_of(memory: Any) -> int:
+    """Returns the address of shared memory, or of a NumPy array. It is valid while the object exists."""
+    address: int = memory.__array_interface__["data"][0]
+    return address
+
+
+def copy_bytes(target: int, source: int, nbytes: int) -> None:
+    """Copies bytes between two addresses that the caller keeps valid. Other threads run meanwhile."""
+    ctypes.memmove(target, source, nbytes)
 
 
 def check_dtype(name: str) -> str:

@@ -3,7 +3,8 @@
 A single program gets a sidecar of its own. The processes of another launcher (torchrun, srun, mpirun, mpiexec, jsrun)
 on one host share one: rank 0 starts it, and the others find it through a directory that only this user can enter. Ranks
 that a program numbers by itself find it through the program's key-value store. On several hosts sidecars must run
-already: without a secret of the job, hosts could not authenticate each other.
+already, or be started by the agents of `torchrun --rdzv-backend ronde`: without a secret of the job, hosts could not
+authenticate each other.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ronde import _ronde, own_sidecar
+from ronde import _ronde, agent_directory, own_sidecar
+from ronde.elastic.membership import is_elastic
 from ronde.errors import RondeError
 from ronde.private_folder import DirectoryStore, PrivateFolder, own_base
 from ronde.processes import identity_of, is_alive, launcher_of_this_host, own_host
@@ -44,7 +46,12 @@ def settings_without_launcher(given: dict[str, Any]) -> dict[str, Any]:
     if another launcher has started processes on several hosts, or does not say how many on which, and "connect" if no
     sidecar can be started; TimedOutError with cause "start" if a rank of this host does not come.
     """
+    if is_elastic():
+        return {}  # the number of the worker is set, and its rank comes with the membership
     launched = _ronde.LaunchedBy.detect(dict(os.environ))
+    if launched is not None and _has_agent(given.get("socket")):
+        own = agent_directory.settings(launched, _start_timeout(given.get("start_timeout")))
+        return {**own, **_connect_timeout()}
     if _has_sidecar(given.get("socket")):
         is_ranked = "RONDE_RANK" in os.environ or given.get("rank") is not None
         return {} if launched is None or launched.rank is None or is_ranked else {"rank": launched.rank}
@@ -108,6 +115,12 @@ def _settings(sidecar: Sidecar, rank: int) -> dict[str, Any]:
 
 
 # === Sidecars that run already ===
+
+
+def _has_agent(given: Any) -> bool:
+    """Returns whether an agent of torchrun starts the sidecar: the caller and the environment name no other one."""
+    is_named = given is not None or any(name in os.environ for name in _FOUND_BY)
+    return not is_named and agent_directory.is_named(os.environ)
 
 
 def _has_sidecar(given: Any) -> bool:

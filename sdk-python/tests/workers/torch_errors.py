@@ -85,6 +85,8 @@ def check_arguments() -> None:
     assert (hvd.mpi_built(), hvd.gloo_built(), hvd.nccl_built()) == (False, True, 0)
     assert hvd.gloo_enabled()
     assert not hvd.mpi_enabled()
+    raises(ValueError, f"in a process that is rank {hvd.rank()} already", hvd.init, rank=size)
+    hvd.init(rank=hvd.rank())
 
 
 def check_exceptions() -> None:

@@ -23,7 +23,10 @@ def main() -> None:
         assert "hvd.init(comm" in str(error), error
     else:
         raise AssertionError("a set of a communicator needs no global one")
+    assert (hvd.mpi_built(), hvd.gloo_built()) == (True, True)
     hvd.init(everybody, process_sets=[some])
+    assert (hvd.mpi_enabled(), hvd.gloo_enabled()) == (True, False)
+    assert hvd.mpi_threads_supported() == (MPI.Query_thread() == MPI.THREAD_MULTIPLE)
     assert (hvd.rank(), hvd.size()) == (everybody.rank, everybody.size)
     assert (hvd.local_rank(), hvd.cross_size()) == (everybody.rank, 1)
     assert some.ranks == own
@@ -36,7 +39,18 @@ def main() -> None:
     hvd.init(half)
     assert (hvd.rank(), hvd.size()) == (half.rank, half.size)
     assert hvd.allreduce(torch.tensor([everybody.rank]), op=hvd.Sum).item() == sum(own)
+    # Ranks of a half join at their own pace.
+    for step in range(half.rank + 1):
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"s.{step}").item() == half.size - step
+    assert hvd.join() == half.size - 1
     hvd.shutdown()
+    try:
+        hvd.mpi_threads_supported()
+    except ValueError as error:
+        assert "not been initialized" in str(error), error
+    else:
+        raise AssertionError("there is an answer without a session")
+    assert (hvd.mpi_enabled(), hvd.gloo_enabled()) == (False, False)
     print(f"rank {everybody.rank}: communicators hold", flush=True)
 
 

@@ -59,12 +59,102 @@ def check_operations(even: hvd.ProcessSet, odd: hvd.ProcessSet) -> None:
     assert hvd.grouped_reducescatter([x], op=hvd.Sum, process_set=own)[0].equal(total[:1])
     assert hvd.broadcast_object(rank, ranks[0], process_set=own) == ranks[0]
     assert hvd.allgather_object(rank, process_set=own) == ranks
-    raises(NotImplementedError, "Adasum", hvd.allreduce, x, op=hvd.Adasum, process_set=own)
+    check_adasum(own)
     hvd.barrier(process_set=own)
     x.requires_grad_()
     hvd.allreduce(x, op=hvd.Sum, process_set=own).sum().backward()
     assert x.grad is not None
     assert x.grad.equal(torch.full_like(x, float(len(ranks))))
+
+
+def vector(rank: int, count: int = 70_000) -> torch.Tensor:
+    """A rank's vector."""
+    return torch.randn(count, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+
+
+def adasum_of(vectors: list[torch.Tensor]) -> torch.Tensor:
+    """Computes Adasum in one process, as Horovod describes it: ranks beyond a power of two combine first, in pairs."""
+
+    def both(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        dot = (a * b).sum()
+        return (1 - dot / (2 * (a * a).sum())) * a + (1 - dot / (2 * (b * b).sum())) * b
+
+    excess = len(vectors) - (1 << (len(vectors).bit_length() - 1))
+    paired = [both(*vectors[2 * index : 2 * index + 2]) for index in range(excess)]
+    left = paired + vectors[2 * excess :]
+    while len(left) > 1:
+        left = [both(*left[index : index + 2]) for index in range(0, len(left), 2)]
+    return left[0]
+
+
+def check_adasum(own: hvd.ProcessSet) -> None:
+    """Adasum of a set's ranks equals that of one process, also in the optimizer."""
+    ranks, rank = own.ranks or [], hvd.rank()
+    for count in (3, 70_000):
+        mine, want = vector(rank, count), adasum_of([vector(each, count) for each in ranks])
+        torch.testing.assert_close(hvd.allreduce(mine, op=hvd.Adasum, name=f"s.{count}", process_set=own), want)
+        torch.testing.assert_close(hvd.allreduce(mine, op=hvd.Adasum, process_set=own), want)
+        pair = hvd.grouped_allreduce([mine, 2 * mine], op=hvd.Adasum, process_set=own)
+        torch.testing.assert_close(pair, [want, 2 * want])
+        torch.testing.assert_close(hvd.allreduce_(mine.clone(), op=hvd.Adasum, process_set=own), want)
+    weights = [torch.nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2)]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(weights, lr=0.5), named_parameters=zip("ab", weights), op=hvd.Adasum, process_set=own
+    )
+    assert optimizer.process_set is own
+    want = [weight.detach().clone() for weight in weights]
+    for step in range(3):
+        optimizer.zero_grad()
+        sum((weight * vector(2 * rank + step + at, 3)).sum() for at, weight in enumerate(weights)).backward()
+        optimizer.step()
+        want = [
+            weight + adasum_of([-0.5 * vector(2 * each + step + at, 3) for each in ranks])
+            for at, weight in enumerate(want)
+        ]
+        torch.testing.assert_close([weight.detach() for weight in weights], want)
+
+
+def check_optimizers_of_others(own: hvd.ProcessSet, other: hvd.ProcessSet) -> None:
+    """An optimizer of a set that this rank is not in makes local steps, also with Adasum."""
+    for op in (hvd.Average, hvd.Adasum):
+        weight = torch.nn.Parameter(torch.zeros(3))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=1.0), named_parameters=[("w", weight)], op=op, process_set=other
+        )
+        (weight * float(1 + hvd.rank())).sum().backward()
+        optimizer.step()
+        assert weight.detach().equal(torch.full((3,), -1.0 - hvd.rank()))
+    hvd.barrier(process_set=own)
+
+
+def check_joins(own: hvd.ProcessSet) -> None:
+    """Ranks of a set run out of data at different times, while all ranks go on together."""
+    ranks, weight = own.ranks or [], torch.nn.Parameter(torch.zeros(3))
+    made = {"named_parameters": [("w", weight)], "process_set": own}
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), **made)
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    everybodys = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), named_parameters=zip("xy", weights))
+    want = torch.zeros(3)
+    for _ in range(2):
+        # All ranks check in some of these steps that no rank has a gradient of the second parameter.
+        everybodys.zero_grad()
+        weights[0].sum().backward()
+        everybodys.step()
+        steps = {rank: 3 + 4 * position for position, rank in enumerate(ranks)}
+        for step in range(steps[hvd.rank()]):
+            optimizer.zero_grad()
+            (weight * float(1 + hvd.rank())).sum().backward()
+            optimizer.step()
+            active = [rank for rank in ranks if steps[rank] > step]
+            want = want - sum(1.0 + rank for rank in active) / len(ranks)
+        torch.testing.assert_close(weight.detach(), want)
+        assert hvd.join(process_set=own) == ranks[-1]
+        hvd.broadcast_(weight.data, ranks[-1], process_set=own)
+        want = weight.detach().clone()
+        everybodys.zero_grad()
+        weights[0].sum().backward()
+        everybodys.step()
+    torch.testing.assert_close(weights[0].detach(), torch.full((2,), -4.0))
 
 
 def check_static() -> None:
@@ -80,6 +170,11 @@ def check_static() -> None:
     assert str(even) == f"ProcessSet(process_set_id=1, ranks={halves(size)[0]}, mpi_comm=None)"
     assert odd.process_set_id == 2
     check_operations(even, odd)
+    own, other = (even, odd) if even.included() else (odd, even)
+    check_optimizers_of_others(own, other)
+    check_joins(own)
+    raises(ValueError, "is not a member of the provided process set", hvd.join, process_set=other)
+    raises(ValueError, "does not exist", hvd.join, process_set=hvd.ProcessSet([0]))
     raises(ValueError, "Set HOROVOD_DYNAMIC_PROCESS_SETS=1 to allow adding", hvd.add_process_set, [0])
     raises(ValueError, "HOROVOD_DYNAMIC_PROCESS_SETS=1", hvd.remove_process_set, even)
     unknown = hvd.ProcessSet([0])
@@ -123,6 +218,21 @@ def check_dynamic() -> None:
     leave()
 
 
+def check_join_among(own: list[int], job_rank: int) -> None:
+    """Joins in a session of some ranks: they do not wait for those of the other sessions, which run at another pace."""
+    position = own.index(job_rank)
+    for turn in range(2 + 3 * (own[0] % 2)):
+        for step in range(position + 1):
+            active = [rank for number, rank in enumerate(own) if number >= step]
+            found = hvd.allreduce(torch.tensor([float(job_rank), 1.0]), op=hvd.Sum)
+            assert found.tolist() == [float(sum(active)), float(len(active))], (turn, step)
+            mean = hvd.allreduce(torch.ones(70_000))
+            torch.testing.assert_close(mean, torch.full((70_000,), len(active) / len(own)))
+        # The number of the last rank is that among the ranks of the session.
+        assert hvd.join() == len(own) - 1
+        assert hvd.allgather(torch.tensor([job_rank])).tolist() == own
+
+
 def check_sessions_of_some() -> None:
     """Two worlds in one job; then one rank by itself."""
     hvd.init()
@@ -136,7 +246,7 @@ def check_sessions_of_some() -> None:
     assert hvd.allreduce(torch.tensor([float(job_rank)]), op=hvd.Sum).item() == sum(own)
     assert hvd.broadcast(torch.tensor([job_rank]), root_rank=len(own) - 1).item() == own[-1]
     assert hvd.global_process_set.ranks == list(range(len(own)))
-    raises(NotImplementedError, "join", hvd.join)
+    check_join_among(own, job_rank)
     weight = torch.nn.Parameter(torch.zeros(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), named_parameters=[("w", weight)])
     (weight * float(job_rank)).sum().backward()

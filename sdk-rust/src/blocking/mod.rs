@@ -208,6 +208,15 @@ impl Client {
         session.poll_ring();
         session.pending.take_notices()
     }
+
+    /// The newest change of an elastic job's membership since the last call: the launcher adds or removes workers. End the
+    /// epoch soon, by closing this client and connecting again.
+    #[must_use]
+    pub fn membership_change(&self) -> Option<crate::MembershipChange> {
+        let session = self.session().ok()?;
+        session.poll_ring();
+        session.pending.take_change()
+    }
 }
 
 epoch_methods!();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ronde_rpc::v1::{client_message, server_message};
 use ronde_rpc::{Claim, Claimed, PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, v1, web};
-use ronde_wire::limits;
+use ronde_wire::{WorkerNumber, limits};
 use tokio::sync::mpsc;
 use tonic::{Code, Status, Streaming};
 
@@ -53,7 +53,7 @@ enum Refused {
 async fn attempt(caller: &Caller, options: &Options) -> Result<(Claimed, Streaming<v1::ServerMessage>), Refused> {
     let claim = Claim {
         job: options.job.clone(),
-        rank: options.rank,
+        worker: WorkerNumber(options.rank.0),
         token: options.token(),
         protocols: (PROTOCOL_VERSION_MIN, PROTOCOL_VERSION),
         client: options.client_name.clone(),

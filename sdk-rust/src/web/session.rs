@@ -106,7 +106,7 @@ impl Session {
         // Empty bytes in the message request the result inside messages, too.
         let bytes = if what.collective.has_input(self.pending.me()) { operation.bytes() } else { &[] };
         let place = inline::place(bytes, self.claimed.inline_bytes_max)?;
-        let (request, promise) = self.pending.insert(&what.collective, ())?;
+        let (request, promise) = self.pending.insert(what, ())?;
         let (plugin, site) = (operation.plugin.clone(), operation.site.clone());
         let message = Submission { request, what: what.clone(), plugin, place, output: None, site }.into_message();
         Ok((request, message, promise))

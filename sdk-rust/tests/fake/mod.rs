@@ -72,7 +72,8 @@ impl Fake {
         let directory = tempfile::tempdir().expect("a directory");
         let server = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let server = server.expect("a runtime");
-        std::fs::write(paths::token_file(directory.path(), RANK), [7; TOKEN_BYTES]).expect("a token file");
+        std::fs::write(paths::token_file(directory.path(), ronde_wire::WorkerNumber(RANK.0)), [7; TOKEN_BYTES])
+            .expect("a token file");
         let shared = Arc::new(Shared::default());
         let log = Arc::clone(&shared.log);
         serve_memory(directory.path(), Arc::clone(&shared), settings.exchanges_max);
@@ -418,6 +419,7 @@ impl Server {
                 local_size: 1,
                 cross_rank: 0,
                 cross_size: self.settings.size,
+                membership: 1,
                 homogeneous: true,
             };
             self.send(server_message::Message::EpochBegan(view.into_message())).await;

@@ -127,6 +127,30 @@ fn sets_of_members_are_named_by_their_ranks_and_keep_other_numbers() {
     assert_eq!(form(&[0, 2]).0, format!("{stem}.{}", 3_u64 << 32));
 }
 
+/// Ranks that are not in the set get no answer to its join, so it changes the numbers of that set alone.
+#[test]
+fn a_join_in_a_set_restarts_the_numbers_of_that_set() {
+    let fake = Fake::start(Settings { size: 3, ..Settings::default() });
+    let client = connect(&fake, OVER_RING);
+    let set = client.add_process_set(&[0, 2]).expect("a set").id;
+    let first = 1_u64 << 32;
+    let barrier = |set| client.barrier_async(set).expect("submitted").name().expect("this process").to_owned();
+    assert_eq!(
+        (barrier(set), barrier(set)),
+        (format!("barrier.noname.{first}"), format!("barrier.noname.{}", first + 1))
+    );
+    assert_eq!(barrier(ronde::SetId::WORLD), "barrier.noname.0");
+    for joins in 1..3_u64 {
+        assert_eq!(client.join_in(set).expect("joined"), 0);
+        assert_eq!(barrier(set), format!("barrier.noname.{}", (joins << 48) + first));
+        assert_eq!(barrier(ronde::SetId::WORLD), format!("barrier.noname.{joins}"));
+    }
+    // The next generation of all sets is that after the one set that was added.
+    client.join().expect("joined");
+    assert_eq!(barrier(ronde::SetId::WORLD), format!("barrier.noname.{}", 2_u64 << 32));
+    assert_eq!(barrier(set), format!("barrier.noname.{}", (2_u64 << 48) + first + 1));
+}
+
 #[test]
 fn a_process_set_that_was_not_removed_stays_usable() {
     let fake = Fake::start(Settings { size: 2, ..Settings::default() });

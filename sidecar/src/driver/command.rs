@@ -1,9 +1,8 @@
 //! Commands that other parts of the process send to the driver. Sessions have their own commands.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use ronde_bootstrap::messages::WorkerExited;
+use ronde_bootstrap::messages::ToSidecar;
 use ronde_transport::Identity;
 use tokio::sync::oneshot;
 
@@ -15,10 +14,8 @@ pub(crate) enum ControlCommand {
     PluginsAnswered,
     /// Use this certificate for links made from now on.
     Identity(Arc<Identity>),
-    /// The process of a worker has ended.
-    WorkerExited(WorkerExited),
-    /// End when the workers that connected have left, or none connects within this time.
-    EndWithWorkers(Duration),
+    /// A message of the launcher after the first two.
+    Launcher(Box<ToSidecar>),
     /// Report the state of everything.
     Snapshot(oneshot::Sender<Snapshot>),
 }

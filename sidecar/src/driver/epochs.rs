@@ -14,7 +14,7 @@ use ronde_wire::{Epoch, Failure};
 use super::Driver;
 use crate::operation::delivery::epoch_view;
 use crate::operation::lanes::ExecuteCommand;
-use crate::session::table::SessionId;
+use crate::session::table::{Seat, Session, SessionId};
 
 /// The epoch.
 #[derive(Default)]
@@ -43,7 +43,12 @@ impl Driver {
         tracing::info!(epoch = epoch.0, ranks = self.world.size(), "an epoch has begun");
         self.execution.inline.handle(ExecuteCommand::Epoch(epoch));
         self.send_to_lanes(|| ExecuteCommand::Epoch(epoch).into());
-        let sessions = self.clients.sessions.iter_mut().map(|session| session.id).collect();
+        let active = self.clients.sessions.iter_mut().filter(|session| session.active_rank().is_some());
+        let begin = |session: &mut Session| {
+            session.seat = Seat::Active { in_epoch: true };
+            session.id
+        };
+        let sessions = active.map(begin).collect();
         self.announce(Announcement { epoch, sessions, ended: None });
     }
 
@@ -54,7 +59,9 @@ impl Driver {
         self.execution.operations.end_epoch(epoch);
         self.execution.inline.handle(ExecuteCommand::EpochEnd(epoch));
         self.send_to_lanes(|| ExecuteCommand::EpochEnd(epoch).into());
-        let concerned = self.clients.sessions.iter_mut().filter(|session| session.claimed_during != Some(epoch));
+        let is_concerned =
+            |session: &&mut Session| session.active_rank().is_some() && session.claimed_during != Some(epoch);
+        let concerned = self.clients.sessions.iter_mut().filter(is_concerned);
         let sessions = concerned.map(|session| session.id).collect();
         self.announce(Announcement { epoch, sessions, ended: Some(failure.clone()) });
     }
@@ -77,7 +84,10 @@ impl Driver {
                     Some(failure) => {
                         Message::EpochEnded(v1::EpochEnded { epoch: epoch.0, failure: Some(failure.into()) })
                     }
-                    None => Message::EpochBegan(epoch_view(&self.world, self.me, session.rank, epoch).into_message()),
+                    None => {
+                        let position = (session.rank, self.memberships.number());
+                        Message::EpochBegan(epoch_view(&self.world, self.me, position, epoch).into_message())
+                    }
                 });
             }
         }

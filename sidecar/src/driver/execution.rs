@@ -49,6 +49,7 @@ impl Driver {
                 self.send_released_failures();
                 self.send_announcements();
             }
+            LaneReport::Entered(membership) => self.lane_entered(membership),
             LaneReport::LinkDown { peer, closed, reason } => self.handle(Event::LaneDown { peer, closed, reason }),
             LaneReport::Ended(lane) => {
                 self.fatal.get_or_insert_with(|| format!("the thread of {lane} has ended; see the log above"));

@@ -58,7 +58,12 @@ impl Driver {
             PortEvent::Down { peer, reason } => {
                 // A peer that closes before the first epoch is shutting down because the job is over; one that failed
                 // reports its reason to the launcher itself.
-                if !self.epoch.has_begun {
+                if self.memberships.is_elastic() {
+                    let is_lost = !matches!(reason, DownReason::ClosedByPeer(_) | DownReason::Refused(_));
+                    if !self.epoch.has_begun && is_lost && self.control_role(peer) == Role::Dial {
+                        self.give_up_link(peer, &reason.to_string());
+                    }
+                } else if !self.epoch.has_begun {
                     self.liveness.note_peer_left();
                     if !matches!(reason, DownReason::ClosedByPeer(_)) {
                         self.fatal = Some(Code::PeerMissing.mark(&format!("{peer} did not connect: {reason}")));

@@ -7,6 +7,7 @@ mod epochs;
 mod execution;
 mod links;
 pub(crate) mod liveness;
+pub(crate) mod membership;
 mod parked;
 mod recording;
 pub(crate) mod snapshot;
@@ -21,13 +22,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ronde_bootstrap::messages::WorkerExited;
+use ronde_bootstrap::messages::{ToSidecar, WorkerExited};
 use ronde_engine::{Action, Engine, EngineConfig, Event, Time};
 use ronde_rpc::v1;
 use ronde_rpc::v1::server_message::Message;
 use ronde_transport::{MutualTls, NetworkPort, PortEvent, next_event};
 use ronde_wire::control::Transport;
-use ronde_wire::{Cause, Failure, Rank, SidecarIndex, World};
+use ronde_wire::{Cause, Failure, Rank, SidecarIndex, WorkerNumber, World};
 use tokio::sync::mpsc;
 use tokio::time::{Instant as Deadline, sleep_until};
 
@@ -35,6 +36,7 @@ use crate::driver::backpressure::Backpressure;
 use crate::driver::command::ControlCommand;
 use crate::driver::epochs::EpochState;
 use crate::driver::liveness::Liveness;
+use crate::driver::membership::MembershipState;
 use crate::operation::delivery::send_waiting;
 use crate::operation::lanes::inline::InlineExecutor;
 use crate::operation::lanes::{LaneHandle, LaneReport};
@@ -59,6 +61,7 @@ pub(crate) struct Driver {
     execution: Execution,
     clients: Clients,
     epoch: EpochState,
+    memberships: MembershipState,
     exits: WorkerExits,
     /// The timeline that the worker of rank 0 records.
     timeline: Timeline,
@@ -112,7 +115,7 @@ struct WorkerExits {
     /// Whether a launcher reports them.
     are_reported: bool,
     /// Reports that arrived before the worker's stream ended.
-    early: BTreeMap<Rank, WorkerExited>,
+    early: BTreeMap<WorkerNumber, WorkerExited>,
 }
 
 /// What the driver receives.
@@ -145,13 +148,13 @@ enum Wake {
 }
 
 impl Driver {
-    /// Creates a driver before the first epoch. `exits_are_reported`: a launcher reports how workers' processes end.
+    /// Creates a driver before the first epoch of its first membership. `exits_are_reported`: a launcher reports how workers' processes end.
     pub(crate) fn new(
         config: EngineConfig,
         links: Links,
         execution: Execution,
         clients: Clients,
-        liveness: Liveness,
+        (liveness, memberships): (Liveness, MembershipState),
         exits_are_reported: bool,
     ) -> Self {
         Self {
@@ -163,6 +166,7 @@ impl Driver {
             execution,
             clients,
             epoch: EpochState::default(),
+            memberships,
             exits: WorkerExits { are_reported: exits_are_reported, early: BTreeMap::new() },
             timeline: Timeline::default(),
             backpressure: Backpressure::default(),
@@ -182,7 +186,9 @@ impl Driver {
             let batch = self.timeline.due().map(Deadline::from_std);
             let worker = self.liveness.due().map(|due| Deadline::from_std(self.started + due));
             let parked = self.clients.parked.due().map(Deadline::from_std);
-            let others = [close, self.backpressure.resumes_at(), batch, worker, parked].into_iter().flatten();
+            let membership = self.memberships.due().map(|at| self.instant(at));
+            let others = [close, self.backpressure.resumes_at(), batch, worker, parked, membership];
+            let others = others.into_iter().flatten();
             let timeout = timeout.into_iter().chain(others).min();
             let wake = tokio::select! {
                 report = reports.recv() => Wake::Lane(report),
@@ -211,6 +217,7 @@ impl Driver {
             }
             self.perform_actions();
             self.end_unresponsive_sessions();
+            self.enter_when_idle();
         }
     }
 
@@ -282,9 +289,8 @@ impl Driver {
                 }
             }
             SessionCommand::Heartbeat { session: id } => {
-                if self.note_activity(id).is_some()
-                    && let Some(session) = self.clients.sessions.get_mut(id)
-                {
+                self.note_activity(id);
+                if let Some(session) = self.clients.sessions.get_mut(id) {
                     session.answer_heartbeat();
                 }
             }
@@ -314,12 +320,27 @@ impl Driver {
         match command {
             ControlCommand::PluginsAnswered => self.resolve_parked(),
             ControlCommand::Identity(identity) => self.install_identity(&identity),
-            ControlCommand::WorkerExited(exited) => self.worker_exited(exited),
-            ControlCommand::EndWithWorkers(within) => self.liveness.end_with_workers(self.started.elapsed() + within),
+            ControlCommand::Launcher(message) => self.handle_launcher(*message),
             ControlCommand::Snapshot(reply) => {
                 let snapshot = self.snapshot();
                 // Collected concurrently with the loop: a busy lane answers late. The receiver may be gone.
                 tokio::spawn(async move { drop(reply.send(snapshot.await)) });
+            }
+        }
+    }
+
+    fn handle_launcher(&mut self, message: ToSidecar) {
+        match message {
+            ToSidecar::WorkerExited(exited) => self.worker_exited(exited),
+            ToSidecar::Change(next) => self.prepare_membership(next),
+            ToSidecar::Enter { membership, added, removed } => self.release_membership(membership, added, removed),
+            ToSidecar::Commit { membership } => self.commit_membership(membership),
+            ToSidecar::EndWithWorkers { within_s } => {
+                let within = Duration::from_secs(u64::from(within_s));
+                self.liveness.end_with_workers(self.started.elapsed() + within);
+            }
+            ToSidecar::Start(_) | ToSidecar::Join(_) => {
+                tracing::warn!("the launcher has sent a first message again, which is ignored");
             }
         }
     }
@@ -344,6 +365,7 @@ impl Driver {
                 Action::Cancel { epoch, last, dropped } => self.cancel(epoch, last, &dropped.into()),
                 Action::Complete { rank, request, outcome } => self.complete(rank, request, outcome),
                 Action::Notice { sidecars, ranks, text } => self.notice(&sidecars, &ranks, &text),
+                Action::Hung { rank, text } => self.report_hung(rank, text),
                 Action::Disconnect { peer, reason } => self.disconnect(peer, &reason),
                 Action::EndSession { rank, failure } => self.end_session(rank, &failure),
             }

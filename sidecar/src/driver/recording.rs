@@ -15,9 +15,9 @@ impl Driver {
     pub(super) fn record(&mut self, request: RecordRequest) {
         let RecordRequest { session_token, mark_cycles, batches, reply } = request;
         let rank =
-            self.clients.sessions.iter_mut().find(|session| session.token == session_token).map(|session| session.rank);
+            self.clients.sessions.iter_mut().find(|session| session.token == session_token).map(|s| s.active_rank());
         let refused = match rank {
-            Some(FIRST) => {
+            Some(Some(FIRST)) => {
                 let recording = self.timeline.begin(Instant::now(), batches, mark_cycles);
                 self.follow_timeline();
                 if reply.send(Ok(recording)).is_err() {
@@ -26,9 +26,10 @@ impl Driver {
                 }
                 return;
             }
-            Some(rank) => {
+            Some(Some(rank)) => {
                 Status::failed_precondition(format!("{rank} cannot record a timeline; rank 0 records for all ranks"))
             }
+            Some(None) => Status::failed_precondition("the worker has no rank yet; rank 0 records for all ranks"),
             None => Status::permission_denied("no open session has this session token"),
         };
         // The caller may be gone.

@@ -17,24 +17,26 @@ use crate::session::command::ClaimRequest;
 use crate::session::table::SessionId;
 
 impl Driver {
-    /// Notes a sign of life; returns the session's rank if the session is live.
+    /// Notes a sign of life; returns the session's rank if it has one. A session without a rank submits nothing: it has
+    /// received the end of its epoch, or waits for the begin of one.
     pub(super) fn note_activity(&mut self, session: SessionId) -> Option<Rank> {
-        let rank = self.clients.sessions.get_mut(session)?.rank;
+        let rank = self.clients.sessions.get_mut(session)?.active_rank()?;
         self.handle(Event::RankAlive { rank });
         Some(rank)
     }
 
     pub(super) fn claim(&mut self, request: ClaimRequest) {
         let ClaimRequest { claim, access, protocol, session_token, outgoing, reply } = request;
-        if self.clients.sessions.is_entitled(claim.rank, &claim.token) {
-            self.make_room(claim.rank);
+        let worker = claim.worker;
+        if self.clients.sessions.is_entitled(worker, &claim.token) {
+            self.make_room(worker);
         }
-        let claimed = self.clients.sessions.claim(claim.rank, &claim.token, session_token, (access, outgoing));
+        let claimed = self.clients.sessions.claim(worker, &claim.token, session_token, (access, outgoing));
         if let Ok(id) = claimed {
             self.liveness.note_worker();
             if let Some(uid) = access.uid() {
                 let limit_bytes = self.clients.arena_bytes_max;
-                self.clients.segments.open_session(session_token, claim.rank, uid, limit_bytes);
+                self.clients.segments.open_session(session_token, uid, limit_bytes);
             }
             let message = ronde_rpc::Claimed {
                 session_token: session_token.to_bytes(),
@@ -47,20 +49,18 @@ impl Driver {
                 ring_bytes: access.ring_bytes(),
             };
             tracing::info!(
-                rank = claim.rank.0,
+                worker = worker.0,
                 client = claim.client,
                 pid = claim.pid,
                 ?access,
                 "a worker has connected"
             );
-            let running = self.epoch.running;
             if let Some(session) = self.clients.sessions.get_mut(id) {
-                session.claimed_during = running;
                 session.pid = claim.pid;
                 session.send(Message::Claimed(message.into_message()));
             }
-            FromSidecar::Attached { rank: claim.rank.0 }.send();
-            self.handle(Event::RankAttached { rank: claim.rank });
+            FromSidecar::Attached { worker: worker.0 }.send();
+            self.attach(id, worker);
         }
         if let Err(Ok(id)) = reply.send(claimed) {
             // Its reader has given up, so nothing else would close the session.
@@ -137,7 +137,7 @@ impl Driver {
     /// Returns the rank of a live session that still waits for a request.
     fn waits_still(&mut self, id: SessionId, submission: &Submission) -> Option<Rank> {
         let session = self.clients.sessions.get_mut(id)?;
-        session.pending.contains_key(&submission.request).then_some(session.rank)
+        session.active_rank().filter(|_| session.pending.contains_key(&submission.request))
     }
 
     /// Copies the input of an accepted request that travels with its announcement; empty if nothing is `due`.

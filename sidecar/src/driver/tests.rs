@@ -143,7 +143,7 @@ impl Fixture {
         let world = World::new(vec![ME; 2]).expect("two ranks");
         let segments = Segments::default();
         let results = Results::new(1 << 30, vec![Rank(0), Rank(1)], segments.clone());
-        let tokens = [Rank(0), Rank(1)].map(|rank| (rank, token(rank)));
+        let tokens = [Rank(0), Rank(1)].map(|rank| (WorkerNumber(rank.0), token(rank)));
         let mut driver = Driver::new(
             EngineConfig { eager_bytes: 0, run_ahead: None, ..EngineConfig::new(ME, world) },
             Links { control: control_port(), web_tls: None, transport: Transport::default() },
@@ -160,7 +160,7 @@ impl Fixture {
                 arena_bytes_max: 1 << 30,
                 peer_timeout_ms: 10_000,
             },
-            Liveness::new(None),
+            (Liveness::new(None), MembershipState::fixed(2)),
             false,
         );
         let workers = [Rank(0), Rank(1)].map(|rank| claim(&mut driver, rank)).into();
@@ -211,7 +211,14 @@ fn claim(driver: &mut Driver, rank: Rank) -> Worker {
     let (reply, mut decision) = oneshot::channel();
     let session_token = SessionToken::from_bytes([u8::try_from(rank.0).expect("small"); 16]);
     let job = JobName::new("test").expect("a name");
-    let claim = Claim { job, rank, token: token(rank), protocols: (1, 1), client: "test".into(), pid: 0 };
+    let claim = Claim {
+        job,
+        worker: WorkerNumber(rank.0),
+        token: token(rank),
+        protocols: (1, 1),
+        client: "test".into(),
+        pid: 0,
+    };
     let access = Access::Socket { uid: 0 };
     driver.claim(ClaimRequest { claim, access, protocol: 1, session_token, outgoing, reply });
     let id = decision.try_recv().expect("an answer").expect("the rank is free");
@@ -254,6 +261,7 @@ fn control_port() -> NetworkPort {
         purpose: Purpose::Control,
         early_credit_bytes: 0,
         lanes: 1,
+        membership: 1,
     };
     bound.start(Arc::new(identity), &hello, HashMap::new(), LinkOptions::default()).expect("a port")
 }

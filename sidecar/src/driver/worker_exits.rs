@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ronde_bootstrap::messages::{FromSidecar, WorkerExited};
 use ronde_engine::Event;
-use ronde_wire::{Cause, Exit, Failure, Rank, Record};
+use ronde_wire::{Cause, Exit, Failure, Record, WorkerNumber};
 
 use crate::driver::Driver;
 use crate::session::table::{Closing, Session, SessionId};
@@ -21,7 +21,7 @@ impl Driver {
         let Some(session) = self.clients.sessions.get_mut(id).filter(|session| session.closing.is_none()) else {
             return;
         };
-        let rank = session.rank;
+        let worker = session.worker;
         if !self.exits.are_reported {
             self.close_session(id, &reason);
             return;
@@ -29,31 +29,35 @@ impl Driver {
         let wait = if session.shutdown_reason.is_some() { SHUTDOWN_WAIT } else { EXIT_WAIT };
         session.closing = Some(Closing { reason, until: Instant::now() + wait });
         session.hang_up();
-        report_left(rank);
-        if let Some(exited) = self.exits.early.remove(&rank) {
+        report_left(worker);
+        if let Some(exited) = self.exits.early.remove(&worker) {
             self.finish_close(id, Some(exited));
         }
     }
 
     /// Handles the agent's report of how a worker's process has ended.
     pub(crate) fn worker_exited(&mut self, exited: WorkerExited) {
-        let rank = Rank(exited.rank);
-        tracing::info!(rank = rank.0, pid = exited.pid, ended = %exited.exit, "a worker's process has ended");
-        let last_call = self.engine.record(rank, self.now()).last_call.map(|call| call.to_string());
-        FromSidecar::Noted { rank: rank.0, last_call }.send();
-        let session = self.clients.sessions.of_rank(rank);
+        let worker = WorkerNumber(exited.worker);
+        tracing::info!(worker = worker.0, pid = exited.pid, ended = %exited.exit, "a worker's process has ended");
+        let rank = self.clients.sessions.of_worker(worker).and_then(|session| session.active_rank());
+        let record = rank.map(|rank| self.engine.record(rank, self.now()));
+        let last_call = record.and_then(|record| record.last_call).map(|call| call.to_string());
+        FromSidecar::Noted { worker: worker.0, last_call }.send();
+        let is_served = self.clients.sessions.admits(worker);
+        self.forget_worker(worker);
+        let session = self.clients.sessions.of_worker(worker);
         match session.filter(|session| session.closing.is_some()).map(|session| session.id) {
             Some(id) => self.finish_close(id, Some(exited)),
-            // Its stream may end a moment later. Ranks of other sidecars are ignored here.
-            None if self.world.sidecar_of(rank) == Some(self.me) => drop(self.exits.early.insert(rank, exited)),
+            // Its stream may end a moment later. Workers of other sidecars are ignored here.
+            None if is_served => drop(self.exits.early.insert(worker, exited)),
             None => {}
         }
     }
 
-    /// Drops the exit of a rank's last process when a new process claims the rank.
-    pub(crate) fn make_room(&mut self, rank: Rank) {
-        self.exits.early.remove(&rank);
-        let session = self.clients.sessions.of_rank(rank).filter(|session| session.closing.is_some());
+    /// Drops the exit of a worker's last process when a new process claims its number.
+    pub(crate) fn make_room(&mut self, worker: WorkerNumber) {
+        self.exits.early.remove(&worker);
+        let session = self.clients.sessions.of_worker(worker).filter(|session| session.closing.is_some());
         if let Some(id) = session.map(|session| session.id) {
             self.finish_close(id, None);
         }
@@ -79,17 +83,22 @@ impl Driver {
     pub(crate) fn close_session(&mut self, id: SessionId, reason: &str) {
         let Some(session) = self.clients.sessions.get_mut(id) else { return };
         if session.closing.is_none() {
-            let rank = session.rank;
+            let worker = session.worker;
             session.closing = Some(Closing { reason: reason.to_owned(), until: Instant::now() });
-            report_left(rank);
+            report_left(worker);
         }
         self.finish_close(id, None);
     }
 
-    /// Removes a session and notifies the engine that its rank has left.
+    /// Removes a session and notifies the engine that its rank, if it has one, has left.
     fn finish_close(&mut self, id: SessionId, exited: Option<WorkerExited>) {
         let Some(mut session) = self.clients.sessions.close(id) else { return };
         self.clients.segments.close_session(&session.token);
+        if session.active_rank().is_none() {
+            // Its results went with their membership, and other workers do not know it.
+            tracing::info!(worker = session.worker.0, "a worker without a rank has left");
+            return;
+        }
         let failure = self.failure_of(&session, exited);
         let unsent = session.take_unsent();
         for result in session.held.values().map(|held| held.result).chain(unsent) {
@@ -133,8 +142,8 @@ impl Driver {
 
 /// Reports the exit before any rank fails because of it: the launcher blames the rank that left first, not the one that
 /// exits first.
-fn report_left(rank: Rank) {
-    FromSidecar::Left { rank: rank.0 }.send();
+fn report_left(worker: WorkerNumber) {
+    FromSidecar::Left { worker: worker.0 }.send();
 }
 
 /// How long a session stays closing while its exit is not reported: long enough for an agent to read the last lines of

@@ -267,7 +267,7 @@ pub(crate) fn send_failed(session: &mut Session, request: RequestId, failure: &F
 }
 
 /// Builds a rank's view of the world: its position among the ranks of its sidecar and among the sidecars.
-pub(crate) fn epoch_view(world: &World, me: SidecarIndex, rank: Rank, epoch: Epoch) -> EpochView {
+pub(crate) fn epoch_view(world: &World, me: SidecarIndex, (rank, membership): (Rank, u64), epoch: Epoch) -> EpochView {
     let topology = world.topology(SetId::WORLD);
     let members = topology.as_ref().map_or(&[][..], |t| t.members.as_slice());
     let local = members.iter().find(|m| m.sidecar == me).map_or(&[][..], |m| m.ranks.as_slice());
@@ -284,6 +284,7 @@ pub(crate) fn epoch_view(world: &World, me: SidecarIndex, rank: Rank, epoch: Epo
         cross_rank: count(cross_rank),
         cross_size: count(peers.len()),
         homogeneous: members.iter().all(|m| m.ranks.len() == local.len()),
+        membership,
     }
 }
 
@@ -295,7 +296,7 @@ mod tests {
     use ronde_rpc::RankToken;
     use ronde_rpc::convert::TOKEN_BYTES;
     use ronde_shm::SessionToken;
-    use ronde_wire::{Codec, DType, ReduceOp, Request, Shape, TensorName};
+    use ronde_wire::{Codec, DType, ReduceOp, Request, Shape, TensorName, WorkerNumber};
 
     use super::*;
     use crate::session::command::Access;
@@ -314,9 +315,11 @@ mod tests {
     impl TestSession {
         fn new(bytes_max: u64, set_ranks: u64) -> Self {
             let token = RankToken::new(&[1; TOKEN_BYTES]).expect("a token");
-            let mut sessions = Sessions::new(HashMap::from([(ME, token)]));
+            let mut sessions = Sessions::new(HashMap::from([(WorkerNumber(ME.0), token)]));
             let access = (Access::Socket { uid: 0 }, outgoing(1).0);
-            sessions.claim(ME, &token, SessionToken::from_bytes([2; 16]), access).expect("a session");
+            let worker = WorkerNumber(ME.0);
+            let id = sessions.claim(worker, &token, SessionToken::from_bytes([2; 16]), access).expect("a session");
+            sessions.seat(id, ME);
             Self { sessions, bounds: ResultBounds { bytes_max, set_ranks }, requests: 0 }
         }
 

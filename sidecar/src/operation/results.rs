@@ -53,6 +53,15 @@ impl Results {
         Self { limit_bytes, served, arenas, of_ranks, mapped_bytes: 0, next_segment: 0, segments }
     }
 
+    /// Forgets all segments: another membership begins, in which ranks are other workers. No slot is in use; a worker
+    /// that mapped a segment keeps its own mapping.
+    pub(crate) fn enter(&mut self, limit_bytes: u64, served: Vec<Rank>) {
+        self.segments.clear_results();
+        (self.limit_bytes, self.served, self.mapped_bytes) = (limit_bytes, served, 0);
+        self.arenas.clear();
+        self.of_ranks.clear();
+    }
+
     /// Leases a slot for a result of a set with these local ranks, and grows by a segment when none fits.
     ///
     /// # Errors

@@ -256,6 +256,17 @@ impl Operations {
         }
     }
 
+    /// Whether no lane uses memory of any operation.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.running.is_empty() && self.draining.is_empty() && self.cancelling.is_empty()
+    }
+
+    /// Forgets all results: another membership begins. No lane uses memory of an operation.
+    pub(crate) fn enter(&mut self, limit_bytes: u64, served: Vec<Rank>) {
+        self.readable.clear();
+        self.results.enter(limit_bytes, served);
+    }
+
     /// Ends an epoch: drops its operations, whose slots are reused only after every lane has released them.
     pub(crate) fn end_epoch(&mut self, epoch: Epoch) {
         self.draining.insert(epoch, self.lanes);

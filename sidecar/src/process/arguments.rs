@@ -74,6 +74,9 @@ pub struct SidecarArgs {
     pub(crate) runtime_dir: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) container: ContainerArgs,
+    /// End when standard input ends: for a program that starts this sidecar and that it must not outlive.
+    #[arg(long, conflicts_with_all = ["bootstrap", "local_ranks"])]
+    pub(crate) end_with_input: bool,
     /// How long resolving the names of the other sidecars and connecting to them may take.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) start_timeout: u64,

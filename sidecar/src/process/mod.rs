@@ -20,9 +20,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use ronde_bootstrap::codes::{Code, coded};
 use ronde_bootstrap::exit::fail;
-use ronde_bootstrap::interfaces;
 use ronde_bootstrap::logs::LogFormat;
-use ronde_bootstrap::messages::{FromSidecar, Join, Peer, Summary, ToSidecar, TokenFile};
+use ronde_bootstrap::messages::{FromSidecar, Join, Membership, Peer, Summary, ToSidecar, TokenFile};
 use ronde_bootstrap::streams;
 use ronde_engine::{EngineConfig, RunAhead};
 use ronde_rpc::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, RankToken, v1};
@@ -30,7 +29,7 @@ use ronde_transport::{
     BoundPort, Identity, KeyRequest, LinkOptions, LocalHello, MutualTls, NetworkPort, SpiffeId, TrustDomain,
 };
 use ronde_wire::control::Purpose;
-use ronde_wire::{Cause, Incarnation, Lane, Rank, SidecarIndex, World};
+use ronde_wire::{Cause, Epoch, Incarnation, Lane, Rank, SidecarIndex, WorkerNumber, World};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -40,6 +39,7 @@ use tokio::time::interval;
 use crate::admin;
 use crate::driver::command::ControlCommand;
 use crate::driver::liveness::Liveness;
+use crate::driver::membership::{MembershipState, addresses, result_bytes_max, world_of};
 use crate::driver::{Clients, Driver, Execution, Inbox, Links, Parked, Phase};
 use crate::operation::lanes::inline::InlineExecutor;
 use crate::operation::lanes::{LaneConfig, LaneHandle, LaneReport, local, network};
@@ -50,7 +50,7 @@ use crate::process::arguments::SidecarArgs;
 use crate::process::container::ContainerArgs;
 use crate::process::credentials::Credentials;
 use crate::process::ports::Ports;
-use crate::process::settings::{Settings, world_of};
+use crate::process::settings::Settings;
 use crate::session::directory::{DirectoryOptions, RuntimeDir, random_bytes};
 use crate::session::segments::Segments;
 use crate::session::service::Service;
@@ -99,66 +99,64 @@ fn hide_memory() {
 
 async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     // The identity, the addresses to listen on, and the peers.
-    let mut launcher = (args.bootstrap || args.local_ranks.is_some()).then(Launcher::new);
-    let Membership { settings, ports, identity, renewal, peers, world } = match (args.local_ranks, &mut launcher) {
+    let mut launcher = (args.bootstrap || args.local_ranks.is_some() || args.end_with_input).then(Launcher::new);
+    let Start { settings, ports, identity, renewal, membership, world } = match (args.local_ranks, &mut launcher) {
         (Some(ranks), _) => standalone::local(args, ranks)?,
-        (None, Some(launcher)) => launcher.membership().await?,
-        (None, None) => standalone::membership(args).await?,
+        (None, Some(launcher)) if args.bootstrap => launcher.membership().await?,
+        (None, _) => standalone::membership(args).await?,
     };
+    let peers = &membership.peers;
     let incarnation = Incarnation(u64::from_le_bytes(random_bytes()?));
 
     // Data threads: one for each lane, with its socket and its executor; then those for operations on this host only.
     let options = settings.link_options();
-    let start = |port, purpose, addresses| {
-        start_port(port, &identity, local_hello(&settings, incarnation, purpose), addresses, options.clone())
-    };
+    let hello = |purpose| local_hello(&settings, (incarnation, membership.number), purpose);
+    let start = |port, purpose, addresses| start_port(port, &identity, hello(purpose), addresses, options.clone());
     let (control_sender, control_commands) = mpsc::channel(CONTROL_COMMANDS_MAX);
-    let (lanes, reports, plugins) = spawn_lanes(&settings, &peers, &control_sender, ports.lanes, start)?;
+    let (lanes, reports, plugins) = spawn_lanes(&settings, peers, &control_sender, ports.lanes, start)?;
 
     // Local workers: their directory, sockets, tokens and shared memory.
     let (place, uids) = socket_setup(&settings, &args.container, &world);
-    let directory = RuntimeDir::create(place, &settings.job, settings.me)?;
+    let directory = Arc::new(RuntimeDir::create(place, &settings.job, settings.me)?);
     let segments = Segments::default();
-    let (tokens, token_files) = written_tokens(&directory, &uids, world.ranks_of(settings.me))?;
-    let description = description(&settings, &peers, &world);
+    let (tokens, token_files) = written_tokens(&directory, &uids, workers_of(&membership, settings.me))?;
+    let description = description(&settings, peers, &world);
     let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
     let channels = (command_sender, segments.clone());
-    let service = Arc::new(Service::new(channels, description, uids, peers.len()));
+    let service = Arc::new(Service::new(channels, description, uids, settings.sidecars_max(peers.len())));
     let (web_address, web_tls) = serve_web(&settings, &identity, &service, &tokens, &control_sender)?;
     let mut server = tokio::spawn(service.bind(directory.path())?);
     tokio::spawn(credentials::keep_fresh(renewal, Arc::clone(&identity), control_sender.clone()));
     let admin = serve_admin(args, &settings, &control_sender, &directory).await?;
 
     // The control thread: engine, control links, sessions.
-    let control_peers = addresses(&peers, |peer| Some(peer.control));
+    let control_peers = addresses(peers, |peer| Some(peer.control));
     let control = start(ports.control, Purpose::Control, control_peers)()?;
-    let served = world.ranks_of(settings.me);
-    let results = Results::new(result_bytes_max(&settings, &world), served, segments.clone());
+    let memberships = MembershipState::new(settings.elastic, &membership, &directory);
     let mut driver = Driver::new(
-        engine_config(&settings, &peers, &world),
+        engine_config(&settings, &membership, &world),
         Links { control, web_tls, transport: settings.tuning.transport },
         Execution {
-            operations: Operations::new(results, lanes.len()),
+            operations: Operations::new(results(&settings, &world, &segments), lanes.len()),
             inline: InlineExecutor::new(settings.me),
             lanes,
             plugins,
         },
-        Clients {
-            sessions: Sessions::new(tokens),
-            segments,
-            parked: Parked::default(),
-            arena_bytes_max: settings.tuning.arena_bytes_max(),
-            peer_timeout_ms: settings.tuning.peer_timeout_ms(),
-        },
-        Liveness::new(args.container.exit_with_workers.map(Duration::from_secs)),
+        clients(&settings, tokens, segments),
+        (Liveness::new(args.container.exit_with_workers.map(Duration::from_secs)), memberships),
         settings.exits_are_reported,
     );
     directory.open_to_workers()?;
-    FromSidecar::Serving { socket_dir: directory.path().to_path_buf(), token_files, admin, web: web_address }.send();
+    let (job, socket_dir) = (settings.job.to_string(), directory.path().to_path_buf());
+    FromSidecar::Serving { job, socket_dir, token_files, admin, web: web_address }.send();
 
     // Serve until the launcher closes our input or a signal arrives; then drain the sessions, for a bounded time.
-    let (mut inbox, mut signals) = (Inbox { commands, control: control_commands, reports }, Signals::new()?);
-    driver.open_control_links();
+    // A notice of preemption may go to all processes of a host; in an elastic job the launcher decides what follows.
+    let heeds_term = !(settings.elastic && args.bootstrap);
+    let (mut inbox, mut signals) = (Inbox { commands, control: control_commands, reports }, Signals::new(heeds_term)?);
+    if !settings.elastic {
+        driver.open_control_links();
+    }
     let mut failure = None;
     let stop = stopped(&mut launcher, args.bootstrap, &control_sender, &mut signals, &mut server);
     driver.run(&mut inbox, Phase::Serving, async { failure = stop.await }).await;
@@ -169,6 +167,22 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
 }
 
 /// The sockets for local workers, and who may connect.
+/// The memory of results, which grows with use.
+fn results(settings: &Settings, world: &World, segments: &Segments) -> Results {
+    let limit_bytes = result_bytes_max(settings.tuning.arena_bytes_max(), settings.me, world);
+    Results::new(limit_bytes, world.ranks_of(settings.me), segments.clone())
+}
+
+fn clients(settings: &Settings, tokens: HashMap<WorkerNumber, RankToken>, segments: Segments) -> Clients {
+    Clients {
+        sessions: Sessions::new(tokens),
+        segments,
+        parked: Parked::default(),
+        arena_bytes_max: settings.tuning.arena_bytes_max(),
+        peer_timeout_ms: settings.tuning.peer_timeout_ms(),
+    }
+}
+
 fn socket_setup<'a>(
     settings: &'a Settings,
     container: &'a ContainerArgs,
@@ -180,14 +194,21 @@ fn socket_setup<'a>(
     (DirectoryOptions { base, exact, for_group: uids.has_others() }, uids)
 }
 
-/// Draws a token for each rank and writes its file.
+/// Returns the workers of a membership that are placed on a sidecar.
+fn workers_of(membership: &Membership, me: SidecarIndex) -> Vec<WorkerNumber> {
+    let mine = membership.seats.iter().filter(|seat| seat.sidecar == me.0);
+    mine.map(|seat| WorkerNumber(seat.worker)).collect()
+}
+
+/// Draws a token for each worker and writes its file.
 fn written_tokens(
     directory: &RuntimeDir,
     uids: &WorkerUids,
-    ranks: Vec<Rank>,
-) -> anyhow::Result<(HashMap<Rank, RankToken>, Vec<TokenFile>)> {
-    let written = |rank| directory.write_token(rank, uids.owner(rank)).map(|(token, file)| ((rank, token), file));
-    let written = ranks.into_iter().map(written).collect::<Result<Vec<_>, _>>()?;
+    workers: Vec<WorkerNumber>,
+) -> anyhow::Result<(HashMap<WorkerNumber, RankToken>, Vec<TokenFile>)> {
+    let owner = |worker: WorkerNumber| uids.owner(Rank(worker.0));
+    let written = |worker| directory.write_token(worker, owner(worker)).map(|(token, file)| ((worker, token), file));
+    let written = workers.into_iter().map(written).collect::<Result<Vec<_>, _>>()?;
     Ok(written.into_iter().unzip())
 }
 
@@ -219,14 +240,15 @@ fn write_report(path: &Path, me: SidecarIndex, summary: &Summary, failure: Optio
 }
 
 /// The configuration of a sidecar before it serves.
-pub(crate) struct Membership {
+pub(crate) struct Start {
     pub(crate) settings: Settings,
     pub(crate) ports: Ports,
     pub(crate) identity: Arc<Identity>,
     /// The source of new identities; `None` when a launcher gave the only one.
     pub(crate) renewal: Option<Credentials>,
-    /// All sidecars of the job.
-    pub(crate) peers: Vec<Peer>,
+    /// The first membership in which the sidecar takes part.
+    pub(crate) membership: Membership,
+    /// Its placement of ranks.
     pub(crate) world: World,
 }
 
@@ -241,15 +263,16 @@ impl Launcher {
     }
 
     /// Exchanges lines with the launcher until all peers are known.
-    async fn membership(&mut self) -> anyhow::Result<Membership> {
+    async fn membership(&mut self) -> anyhow::Result<Start> {
         let settings = self.start().await?;
         let ports = Ports::bind(&settings)?;
         let key = KeyRequest::generate().context("cannot make a key")?;
         ports.bound(&key).send();
         let join = self.join().await?;
-        let world = world_of(&join.placement, &join.peers, settings.me).context(Code::SidecarSettings)?;
+        let world = world_of(&join.membership.placement(), &join.membership.peers, settings.me)
+            .context(Code::SidecarSettings)?;
         let identity = identity(&settings, key, &join)?;
-        Ok(Membership { settings, ports, identity, renewal: None, peers: join.peers, world })
+        Ok(Start { settings, ports, identity, renewal: None, membership: join.membership, world })
     }
 
     async fn start(&mut self) -> anyhow::Result<Settings> {
@@ -259,18 +282,14 @@ impl Launcher {
                 affinity::pin(&start.tuning.thread_affinity).context(Code::SidecarSettings)?;
                 Settings::new(*start).context(Code::SidecarSettings)
             }
-            ToSidecar::Join(_) | ToSidecar::WorkerExited(_) | ToSidecar::EndWithWorkers { .. } => {
-                bail!("the launcher's first line is not a start message")
-            }
+            _ => bail!("the launcher's first line is not a start message"),
         }
     }
 
     async fn join(&mut self) -> anyhow::Result<Join> {
         match self.next().await? {
             ToSidecar::Join(join) => Ok(join),
-            ToSidecar::Start(_) | ToSidecar::WorkerExited(_) | ToSidecar::EndWithWorkers { .. } => {
-                bail!("the launcher's second line is not a join message")
-            }
+            _ => bail!("the launcher's second line is not a join message"),
         }
     }
 
@@ -287,14 +306,10 @@ impl Launcher {
     /// Forwards the launcher's messages; resolves when the launcher has closed its end or is gone.
     async fn closed(&mut self, commands: &mpsc::Sender<ControlCommand>) {
         while let Ok(Some(line)) = self.lines.next_line().await {
-            match serde_json::from_str(&line) {
+            match serde_json::from_str::<ToSidecar>(&line) {
                 // Sending fails only when the control thread has ended, and the process with it.
-                Ok(ToSidecar::WorkerExited(exited)) => drop(commands.send(ControlCommand::WorkerExited(exited)).await),
-                Ok(ToSidecar::EndWithWorkers { within_s }) => {
-                    let within = Duration::from_secs(u64::from(within_s));
-                    drop(commands.send(ControlCommand::EndWithWorkers(within)).await);
-                }
-                _ => tracing::warn!(bytes = line.len(), "an unexpected line of the launcher is ignored"),
+                Ok(message) => drop(commands.send(ControlCommand::Launcher(Box::new(message))).await),
+                Err(error) => tracing::warn!(bytes = line.len(), %error, "a line of the launcher is ignored"),
             }
         }
     }
@@ -343,12 +358,15 @@ async fn undelivered() -> String {
 struct Signals {
     term: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
+    heeds_term: bool,
 }
 
 impl Signals {
-    fn new() -> anyhow::Result<Self> {
+    /// `heeds_term`: whether SIGTERM counts.
+    fn new(heeds_term: bool) -> anyhow::Result<Self> {
         let install = |kind| signal(kind).context("cannot install a signal handler");
-        Ok(Self { term: install(SignalKind::terminate())?, interrupt: install(SignalKind::interrupt())? })
+        let (term, interrupt) = (install(SignalKind::terminate())?, install(SignalKind::interrupt())?);
+        Ok(Self { term, interrupt, heeds_term })
     }
 
     async fn next_or_after(&mut self, patience: Duration) {
@@ -357,7 +375,7 @@ impl Signals {
 
     async fn next(&mut self) {
         tokio::select! {
-            _ = self.term.recv() => {}
+            _ = self.term.recv(), if self.heeds_term => {}
             _ = self.interrupt.recv() => {}
         }
     }
@@ -374,13 +392,14 @@ fn identity(settings: &Settings, key: KeyRequest, join: &Join) -> anyhow::Result
 }
 
 /// Builds the hello that this sidecar sends on the links of one port.
-fn local_hello(settings: &Settings, incarnation: Incarnation, purpose: Purpose) -> LocalHello {
+fn local_hello(settings: &Settings, (incarnation, membership): (Incarnation, u64), purpose: Purpose) -> LocalHello {
     LocalHello {
         job: settings.job.clone(),
         incarnation,
         purpose,
         early_credit_bytes: if purpose == Purpose::Control { 0 } else { settings.early_grant_bytes() },
         lanes: settings.tuning.lanes(),
+        membership,
     }
 }
 
@@ -442,12 +461,13 @@ fn serve_web(
     settings: &Settings,
     identity: &Identity,
     service: &Arc<Service>,
-    tokens: &HashMap<Rank, RankToken>,
+    tokens: &HashMap<WorkerNumber, RankToken>,
     commands: &mpsc::Sender<ControlCommand>,
 ) -> anyhow::Result<(Option<SocketAddr>, Option<Arc<MutualTls>>)> {
     let Some(wanted) = settings.tuning.web.settings()? else { return Ok((None, None)) };
     let pages = admin::Pages::new(commands.clone(), settings.job.clone());
-    let tokens = tokens.iter().map(|(rank, token)| (*rank, *token));
+    // Without an elastic job, the number of a worker is its rank.
+    let tokens = tokens.iter().map(|(worker, token)| (Rank(worker.0), *token));
     let served = web::serve(&wanted, identity, Arc::clone(service), pages, tokens)?;
     Ok((Some(served.address), served.tls))
 }
@@ -457,15 +477,7 @@ fn lane_config(settings: &Settings, lane: Lane, plugins: &Arc<Plugins>) -> LaneC
     LaneConfig { me: settings.me, lane, early_grant_bytes: settings.early_grant_bytes(), plugins }
 }
 
-/// Returns where to dial each peer's port that `port` names, best address first. A peer may offer fewer lanes; plans
-/// then use no more than those, so a missing address is never dialled.
-fn addresses(peers: &[Peer], port: impl Fn(&Peer) -> Option<SocketAddr>) -> HashMap<SidecarIndex, Vec<SocketAddr>> {
-    let own = interfaces::of_this_host();
-    let ways = |peer: &Peer| Some((SidecarIndex(peer.sidecar), interfaces::routes_to(peer, port(peer)?.port(), &own)));
-    peers.iter().filter_map(ways).collect()
-}
-
-fn engine_config(settings: &Settings, peers: &[Peer], world: &World) -> EngineConfig {
+fn engine_config(settings: &Settings, membership: &Membership, world: &World) -> EngineConfig {
     let defaults = EngineConfig::new(settings.me, world.clone());
     EngineConfig {
         lanes: settings.tuning.lanes(),
@@ -478,8 +490,10 @@ fn engine_config(settings: &Settings, peers: &[Peer], world: &World) -> EngineCo
         hierarchical_allreduce: settings.tuning.hierarchical_allreduce(),
         stall_warning_ms: settings.tuning.stall_warning_ms().unwrap_or(defaults.stall_warning_ms),
         stall_shutdown_ms: settings.tuning.stall_shutdown_ms(),
+        replace_stalled_ms: settings.replace_stalled_ms,
         result_bytes_max: settings.tuning.arena_bytes_max(),
-        host: host_of(settings, peers),
+        host: host_of(settings, &membership.peers),
+        epochs_after: if settings.elastic { Epoch::before_membership(membership.number) } else { Epoch(0) },
         control_fan_out: settings.control_fan_out,
         ..defaults
     }
@@ -490,14 +504,6 @@ fn run_ahead(settings: &Settings) -> Option<RunAhead> {
     let defaults = RunAhead::default();
     let tensors_max = settings.tuning.cache_capacity.unwrap_or(defaults.tensors_max);
     (!settings.tuning.no_run_ahead && tensors_max > 0).then_some(RunAhead { tensors_max, ..defaults })
-}
-
-/// Returns the size of the result arena. Each session limits its submissions, and an all-gather's result is larger by
-/// the number of ranks. The arena must hold the results of all sessions, because nothing may fail here after ordering.
-/// This is address space; a result takes pages only when it needs them.
-fn result_bytes_max(settings: &Settings, world: &World) -> u64 {
-    let sessions = world.ranks_of(settings.me).len() as u64;
-    settings.tuning.arena_bytes_max().saturating_mul(sessions).saturating_mul(1 + world.size() as u64)
 }
 
 fn description(settings: &Settings, peers: &[Peer], world: &World) -> v1::Description {

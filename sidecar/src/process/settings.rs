@@ -4,11 +4,11 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
-use ronde_bootstrap::messages::{Peer, Start};
+use anyhow::ensure;
+use ronde_bootstrap::messages::Start;
 use ronde_bootstrap::tuning::Tuning;
 use ronde_transport::LinkOptions;
-use ronde_wire::{JobName, SidecarIndex, World, limits};
+use ronde_wire::{JobName, SidecarIndex, limits};
 
 use crate::process::ports::PortChoice;
 
@@ -33,6 +33,10 @@ pub(crate) struct Settings {
     pub(crate) tuning: Tuning,
     /// Whether the launcher reports how workers' processes end.
     pub(crate) exits_are_reported: bool,
+    /// Whether the membership of the job may change.
+    pub(crate) elastic: bool,
+    /// After how long a worker that hangs is reported to the launcher; 0 for never.
+    pub(crate) replace_stalled_ms: u64,
     /// The fan-out of the tree of control links. Default: [`limits::CONTROL_FAN_OUT`].
     pub(crate) control_fan_out: usize,
 }
@@ -56,6 +60,10 @@ impl Settings {
             "a sidecar listens on 1 to {} addresses, not {addresses}",
             limits::ADDRESSES_MAX
         );
+        ensure!(
+            !start.elastic || start.tuning.web.settings()?.is_none(),
+            "gRPC-Web (--web-listen) serves the ranks of the start, so it cannot be used in an elastic job"
+        );
         let control_fan_out = start.control_fan_out.unwrap_or(limits::CONTROL_FAN_OUT);
         ensure!(
             (1..=limits::SIDECARS_MAX).contains(&control_fan_out),
@@ -76,8 +84,15 @@ impl Settings {
             start_timeout: Duration::from_millis(start.start_timeout_ms),
             tuning: start.tuning,
             exits_are_reported: start.exits_are_reported,
+            elastic: start.elastic,
+            replace_stalled_ms: if start.elastic { start.replace_stalled_ms } else { 0 },
             control_fan_out,
         })
+    }
+
+    /// Returns how many sidecars the job may have at most, of which it has `now` at the start.
+    pub(crate) fn sidecars_max(&self, now: usize) -> usize {
+        if self.elastic { limits::SIDECARS_MAX } else { now }
     }
 
     /// Returns the options of the links to other sidecars.
@@ -90,19 +105,4 @@ impl Settings {
     pub(crate) fn early_grant_bytes(&self) -> u64 {
         limits::EARLY_BUFFER_BYTES as u64 / u64::from(self.tuning.lanes())
     }
-}
-
-/// Builds the membership: for each rank its sidecar's index, and the sidecars' addresses.
-///
-/// # Errors
-/// When it is malformed, or a sidecar with ranks has no address.
-pub(crate) fn world_of(placement: &[u32], peers: &[Peer], me: SidecarIndex) -> anyhow::Result<World> {
-    let placement = placement.iter().map(|index| SidecarIndex(*index)).collect();
-    let world = World::new(placement).context("the placement of ranks is not usable")?;
-    ensure!(!world.ranks_of(me).is_empty(), "no rank is placed on {me}; a sidecar without ranks has nothing to do");
-    for sidecar in world.sidecars() {
-        let known = peers.iter().any(|peer| peer.sidecar == sidecar.0);
-        ensure!(known, "{sidecar} serves ranks, but there is no address for it");
-    }
-    Ok(world)
 }

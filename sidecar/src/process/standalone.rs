@@ -8,24 +8,25 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, anyhow, bail, ensure};
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::interfaces::{self, Selector};
-use ronde_bootstrap::messages::{Peer, Start};
+use ronde_bootstrap::messages::{self, Membership, Peer};
 use ronde_transport::{CaError, Identity, JobCa, KeyRequest, Validity};
 use ronde_wire::{JobName, SidecarIndex};
 use tokio::time::{Instant, sleep};
 
-use crate::process::Membership;
+use crate::driver::membership::world_of;
+use crate::process::Start;
 use crate::process::affinity;
 use crate::process::arguments::SidecarArgs;
 use crate::process::credentials::Credentials;
 use crate::process::logging;
 use crate::process::ports::Ports;
-use crate::process::settings::{Settings, world_of};
+use crate::process::settings::Settings;
 
 /// Reads the credentials, resolves the peers and binds the ports.
 ///
 /// # Errors
 /// Which part cannot be used, with its code.
-pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership> {
+pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Start> {
     let mut credentials = Credentials::named(args)?;
     let identity = Arc::new(credentials.load()?);
     let me = identity.id().sidecar;
@@ -51,7 +52,8 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
     }
     let placement = if args.placement.is_empty() { (0..).take(peers.len()).collect() } else { args.placement.clone() };
     let world = world_of(&placement, &peers, me).context(Code::SidecarSettings)?;
-    Ok(Membership { settings, ports, identity, renewal: Some(credentials), peers, world })
+    let membership = Membership::fixed(peers, &placement);
+    Ok(Start { settings, ports, identity, renewal: Some(credentials), membership, world })
 }
 
 /// Configures a sidecar for this many workers of this host, without peers. Its authority lives only until the
@@ -59,7 +61,7 @@ pub(crate) async fn membership(args: &SidecarArgs) -> anyhow::Result<Membership>
 ///
 /// # Errors
 /// Which part cannot be used, with its code.
-pub(crate) fn local(args: &SidecarArgs, ranks: u16) -> anyhow::Result<Membership> {
+pub(crate) fn local(args: &SidecarArgs, ranks: u16) -> anyhow::Result<Start> {
     let job = args.job.clone().map_or_else(|| JobName::new(LOCAL_JOB).context(Code::SidecarSettings), Ok)?;
     let identity = Arc::new(own_identity(job.clone(), args).context(Code::CertificateNotIssued)?);
     logging::identify(&job, identity.id().sidecar);
@@ -69,8 +71,10 @@ pub(crate) fn local(args: &SidecarArgs, ranks: u16) -> anyhow::Result<Membership
     let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
     let control = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let peers = vec![Peer { sidecar: 0, host, control, lanes: Vec::new(), addresses: Vec::new() }];
-    let world = world_of(&vec![0; usize::from(ranks)], &peers, identity.id().sidecar).context(Code::SidecarSettings)?;
-    Ok(Membership { settings, ports, identity, renewal: None, peers, world })
+    let placement = vec![0; usize::from(ranks)];
+    let world = world_of(&placement, &peers, identity.id().sidecar).context(Code::SidecarSettings)?;
+    let membership = Membership::fixed(peers, &placement);
+    Ok(Start { settings, ports, identity, renewal: None, membership, world })
 }
 
 fn own_identity(job: JobName, args: &SidecarArgs) -> Result<Identity, CaError> {
@@ -99,7 +103,7 @@ fn settings(
     port: Option<u16>,
 ) -> anyhow::Result<Settings> {
     affinity::pin(&args.tuning.thread_affinity)?;
-    Settings::new(Start {
+    Settings::new(messages::Start {
         job: identity.id().job.clone(),
         trust_domain: identity.id().trust_domain.to_string(),
         sidecar: identity.id().sidecar.0,
@@ -111,6 +115,8 @@ fn settings(
         // Without a stored authority, no client of gRPC-Web can have a certificate.
         tuning: args.tuning.clone().resolve(args.local_ranks.is_none())?,
         exits_are_reported: false,
+        elastic: false,
+        replace_stalled_ms: 0,
         control_fan_out: None,
     })
 }

@@ -21,7 +21,7 @@ use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmod, fchmodat, fstat, fstata
 use nix::unistd::{Uid, UnlinkatFlags, fchown, unlinkat};
 use ronde_rpc::convert::TOKEN_BYTES;
 use ronde_rpc::{RankToken, paths};
-use ronde_wire::{JobName, Rank, SidecarIndex};
+use ronde_wire::{JobName, SidecarIndex, WorkerNumber};
 
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::directory::{ADMIN_FILE, default_base};
@@ -142,14 +142,18 @@ impl RuntimeDir {
         written.with_context(|| format!("cannot write {}", self.path.join(ADMIN_FILE).display()))
     }
 
-    /// Draws a token for a rank and writes it to a file that only this uid can read, or also its group. With an `owner`,
-    /// the one user whose processes may claim the rank, only that user can read it, if this process may give files away.
+    /// Draws a token for a worker and writes it to a file that only this uid can read, or also its group. With an `owner`,
+    /// the one user whose processes may claim its number, only that user can read it, if this process may give files away.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub(crate) fn write_token(&self, rank: Rank, owner: Option<u32>) -> anyhow::Result<(RankToken, TokenFile)> {
+    pub(crate) fn write_token(
+        &self,
+        worker: WorkerNumber,
+        owner: Option<u32>,
+    ) -> anyhow::Result<(RankToken, TokenFile)> {
         let token: [u8; TOKEN_BYTES] = random_bytes()?;
-        let path = paths::token_file(&self.path, rank);
+        let path = paths::token_file(&self.path, worker);
         let write = || -> anyhow::Result<()> {
             let name = path.file_name().context("a token file has a name")?;
             let mut file = self.new_file(name, Mode::from_bits_truncate(0o400))?;
@@ -166,7 +170,16 @@ impl RuntimeDir {
             Ok(())
         };
         write().with_context(|| format!("cannot write the token file {}", path.display()))?;
-        Ok((RankToken::new(&token)?, TokenFile { rank: rank.0, path }))
+        Ok((RankToken::new(&token)?, TokenFile { worker: worker.0, path }))
+    }
+
+    /// Removes the token file of a worker that will not come any more.
+    pub(crate) fn remove_token(&self, worker: WorkerNumber) {
+        let path = paths::token_file(&self.path, worker);
+        let Some(name) = path.file_name() else { return };
+        if let Err(error) = unlinkat(&self.directory, name, UnlinkatFlags::NoRemoveDir) {
+            tracing::warn!(file = %path.display(), %error, "cannot remove a token file");
+        }
     }
 
     fn new_file(&self, name: &(impl nix::NixPath + ?Sized), mode: Mode) -> anyhow::Result<File> {
@@ -309,7 +322,7 @@ mod tests {
         directory.write_admin(SocketAddr::from(([127, 0, 0, 1], 9))).expect("it can be written");
         assert_eq!(fs::read_to_string(path.join("admin")).expect("it is there"), "127.0.0.1:9\n");
         assert!(!path.join("admin.new").exists());
-        directory.write_token(Rank(3), None).expect("it can be written");
+        directory.write_token(WorkerNumber(3), None).expect("it can be written");
         assert_eq!((mode(&path), mode(&path.join("rank-3.token"))), (0o700, 0o400));
         drop(directory);
         let left: Vec<_> = fs::read_dir(&path).expect("it stays").flatten().map(|entry| entry.file_name()).collect();
@@ -321,7 +334,7 @@ mod tests {
         let base = tempfile::tempdir().expect("a temporary directory");
         let path = base.path().join("sockets");
         let directory = taken(&path, true).expect("it can be made");
-        directory.write_token(Rank(0), None).expect("it can be written");
+        directory.write_token(WorkerNumber(0), None).expect("it can be written");
         let sockets = [paths::rpc_socket(&path), paths::mem_socket(&path)];
         let _listening = sockets.each_ref().map(std::os::unix::net::UnixListener::bind);
         assert_eq!(mode(&path), 0o700, "nobody else may enter before everything is made");
@@ -370,7 +383,7 @@ mod tests {
         let directory = taken(&path, false).expect("it can be made");
         fs::rename(&path, &moved).expect("it is ours");
         fs::create_dir(&path).expect("it can be made");
-        directory.write_token(Rank(0), None).expect("it can be written");
+        directory.write_token(WorkerNumber(0), None).expect("it can be written");
         directory.write_admin(SocketAddr::from(([127, 0, 0, 1], 9))).expect("it can be written");
         assert_eq!((mode(&moved.join("rank-0.token")), fs::read_dir(&path).expect("it is there").count()), (0o400, 0));
         let sockets = [paths::rpc_socket(&path), paths::mem_socket(&path)];
@@ -387,7 +400,7 @@ mod tests {
         let directory = RuntimeDir::create(options, &job, SidecarIndex(3)).expect("it can be made");
         let path = directory.path().to_owned();
         assert_eq!(mode(&path), 0o700);
-        directory.write_token(Rank(0), None).expect("it can be written");
+        directory.write_token(WorkerNumber(0), None).expect("it can be written");
         fs::write(path.join("core"), "left by somebody").expect("it can be written");
         drop(directory);
         assert!(!path.exists());
@@ -401,7 +414,7 @@ mod tests {
         }
         let base = tempfile::tempdir().expect("a temporary directory");
         let directory = taken(&base.path().join("sockets"), true).expect("it can be made");
-        let (_, file) = directory.write_token(Rank(0), Some(10_002)).expect("it can be written");
+        let (_, file) = directory.write_token(WorkerNumber(0), Some(10_002)).expect("it can be written");
         let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(&file.path).expect("it is there"));
         assert_eq!((owner, mode(&file.path)), (10_002, 0o400));
     }

@@ -129,7 +129,7 @@ impl MemHost for ConnectionHost {
     }
 
     fn result(&mut self, token: &SessionToken, segment: SegmentId) -> Result<Arc<OwnedSegment>, String> {
-        let rank = self.with_session(token, |session| Ok(session.rank()))?;
+        let rank = self.with_session(token, |session| session.rank())?;
         self.segments.result(segment, rank)
     }
 

@@ -35,7 +35,8 @@ struct ResultSegment {
 /// The account of a session's shared memory.
 pub(crate) struct SessionSegments {
     token: SessionToken,
-    rank: Rank,
+    /// `None` while its worker waits for a rank.
+    rank: Option<Rank>,
     uid: u32,
     limit_bytes: u64,
     /// Of segments that are attached or reserved.
@@ -64,10 +65,10 @@ enum RingState {
 
 impl Segments {
     /// Allows a session to attach segments, up to its limit, and to map those with results of its rank's process sets.
-    pub(crate) fn open_session(&self, token: SessionToken, rank: Rank, uid: u32, limit_bytes: u64) {
+    pub(crate) fn open_session(&self, token: SessionToken, uid: u32, limit_bytes: u64) {
         let (inputs, ring) = (HashMap::new(), RingState::Free);
         let session =
-            SessionSegments { token, rank, uid, limit_bytes, bytes: 0, inputs, ring, connections: Vec::new() };
+            SessionSegments { token, rank: None, uid, limit_bytes, bytes: 0, inputs, ring, connections: Vec::new() };
         self.lock().sessions.push(session);
     }
 
@@ -137,6 +138,23 @@ impl Segments {
         self.lock().results.insert(id, ResultSegment { segment, members });
     }
 
+    /// Withdraws all result segments.
+    pub(crate) fn clear_results(&self) {
+        self.lock().results.clear();
+    }
+
+    /// Returns the rank of a session, once it has one.
+    pub(crate) fn rank_of(&self, token: &SessionToken) -> Option<Rank> {
+        self.lock().sessions.iter().find(|session| session.token == *token)?.rank
+    }
+
+    /// Sets the rank by which a session may map results.
+    pub(crate) fn seat(&self, token: &SessionToken, rank: Rank) {
+        if let Some(session) = self.lock().sessions.iter_mut().find(|session| session.token == *token) {
+            session.rank = Some(rank);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Tables> {
         // No code panics while it holds the lock in an inconsistent state: every change is a single insert or remove.
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
@@ -155,8 +173,11 @@ impl Segments {
 
 impl SessionSegments {
     /// Returns the rank of the session.
-    pub(crate) fn rank(&self) -> Rank {
-        self.rank
+    ///
+    /// # Errors
+    /// While its worker waits for one.
+    pub(crate) fn rank(&self) -> Result<Rank, String> {
+        self.rank.ok_or_else(|| "the worker has no rank yet, and so no results".to_owned())
     }
 
     /// Adds a connection to mem.sock that the session uses.
@@ -287,7 +308,7 @@ mod tests {
 
     fn opened() -> Segments {
         let segments = Segments::default();
-        segments.open_session(SessionToken::from_bytes(TOKEN), Rank(0), 7, LIMIT);
+        segments.open_session(SessionToken::from_bytes(TOKEN), 7, LIMIT);
         segments
     }
 
@@ -353,7 +374,7 @@ mod tests {
         let descriptor = owned.fd().try_clone_to_owned().expect("a descriptor");
         let mapped = WorkerSegment::map_named("late", descriptor, 4_096).expect("mapped");
         segments.close_session(&SessionToken::from_bytes(TOKEN));
-        segments.open_session(SessionToken::from_bytes([6; 16]), Rank(1), 7, LIMIT);
+        segments.open_session(SessionToken::from_bytes([6; 16]), 7, LIMIT);
         let reason = with_session(&segments, |session| session.attach(SegmentId(1), mapped));
         assert!(reason.as_ref().is_err_and(|reason| reason.contains("no live session")), "{reason:?}");
         assert_eq!(segments.mapped_bytes(), 0);

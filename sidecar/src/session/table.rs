@@ -8,7 +8,7 @@ use std::time::Instant;
 use ronde_rpc::v1::server_message::Message::{Alive, RingTaken};
 use ronde_rpc::{RankToken, v1};
 use ronde_shm::SessionToken;
-use ronde_wire::{Epoch, OpId, Rank, Record, RequestId};
+use ronde_wire::{Epoch, OpId, Rank, Record, RequestId, WorkerNumber};
 use tonic::Status;
 
 use crate::session::command::Access;
@@ -25,7 +25,11 @@ pub(crate) struct SessionId(pub u64);
 pub(crate) struct Session {
     /// Its number.
     pub(crate) id: SessionId,
-    /// The rank it holds.
+    /// The worker that holds it.
+    pub(crate) worker: WorkerNumber,
+    /// How it takes part in the job.
+    pub(crate) seat: Seat,
+    /// Its rank, once it has been active.
     pub(crate) rank: Rank,
     /// The token that links mem.sock to it.
     pub(crate) token: SessionToken,
@@ -58,6 +62,17 @@ pub(crate) struct Session {
     pub(crate) claimed_during: Option<Epoch>,
     /// Why a message did not reach the worker.
     lost: Option<String>,
+}
+
+/// How a session takes part in the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seat {
+    /// Its worker waits for a membership that gives it a rank.
+    Waiting,
+    /// It has a rank of the current membership. `in_epoch`: it has received the begin of an epoch.
+    Active { in_epoch: bool },
+    /// It had a rank of an earlier membership, whose end it has received. Its worker claims its number again.
+    Past,
 }
 
 /// A session whose stream is over.
@@ -99,6 +114,11 @@ pub(crate) struct HeldResult {
 }
 
 impl Session {
+    /// The rank, if the session has one in the current membership.
+    pub(crate) fn active_rank(&self) -> Option<Rank> {
+        matches!(self.seat, Seat::Active { .. }).then_some(self.rank)
+    }
+
     /// Whether the worker receives results inside messages: it sent its contribution that way.
     pub(crate) fn is_inline(&self, request: RequestId) -> bool {
         matches!(self.pending.get(&request).map(|p| &p.input), Some(Input::Inline(_)))
@@ -240,54 +260,75 @@ impl Session {
     }
 }
 
-/// The table: at most one live session for each local rank.
+/// The table: at most one live session for each local worker.
 pub(crate) struct Sessions {
-    tokens: HashMap<Rank, RankToken>,
+    tokens: HashMap<WorkerNumber, RankToken>,
     live: HashMap<SessionId, Session>,
+    by_worker: HashMap<WorkerNumber, SessionId>,
+    /// The active sessions.
     by_rank: HashMap<Rank, SessionId>,
     next: u64,
 }
 
 impl Sessions {
-    /// Creates an empty table; `tokens` has the secret of each rank placed here.
-    pub(crate) fn new(tokens: HashMap<Rank, RankToken>) -> Self {
-        Self { tokens, live: HashMap::new(), by_rank: HashMap::new(), next: 1 }
+    /// Creates an empty table; `tokens` has the secret of each worker placed here.
+    pub(crate) fn new(tokens: HashMap<WorkerNumber, RankToken>) -> Self {
+        Self { tokens, live: HashMap::new(), by_worker: HashMap::new(), by_rank: HashMap::new(), next: 1 }
     }
 
-    /// Returns whether a token is that of a rank that is placed here.
-    pub(crate) fn is_entitled(&self, rank: Rank, token: &RankToken) -> bool {
-        self.tokens.get(&rank).is_some_and(|expected| expected == token)
+    /// Admits a worker with this token.
+    pub(crate) fn add_worker(&mut self, worker: WorkerNumber, token: RankToken) {
+        self.tokens.insert(worker, token);
     }
 
-    /// Claims a rank for a worker that presents its token.
+    /// Admits a worker no longer. Returns whether it was admitted.
+    pub(crate) fn remove_worker(&mut self, worker: WorkerNumber) -> bool {
+        self.tokens.remove(&worker).is_some()
+    }
+
+    /// Returns whether a worker is placed here.
+    pub(crate) fn admits(&self, worker: WorkerNumber) -> bool {
+        self.tokens.contains_key(&worker)
+    }
+
+    /// Returns whether a token is that of a worker that is placed here.
+    pub(crate) fn is_entitled(&self, worker: WorkerNumber, token: &RankToken) -> bool {
+        self.tokens.get(&worker).is_some_and(|expected| expected == token)
+    }
+
+    /// Claims a worker's number for a process that presents its token.
     ///
     /// # Errors
-    /// A status for the worker: the rank is not placed here, the token is wrong, or a live session holds the rank.
+    /// A status for the worker: it is not placed here, the token is wrong, or it has a live session.
     pub(crate) fn claim(
         &mut self,
-        rank: Rank,
+        worker: WorkerNumber,
         token: &RankToken,
         session_token: SessionToken,
         (access, outgoing): (Access, Outgoing),
     ) -> Result<SessionId, Status> {
-        let Some(expected) = self.tokens.get(&rank) else {
+        let Some(expected) = self.tokens.get(&worker) else {
             return Err(Status::not_found(format!(
-                "{rank} is not placed on this sidecar; check RONDE_RANK and RONDE_SOCKET"
+                "{worker} is not placed on this sidecar; check RONDE_RANK and RONDE_SOCKET"
             )));
         };
         if expected != token {
             return Err(Status::permission_denied(format!(
-                "the token does not belong to {rank}; RONDE_TOKEN_FILE must name the file that this sidecar wrote for it"
+                "the token does not belong to {worker}; RONDE_TOKEN_FILE must name the file that this sidecar wrote for it"
             )));
         }
-        if self.by_rank.contains_key(&rank) {
-            return Err(Status::already_exists(format!("{rank} is claimed by a live session; end that process first")));
+        if self.by_worker.contains_key(&worker) {
+            return Err(Status::already_exists(format!(
+                "{worker} is claimed by a live session; end that process first"
+            )));
         }
         let id = SessionId(self.next);
         self.next += 1;
         let session = Session {
             id,
-            rank,
+            worker,
+            seat: Seat::Waiting,
+            rank: Rank(worker.0),
             token: session_token,
             access,
             outgoing: Some(outgoing),
@@ -305,20 +346,46 @@ impl Sessions {
             lost: None,
         };
         self.live.insert(id, session);
-        self.by_rank.insert(rank, id);
+        self.by_worker.insert(worker, id);
         Ok(id)
+    }
+
+    /// Gives a session its rank of the current membership.
+    pub(crate) fn seat(&mut self, id: SessionId, rank: Rank) {
+        let Some(session) = self.live.get_mut(&id) else { return };
+        (session.seat, session.rank) = (Seat::Active { in_epoch: false }, rank);
+        self.by_rank.insert(rank, id);
+    }
+
+    /// Ends a membership: sessions that took part in an epoch of it are past, the others wait for the next one.
+    pub(crate) fn end_membership(&mut self) {
+        self.by_rank.clear();
+        for session in self.live.values_mut() {
+            if let Seat::Active { in_epoch } = session.seat {
+                session.seat = if in_epoch { Seat::Past } else { Seat::Waiting };
+            }
+        }
     }
 
     /// Removes a session and its claim.
     pub(crate) fn close(&mut self, id: SessionId) -> Option<Session> {
         let session = self.live.remove(&id)?;
-        self.by_rank.remove(&session.rank);
+        self.by_worker.remove(&session.worker);
+        if session.active_rank().is_some() {
+            self.by_rank.remove(&session.rank);
+        }
         Some(session)
     }
 
     /// Returns a session by number.
     pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
         self.live.get_mut(&id)
+    }
+
+    /// Returns the session of a worker.
+    pub(crate) fn of_worker(&mut self, worker: WorkerNumber) -> Option<&mut Session> {
+        let id = self.by_worker.get(&worker)?;
+        self.live.get_mut(id)
     }
 
     /// Returns the session that holds a rank.
@@ -382,10 +449,12 @@ mod tests {
 
     fn claimed() -> (Sessions, OutgoingStream) {
         let token = RankToken::new(&[1; TOKEN_BYTES]).expect("a token");
-        let mut sessions = Sessions::new(HashMap::from([(ME, token)]));
+        let worker = WorkerNumber(ME.0);
+        let mut sessions = Sessions::new(HashMap::from([(worker, token)]));
         let (outgoing, stream) = outgoing(1_000);
         let access = (Access::Socket { uid: 0 }, outgoing);
-        sessions.claim(ME, &token, SessionToken::from_bytes([2; 16]), access).expect("a session");
+        let id = sessions.claim(worker, &token, SessionToken::from_bytes([2; 16]), access).expect("a session");
+        sessions.seat(id, ME);
         (sessions, stream)
     }
 

@@ -58,10 +58,10 @@ impl RondeWeb for Calls {
     async fn open(&self, request: Request<v1::Claim>) -> Result<Response<MessageStream>, Status> {
         let rank = caller(&request)?;
         let claim = request.into_inner();
-        if claim.rank != rank.0 {
+        if claim.worker != rank.0 {
             return Err(Status::permission_denied(format!(
-                "the call carries the token of {rank}, but claims rank {}; call with the token of the rank",
-                claim.rank
+                "the call carries the token of {rank}, but claims worker {}; call with the token of the rank",
+                claim.worker
             )));
         }
         let (inbox, incoming) = inbox();

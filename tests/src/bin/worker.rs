@@ -23,6 +23,9 @@ fn main() -> ExitCode {
 }
 
 async fn run() -> ExitCode {
+    if let Some(stop) = std::env::var_os("RONDE_TEST_COUNT_UNTIL") {
+        return ronde_tests::elastic_worker::count(stop.as_ref()).await;
+    }
     let connected = match Options::from_env() {
         Ok(options) => Client::connect(options).await,
         Err(error) => Err(error),
@@ -125,6 +128,10 @@ async fn watch(client: Rc<Client>) {
     let mut reported = false;
     loop {
         client.take_notices().into_iter().for_each(|text| send(&Answer::Notice { text }));
+        if let Some(change) = client.membership_change() {
+            let (membership, added, removed) = (change.membership, change.added, change.removed);
+            send(&Answer::MembershipChange { membership, added, removed });
+        }
         if let Some(error) = client.over().filter(|_| !reported) {
             reported = true;
             send(&Answer::Over { text: error.to_string() });

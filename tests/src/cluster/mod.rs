@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 pub mod capture;
+pub mod membership;
 pub mod network;
 pub mod process;
 pub mod resources;
@@ -56,6 +57,7 @@ pub struct Plan<'a> {
     plugins: Vec<Value>,
     web: Value,
     log: String,
+    elastic: bool,
     authority: Option<&'a Authority>,
     network: Option<&'a Network>,
 }
@@ -80,6 +82,7 @@ impl<'a> Plan<'a> {
             plugins: Vec::new(),
             web: Value::Null,
             log: "info".to_owned(),
+            elastic: false,
             authority: None,
             network: None,
         }
@@ -175,6 +178,14 @@ impl<'a> Plan<'a> {
         Self { authority: Some(authority), ..self }
     }
 
+    /// The same plan, for another authority.
+    fn without_authority<'b>(self) -> Plan<'b>
+    where
+        'a: 'b,
+    {
+        Plan { authority: None, ..self }
+    }
+
     /// With each sidecar on the host of its index.
     #[must_use]
     pub fn on(self, network: &'a Network) -> Self {
@@ -219,7 +230,9 @@ impl<'a> Plan<'a> {
         Ok(Cluster { sidecars, workers: Vec::new(), job, placement, program, _directory: directory })
     }
 
-    fn options(&self, job: &str, index: u32, directory: &Path) -> SidecarOptions {
+    /// How a sidecar of the job is started.
+    #[must_use]
+    pub fn options(&self, job: &str, index: u32, directory: &Path) -> SidecarOptions {
         SidecarOptions {
             job: job.to_owned(),
             index,
@@ -241,6 +254,7 @@ impl<'a> Plan<'a> {
             plugins: self.plugins.get(index as usize).cloned().unwrap_or_else(|| json!({})),
             web: self.web.clone(),
             log: self.log.clone(),
+            elastic: self.elastic,
             namespace: self.network.map(|network| network.host(index)),
         }
     }

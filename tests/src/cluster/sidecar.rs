@@ -58,6 +58,8 @@ pub struct SidecarOptions {
     pub web: Value,
     /// The filter of its log.
     pub log: String,
+    /// Whether the membership of the job may change.
+    pub elastic: bool,
     /// The network namespace to run in.
     pub namespace: Option<String>,
 }
@@ -126,6 +128,7 @@ impl Sidecar {
             "runtime_dir": options.runtime_dir,
             "start_timeout_ms": options.start_timeout_ms,
             "control_fan_out": options.control_fan_out,
+            "elastic": options.elastic,
             "tuning": options.tuning(),
         });
         process.write_line(&start.to_string())?;
@@ -154,12 +157,21 @@ impl Sidecar {
     /// # Errors
     /// When it does not read.
     pub fn join(&mut self, certificate: &str, ca: &str, peers: &[Value], placement: &[u32]) -> Result<()> {
+        let seat = |(worker, sidecar)| json!({ "worker": worker, "sidecar": sidecar });
+        let seats: Vec<Value> = placement.iter().enumerate().map(seat).collect();
+        self.join_membership(certificate, ca, &json!({ "number": 1, "peers": peers, "seats": seats }))
+    }
+
+    /// Sends the join message with a later membership of an elastic job.
+    ///
+    /// # Errors
+    /// When it does not read.
+    pub fn join_membership(&mut self, certificate: &str, ca: &str, membership: &Value) -> Result<()> {
         let join = json!({
             "type": "join",
             "certificate": certificate,
             "ca_certificate": ca,
-            "peers": peers,
-            "placement": placement,
+            "membership": membership,
         });
         self.process.write_line(&join.to_string())
     }
@@ -206,7 +218,7 @@ impl Sidecar {
     pub fn token_file(&self, rank: u32) -> Result<&Path> {
         let files = self.serving["token_files"].as_array().context("the sidecar does not serve yet")?;
         let file =
-            files.iter().find(|file| file["rank"] == rank).with_context(|| format!("no token for rank {rank}"))?;
+            files.iter().find(|file| file["worker"] == rank).with_context(|| format!("no token for rank {rank}"))?;
         file["path"].as_str().map(Path::new).context("a token file has a path")
     }
 
@@ -296,7 +308,7 @@ fn an_hour() -> Validity {
 }
 
 /// Returns a line's object if it has this type.
-fn message(line: &Line, kind: &str) -> Option<Value> {
+pub(super) fn message(line: &Line, kind: &str) -> Option<Value> {
     let value: Value = serde_json::from_str(&line.text).ok()?;
     (value["type"] == kind).then_some(value)
 }

@@ -49,12 +49,27 @@ impl Worker {
     /// # Errors
     /// When it cannot be started.
     pub fn start(program: &Path, job: &str, rank: u32, sidecar: &Sidecar) -> Result<Self> {
+        Self::start_with(program, job, rank, sidecar, |_| {})
+    }
+
+    /// [`Worker::start`] with a command that `adjust` changes.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_with(
+        program: &Path,
+        job: &str,
+        rank: u32,
+        sidecar: &Sidecar,
+        adjust: impl FnOnce(&mut Command),
+    ) -> Result<Self> {
         let mut command = Command::new(program);
         command
             .env("RONDE_SOCKET", sidecar.socket_dir()?)
             .env("RONDE_JOB", job)
             .env("RONDE_RANK", rank.to_string())
             .env("RONDE_TOKEN_FILE", sidecar.token_file(rank)?);
+        adjust(&mut command);
         Self::run(rank, &mut command)
     }
 
@@ -79,6 +94,23 @@ impl Worker {
         match self.await_answer("its connection", super::PATIENCE, connected)? {
             Ok(()) => Ok(()),
             Err(text) => bail!("worker {} cannot connect: {text}", self.rank),
+        }
+    }
+
+    /// Waits until the epoch has begun with this rank.
+    ///
+    /// # Errors
+    /// When it does not, or another rank is given.
+    pub fn await_rank(&mut self, expected: u32) -> Result<()> {
+        let connected = |answer| match answer {
+            Answer::Connected { rank, .. } => Some(Ok(rank)),
+            Answer::NotConnected { text } => Some(Err(text)),
+            _ => None,
+        };
+        match self.await_answer("its connection", super::PATIENCE, connected)? {
+            Ok(rank) if rank == expected => Ok(()),
+            Ok(rank) => bail!("it has rank {rank} instead of {expected}"),
+            Err(text) => bail!("it cannot connect: {text}"),
         }
     }
 

@@ -243,6 +243,19 @@ impl Job {
         }
     }
 
+    /// Runs another command of ronde beside the job, as its user: `ronde <arguments>`.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn beside(&self, arguments: &[&str]) -> Ended {
+        let mut command = Command::new(ronde_binary());
+        command.args(arguments).env("XDG_RUNTIME_DIR", self.runtime_dir.path()).env_remove("RONDE_JOB");
+        let output = command.output().expect("the ronde binary is there and can be started");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ended::new(output.status, text(&output.stdout), text(&output.stderr))
+    }
+
     /// Closes the reading end of the launcher's standard output, as `head` does. Only with [`Run::stdout_unread`].
     pub fn close_stdout(&mut self) {
         self.unread = None;

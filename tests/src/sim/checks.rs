@@ -309,6 +309,9 @@ impl Oracle {
                 if matches!(item.place, SetOf::Added(_)) {
                     met("in an added set");
                 }
+                if item.kind == Kind::Join && item.place != SetOf::Fixed(SetId::WORLD) {
+                    met("join in a set");
+                }
             }
             InjectedError::Mismatch(..) => met("mismatch"),
             InjectedError::Refused(_) => met("refused"),

@@ -127,7 +127,7 @@ impl Cluster {
                 self.send_to_lanes(host, &Command::Cancel(epoch, last, dropped));
             }
             Action::Complete { rank, request, outcome } => self.complete(host, (rank, request), &outcome)?,
-            Action::Notice { text, .. } => self.note(|| format!("{me} notices: {text}")),
+            Action::Notice { text, .. } | Action::Hung { text, .. } => self.note(|| format!("{me} notices: {text}")),
             Action::Disconnect { peer, reason } => self.break_off(host, peer, &reason)?,
             Action::EndSession { rank, failure } => self.end_session(rank, &failure)?,
         }

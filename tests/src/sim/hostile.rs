@@ -225,7 +225,7 @@ fn samples(world: &World) -> Vec<Control> {
         Control::SetAdded { name: name("t"), set: ProcessSet { id: SetId(1), ranks: vec![rank] } },
         Control::SetRemoved { name: name("t"), set },
         Control::SetForgotten { set: SetId(3) },
-        Control::AllJoined { name: name("t"), last: rank },
+        Control::AllJoined { set: SetId::WORLD, name: name("t"), last: rank },
         Control::Done,
         Control::Failed { failure: failure.clone() },
         Control::Suspects { sidecars: vec![sidecar], ranks: vec![rank] },

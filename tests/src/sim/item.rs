@@ -404,3 +404,29 @@ fn nothing() -> Shape {
 
 /// Messages with these tags are received from any source.
 pub(super) const ANY_SOURCE_TAGS: u32 = 1 << 20;
+
+/// How a rank's request may differ so that the ranks do not agree.
+pub(super) fn differences(item: &Item) -> Vec<Difference> {
+    let mut possible = Vec::new();
+    let tensor = item.is_performed() && !matches!(item.kind, Kind::Barrier | Kind::Message(..) | Kind::Scatter(_));
+    let coded = item.codec != Codec::None || item.plugin.is_some();
+    if tensor {
+        possible.push(Difference::Dimensions);
+    }
+    // Nothing else can be encoded.
+    if tensor && !coded {
+        possible.extend([Difference::Type, Difference::Operation]);
+    }
+    if !coded && matches!(item.reduction(), Some(ReduceOp::Min | ReduceOp::Max | ReduceOp::Product | ReduceOp::Sum)) {
+        possible.extend([Difference::Reduction, Difference::Scale]);
+    }
+    let rooted = matches!(item.kind, Kind::Broadcast(_) | Kind::Reduce(..) | Kind::Gather(_) | Kind::Scatter(_));
+    if rooted && item.askers.len() == item.ranks.len() && item.ranks.len() > 2 {
+        possible.push(Difference::Root);
+    }
+    let may_be_coded = matches!(item.kind, Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average));
+    if may_be_coded && item.dtype == DType::F32 && item.plugin.is_none() {
+        possible.push(Difference::Codec);
+    }
+    possible
+}

@@ -6,7 +6,7 @@ use fastrand::Rng;
 use ronde_wire::{Codec, DType, Group, Pair, Rank, ReduceOp, SetId, TensorName, World, set_of_members_name};
 
 use super::fake_plugins::FakePlugin;
-use super::item::{ANY_SOURCE_TAGS, Difference, Excuse, InjectedError, Item, Kind, NO_SET, SetOf};
+use super::item::{ANY_SOURCE_TAGS, Difference, Excuse, InjectedError, Item, Kind, NO_SET, SetOf, differences};
 use super::saboteur::Saboteur;
 use super::workload::{Loops, Recipe};
 use crate::PAIRWISE;
@@ -25,8 +25,8 @@ pub(super) struct Mix<'a> {
     formed: BTreeSet<Vec<Rank>>,
     /// Items that are followed by another one of the same name.
     followed: BTreeSet<usize>,
-    /// Items that all ranks of the world wait for at this point: that all have joined.
-    base: Vec<usize>,
+    /// For each set, the item that all its ranks wait for at this point: that all have joined.
+    base: BTreeMap<SetOf, usize>,
     groups: u32,
 }
 
@@ -46,7 +46,7 @@ impl<'a> Mix<'a> {
         }
         let joins_one_in = if self.favours(Saboteur::JoinedGarbage) { 1 } else { 4 };
         while self.rng.u8(..joins_one_in) == 0 && self.items.len() < ITEMS_MAX {
-            self.join();
+            self.join_anywhere();
             self.some();
         }
         self.items
@@ -263,13 +263,21 @@ impl<'a> Mix<'a> {
 
     fn use_and_remove(&mut self, added: usize, members: &[Rank], world: Vec<Rank>) {
         let place = SetOf::Added(added);
-        let used: Vec<usize> = (0..self.rng.usize(..6)).map(|_| self.single((place, members.to_vec()), None)).collect();
+        let first = self.items.len();
+        let mut used: Vec<usize> =
+            (0..self.rng.usize(..6)).map(|_| self.single((place, members.to_vec()), None)).collect();
+        let joins = self.rng.u8(..4) == 0;
+        if joins {
+            self.join((place, members.to_vec()));
+            used = (first..self.items.len()).collect();
+        }
         if self.rng.u8(..4) == 0 {
             return;
         }
         let mut removal = self.draw(SetOf::Fixed(SetId::WORLD), world, Kind::RemoveSet(Some(added)));
         removal.after.push(added);
-        if self.recipe.injected && self.rng.bool() {
+        // A set is not removed while a rank has joined in it.
+        if self.recipe.injected && !joins && self.rng.bool() {
             for index in &used {
                 let item = &mut self.items[*index];
                 item.excuse = Some(Excuse::Removed);
@@ -321,6 +329,9 @@ impl<'a> Mix<'a> {
         for _ in 0..self.rng.usize(..4) {
             self.single((SetOf::Added(formed), members.clone()), None);
         }
+        if self.rng.u8(..4) == 0 {
+            self.join((SetOf::Added(formed), members));
+        }
     }
 
     /// One name for disjoint sets; otherwise each request has its own.
@@ -358,30 +369,35 @@ impl<'a> Mix<'a> {
         self.push(item);
     }
 
-    /// Ranks run out of work at different times; operations that they no longer submit are performed without them, or
-    /// fail.
-    fn join(&mut self) {
-        let world = self.world.sets()[0].ranks.clone();
-        let place = SetOf::Fixed(SetId::WORLD);
+    /// A join in the set of all ranks or in another one.
+    fn join_anywhere(&mut self) {
+        let world = (SetOf::Fixed(SetId::WORLD), self.world.sets()[0].ranks.clone());
+        let set = if self.favours(Saboteur::JoinedGarbage) || self.rng.bool() { world } else { self.any_set() };
+        self.join(set);
+    }
+
+    /// Ranks of a set run out of work at different times; operations that they no longer submit are performed without
+    /// them, or fail.
+    fn join(&mut self, (place, ranks): (SetOf, Vec<Rank>)) {
         let count = self.rng.usize(..10);
-        let stops: Vec<usize> = world.iter().map(|_| self.rng.usize(..=count)).collect();
+        let stops: Vec<usize> = ranks.iter().map(|_| self.rng.usize(..=count)).collect();
         for turn in 0..count {
             let askers: Vec<Rank> =
-                world.iter().zip(&stops).filter(|(_, stop)| **stop > turn).map(|(rank, _)| *rank).collect();
+                ranks.iter().zip(&stops).filter(|(_, stop)| **stop > turn).map(|(rank, _)| *rank).collect();
             if askers.is_empty() {
                 break;
             }
-            let other = world[self.rng.usize(..world.len())];
-            let kind = match self.kind(&world) {
+            let other = ranks[self.rng.usize(..ranks.len())];
+            let kind = match self.kind(&ranks) {
                 Kind::Barrier if !askers.contains(&other) => Kind::Message(Pair { from: askers[0], to: other }, 7),
                 other => other,
             };
-            let mut item = self.draw(place, world.clone(), kind);
+            let mut item = self.draw(place, ranks.clone(), kind);
             if let Kind::Message(pair, tag) = item.kind {
                 let name = format!("message.{}.{}.{tag}.{}", pair.from.0, pair.to.0, self.items.len());
                 item.name = TensorName::new(name).expect("a short name");
             }
-            let all = askers.len() == world.len();
+            let all = askers.len() == ranks.len();
             item.askers = if matches!(item.kind, Kind::Message(..)) { vec![askers[0]] } else { askers };
             item.injected = match item.supports_join() || all {
                 true => self.injected(&item),
@@ -390,17 +406,17 @@ impl<'a> Mix<'a> {
             };
             self.push(item);
         }
-        let joined = self.joining(&world, None);
+        let joined = self.joining(place, &ranks, None);
         let fails = self.items[joined].injected != InjectedError::None;
-        let joined = if fails { self.joining(&world, Some(joined)) } else { joined };
-        self.base = vec![joined];
+        let joined = if fails { self.joining(place, &ranks, Some(joined)) } else { joined };
+        self.base.insert(place, joined);
     }
 
-    /// All ranks join, each of them when it has submitted everything else. When that may fail they try again.
-    fn joining(&mut self, world: &[Rank], failed: Option<usize>) -> usize {
-        let place = SetOf::Fixed(SetId::WORLD);
-        let mut joining = self.draw(place, world.to_vec(), Kind::Join);
-        let culprit = world[self.rng.usize(..world.len())];
+    /// All ranks of a set join, each of them when it has submitted everything else there. When that may fail they try
+    /// again.
+    fn joining(&mut self, place: SetOf, ranks: &[Rank], failed: Option<usize>) -> usize {
+        let mut joining = self.draw(place, ranks.to_vec(), Kind::Join);
+        let culprit = ranks[self.rng.usize(..ranks.len())];
         joining.injected = match self.rng.u8(..6) {
             _ if !self.recipe.injected || failed.is_some() => InjectedError::None,
             0 => InjectedError::Refused(culprit),
@@ -422,10 +438,9 @@ impl<'a> Mix<'a> {
     }
 
     fn push(&mut self, mut item: Item) -> usize {
-        match item.place {
-            SetOf::Fixed(set) if set == SetId::WORLD => item.after.extend(&self.base),
-            SetOf::Added(adding) => item.after.push(adding),
-            SetOf::Fixed(_) => {}
+        item.after.extend(self.base.get(&item.place));
+        if let SetOf::Added(adding) = item.place {
+            item.after.push(adding);
         }
         item.too_large = item.is_performed() && item.result_bytes() > self.recipe.result_bytes_max;
         self.items.push(item);
@@ -562,30 +577,4 @@ const ITEMS_MAX: usize = 100;
 
 fn is_between(item: &Item, pair: Pair) -> bool {
     matches!(item.kind, Kind::Message(other, _) if other == pair)
-}
-
-/// How a rank's request may differ so that the ranks do not agree.
-fn differences(item: &Item) -> Vec<Difference> {
-    let mut possible = Vec::new();
-    let tensor = item.is_performed() && !matches!(item.kind, Kind::Barrier | Kind::Message(..) | Kind::Scatter(_));
-    let coded = item.codec != Codec::None || item.plugin.is_some();
-    if tensor {
-        possible.push(Difference::Dimensions);
-    }
-    // Nothing else can be encoded.
-    if tensor && !coded {
-        possible.extend([Difference::Type, Difference::Operation]);
-    }
-    if !coded && matches!(item.reduction(), Some(ReduceOp::Min | ReduceOp::Max | ReduceOp::Product | ReduceOp::Sum)) {
-        possible.extend([Difference::Reduction, Difference::Scale]);
-    }
-    let rooted = matches!(item.kind, Kind::Broadcast(_) | Kind::Reduce(..) | Kind::Gather(_) | Kind::Scatter(_));
-    if rooted && item.askers.len() == item.ranks.len() && item.ranks.len() > 2 {
-        possible.push(Difference::Root);
-    }
-    let may_be_coded = matches!(item.kind, Kind::AllReduce(ReduceOp::Sum | ReduceOp::Average));
-    if may_be_coded && item.dtype == DType::F32 && item.plugin.is_none() {
-        possible.push(Difference::Codec);
-    }
-    possible
 }

@@ -13,6 +13,7 @@ mod blame;
 mod checks;
 mod cluster;
 mod driving;
+mod elastic;
 mod fake_plugins;
 mod faults;
 mod host;
@@ -31,6 +32,7 @@ use std::fmt;
 
 pub use checks::{Counts, Property, Results, Violated};
 pub use cluster::{Options, Report};
+pub use elastic::{ElasticBug, ElasticFailed, ElasticReport, run_elastic};
 pub use saboteur::Saboteur;
 
 /// A seed whose run violates a property.

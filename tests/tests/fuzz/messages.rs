@@ -144,7 +144,7 @@ fn seeds_of_workers() -> Vec<Vec<u8>> {
     use client_message::Message;
     let claim = v1::Claim {
         job: "digits".to_owned(),
-        rank: 1,
+        worker: 1,
         token: Bytes::from(vec![7; 32]),
         protocol_min: 1,
         protocol_max: 9,
@@ -215,6 +215,7 @@ fn seeds_of_sidecars() -> Vec<Vec<u8>> {
         local_size: 2,
         cross_rank: 0,
         cross_size: 2,
+        membership: 1,
         homogeneous: true,
     };
     let completed = v1::Completed {

@@ -160,7 +160,7 @@ impl Pair {
             }
             Action::EpochEnded { failure, .. } => self.ended.push(failure.reason),
             Action::Disconnect { reason, .. } => self.ended.push(reason),
-            Action::EpochBegan { .. } | Action::Commit { .. } | Action::Notice { .. } => {}
+            Action::EpochBegan { .. } | Action::Commit { .. } | Action::Notice { .. } | Action::Hung { .. } => {}
             Action::SetForgotten { .. } | Action::EndSession { .. } => {}
         }
     }

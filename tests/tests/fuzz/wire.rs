@@ -159,7 +159,7 @@ fn other_messages() -> Vec<Control> {
         Control::Reject { set, name: name("grad"), failure: failure.clone(), excused },
         Control::SetRemoved { name: name("remove_process_set.0"), set },
         Control::SetForgotten { set },
-        Control::AllJoined { name: name("join"), last: Rank(1) },
+        Control::AllJoined { set: SetId(2), name: name("join"), last: Rank(1) },
         Control::Suspects { sidecars: vec![sidecar], ranks: ranks.clone() },
         Control::SuspectRanks { ranks },
         Control::Unreachable { sidecar, reason: reason.clone() },

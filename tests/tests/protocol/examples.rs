@@ -44,6 +44,7 @@ fn greetings() -> Vec<Example> {
         lanes: 1,
         transport: Transport::Auto,
         replaces: false,
+        membership: 1,
     };
     let refusal = Refusal { reason: "job a is not job b".to_owned() };
     let frame = |kind, payload| bytes(&Frame::new(kind, Epoch(0), Seq(0), payload));

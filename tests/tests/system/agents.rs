@@ -22,9 +22,9 @@ fn with_agent_that_sends(line: &str) -> (Ended, tempfile::TempDir) {
 #[test]
 fn a_host_prints_and_reports_for_its_own_ranks_only() {
     for (line, what) in [
-        (r#"{"type":"output","rank":0,"stream":"stdout","text":"forged\\n"}"#, "rank 0"),
-        (r#"{"type":"output","rank":7,"stream":"stderr","text":"forged\\n"}"#, "rank 7"),
-        (r#"{"type":"worker_exited","rank":0,"status":{"code":0}}"#, "rank 0"),
+        (r#"{"type":"output","worker":0,"stream":"stdout","text":"forged\\n"}"#, "rank 0"),
+        (r#"{"type":"output","worker":7,"stream":"stderr","text":"forged\\n"}"#, "rank 7"),
+        (r#"{"type":"worker_exited","worker":0,"status":{"code":0}}"#, "rank 0"),
         (r#"{"type":"sidecar_log","sidecar":0,"text":"forged\\n"}"#, "sidecar 0"),
         (r#"{"type":"sidecar","sidecar":0,"line":{"type":"fatal","reason":"forged"}}"#, "sidecar 0"),
     ] {

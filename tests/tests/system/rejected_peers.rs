@@ -195,6 +195,7 @@ fn a_corrupt_and_an_oversized_frame_of_an_authenticated_peer_end_its_link() -> R
         incarnation: Incarnation(5),
         purpose: Purpose::Control,
         early_credit_bytes: 0,
+        membership: 1,
         lanes: 1,
     };
     let peers = HashMap::from([(SidecarIndex(0), vec![address(1).parse::<SocketAddr>()?])]);

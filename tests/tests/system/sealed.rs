@@ -144,6 +144,7 @@ impl Pair {
             transport,
             plugins: serde_json::json!({}),
             log: "info".to_owned(),
+            elastic: false,
             namespace: None,
         };
         let (good, bad) =

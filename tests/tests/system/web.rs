@@ -156,8 +156,8 @@ fn a_web_session_needs_the_token_of_its_rank() -> Result<()> {
     // The right one in the head, and a claim of another rank or with another token in the body.
     let good = claim(sidecar.socket_dir()?, "test", 1)?;
     let cases = [
-        (v1::Claim { rank: 0, ..good.clone() }, "7 the call carries the token of rank 1, but claims rank 0"),
-        (v1::Claim { token: vec![1; 32].into(), ..good.clone() }, "7 the token does not belong to rank 1"),
+        (v1::Claim { worker: 0, ..good.clone() }, "7 the call carries the token of rank 1, but claims worker 0"),
+        (v1::Claim { token: vec![1; 32].into(), ..good.clone() }, "7 the token does not belong to worker 1"),
         (v1::Claim { job: "other".to_owned(), ..good.clone() }, "9 this sidecar serves job test"),
     ];
     for (claim, words) in cases {

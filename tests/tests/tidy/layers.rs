@@ -49,7 +49,16 @@ const OWN: [(&str, &[&str]); 27] = [
     ("ronde-tests-web", &["ronde"]),
     (
         "ronde-tests",
-        &["ronde", "ronde-collectives", "ronde-engine", "ronde-rpc", "ronde-shm", "ronde-transport", "ronde-wire"],
+        &[
+            "ronde",
+            "ronde-collectives",
+            "ronde-engine",
+            "ronde-launcher",
+            "ronde-rpc",
+            "ronde-shm",
+            "ronde-transport",
+            "ronde-wire",
+        ],
     ),
 ];
 

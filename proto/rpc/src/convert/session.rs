@@ -4,7 +4,7 @@ use std::fmt;
 use std::hint::black_box;
 
 use bytes::Bytes;
-use ronde_wire::{DType, Detail, Epoch, JobName, Rank, RequestId, Seq, SetId, Shape, limits};
+use ronde_wire::{DType, Detail, Epoch, JobName, Rank, RequestId, Seq, SetId, Shape, WorkerNumber, limits};
 
 use super::collective::{dtype_from, rank};
 use super::submission::Place;
@@ -54,9 +54,9 @@ impl fmt::Debug for RankToken {
 pub struct Claim {
     /// The job.
     pub job: JobName,
-    /// The rank.
-    pub rank: Rank,
-    /// Proves that the client may claim the rank.
+    /// The worker's number, its rank in a job that is not elastic.
+    pub worker: WorkerNumber,
+    /// Proves that the client may claim it.
     pub token: RankToken,
     /// The oldest and the newest protocol version that the client supports.
     pub protocols: (u32, u32),
@@ -74,7 +74,8 @@ impl Claim {
     pub fn parse(message: &v1::Claim) -> Result<Self, ConvertError> {
         Ok(Self {
             job: JobName::new(message.job.as_str())?,
-            rank: rank("rank", message.rank)?,
+            // Numbers are not reused, so an elastic job may have more workers than ranks.
+            worker: WorkerNumber(message.worker),
             token: RankToken::new(&message.token)?,
             protocols: (message.protocol_min, message.protocol_max),
             client: printable(&message.client),
@@ -87,7 +88,7 @@ impl Claim {
     pub fn into_message(self) -> v1::Claim {
         v1::Claim {
             job: self.job.into(),
-            rank: self.rank.0,
+            worker: self.worker.0,
             token: Bytes::copy_from_slice(self.token.as_bytes()),
             protocol_min: self.protocols.0,
             protocol_max: self.protocols.1,
@@ -185,6 +186,8 @@ pub struct EpochView {
     pub cross_size: u32,
     /// Whether all sidecars serve the same number of ranks.
     pub homogeneous: bool,
+    /// The number of the membership; 1 in a job that is not elastic.
+    pub membership: u64,
 }
 
 impl EpochView {
@@ -210,6 +213,7 @@ impl EpochView {
             cross_rank: message.cross_rank,
             cross_size: message.cross_size,
             homogeneous: message.homogeneous,
+            membership: message.membership,
         })
     }
 
@@ -225,6 +229,7 @@ impl EpochView {
             cross_rank: self.cross_rank,
             cross_size: self.cross_size,
             homogeneous: self.homogeneous,
+            membership: self.membership,
         }
     }
 }

@@ -48,7 +48,7 @@ pub mod client_message {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ServerMessage {
-    #[prost(oneof = "server_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "server_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub message: ::core::option::Option<server_message::Message>,
 }
 /// Nested message and enum types in `ServerMessage`.
@@ -73,17 +73,21 @@ pub mod server_message {
         Alive(super::Alive),
         #[prost(message, tag = "9")]
         RingTaken(super::RingTaken),
+        #[prost(message, tag = "10")]
+        MembershipChange(super::MembershipChange),
     }
 }
 /// Claims a rank of a job. Refused (gRPC status) when the token is wrong, the rank is not placed here, the uid is not
-/// allowed, or a live session holds it.
+/// allowed, or a live session holds it. In an elastic job it claims the number of the worker, which keeps it while its
+/// rank changes.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Claim {
     #[prost(string, tag = "1")]
     pub job: ::prost::alloc::string::String,
+    /// Of the worker in an elastic job; equal to the rank in others.
     #[prost(uint32, tag = "2")]
-    pub rank: u32,
-    /// The content of the rank's token file: 32 bytes.
+    pub worker: u32,
+    /// The content of the worker's token file: 32 bytes.
     #[prost(bytes = "bytes", tag = "3")]
     pub token: ::prost::bytes::Bytes,
     /// The protocol versions that the client speaks.
@@ -140,6 +144,22 @@ pub struct EpochBegan {
     /// Whether all sidecars serve the same number of ranks.
     #[prost(bool, tag = "8")]
     pub homogeneous: bool,
+    /// The number of the membership, which a change raises; 1 in a job that is not elastic.
+    #[prost(uint64, tag = "9")]
+    pub membership: u64,
+}
+/// The membership of an elastic job is about to change. The worker ends the epoch soon: it closes its session and claims its
+/// number again, and gets its rank of the next membership with the next EpochBegan.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MembershipChange {
+    /// The number of the next membership.
+    #[prost(uint64, tag = "1")]
+    pub membership: u64,
+    /// How many workers it adds and removes.
+    #[prost(uint32, tag = "2")]
+    pub added: u32,
+    #[prost(uint32, tag = "3")]
+    pub removed: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Collective {

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+import time
+from typing import Any, Callable, Protocol
+
+ADDED, REMOVED = 2, 1
+
+# The number of the next membership, and how many workers it adds and removes.
+Change = tuple[int, int, int]
+Source = Callable[[], "Change | None"]
 
 
 class Listener(Protocol):
@@ -16,16 +23,40 @@ class Listener(Protocol):
 class NotificationManager:
     """Notifies the states that train of changed hosts. All methods may be called in any thread.
 
-    `run_fn` registers its state while its function runs. The hosts of a job of ronde do not change, so ronde sends no
-    notification: a program that watches the hosts calls `handle_hosts_updated` in the process of rank 0.
+    `run_fn` registers its state while its function runs. In an elastic job the session receives a message when the
+    membership is about to change, and a state asks for it by `poll` at each commit. A program that watches hosts by
+    itself calls `handle_hosts_updated` in the process of rank 0.
+
+    replays -- how often the session has entered another membership by itself (on_failure="continue")
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
+        self._source: Source | None = None
+        self.replays = 0
 
     def init(self, *_: Any, **__: Any) -> None:
         """Does nothing, whatever the arguments: Horovod's are addresses of its rendezvous server."""
+
+    def note_replay(self) -> None:
+        """Notes that the session has entered another membership to complete operations that a loss interrupted."""
+        with self._lock:
+            self.replays += 1
+
+    def follow(self, source: Source | None) -> None:
+        """Sets where `poll` gets changes from, usually `Client.membership_change`; None for nowhere."""
+        with self._lock:
+            self._source = source
+
+    def poll(self) -> None:
+        """Notifies all listeners if the session has received a change of the membership since the last call."""
+        with self._lock:
+            source = self._source
+        change = None if source is None else source()
+        if change is not None:
+            _, added, removed = change
+            self.handle_hosts_updated(time.time(), (ADDED if added else 0) | (REMOVED if removed else 0))
 
     def register_listener(self, listener: Listener) -> None:
         """Adds a listener. One that is registered twice is notified once."""

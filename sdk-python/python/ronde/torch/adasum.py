@@ -9,7 +9,6 @@ import torch
 
 from ronde.ops import Adasum
 from ronde.torch import gradients, world
-from ronde.torch.process_sets import global_process_set
 from ronde.torch.window import Window
 from ronde.torch.wrapping import Watcher, Wrapping, too_many_passes, trainable
 
@@ -17,15 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
 
     from ronde.torch.compression import Compressor, PluginCompressor
+    from ronde.torch.process_sets import ProcessSet
 
 
 class DeltaReducer(Watcher):
     """Reduces the changes of one optimizer's parameters, and counts backward passes."""
 
     def __init__(
-        self, names: dict[torch.Tensor, str], compression: type[Compressor] | PluginCompressor, passes: int
+        self,
+        names: dict[torch.Tensor, str],
+        compression: type[Compressor] | PluginCompressor,
+        passes: int,
+        process_set: ProcessSet,
     ) -> None:
-        super().__init__(names, passes, Adasum)
+        super().__init__(names, passes, Adasum, process_set)
         self._compression = compression
 
     def reset(self) -> None:
@@ -46,7 +50,10 @@ class DeltaReducer(Watcher):
         return evaluate
 
     def reduce(self, parameters: list[torch.Tensor], before: list[torch.Tensor]) -> None:
-        """Sets each parameter to its value `before` plus the Adasum of all ranks' changes. Overwrites `before`."""
+        """Sets each parameter to its value `before` plus the Adasum of the changes of the set's ranks.
+
+        Overwrites `before`.
+        """
         self._start_delays()
         window = Window()
         with torch.no_grad():
@@ -66,7 +73,7 @@ class DeltaReducer(Watcher):
         """Starts the reduction of one change. The returned function waits for it."""
         name = self._name(parameter)
         compressed, context = self._compression.compress(change)
-        handle = gradients.begin_allreduce(compressed, f"adasum.{name}", Adasum, 1.0, 1.0, global_process_set)
+        handle = gradients.begin_allreduce(compressed, f"adasum.{name}", Adasum, 1.0, 1.0, self.process_set)
         return lambda: self._compression.decompress(world.synchronize(handle), context)
 
 

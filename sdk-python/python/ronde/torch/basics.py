@@ -6,19 +6,24 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ronde import without_launcher
 from ronde.client import connect
+from ronde.elastic import membership
+from ronde.elastic.notification import notification_manager
 from ronde.errors import RondeError
-from ronde.torch import communicators, hierarchy, process_sets, world
+from ronde.torch import communicators, hierarchy, mpi, process_sets, world
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ronde.client import Client
 
 _DYNAMIC = "dynamic"
+_MAX_SIZE = "RONDE_MAX_NP"
+_ON_FAILURE = "RONDE_ON_FAILURE"
 _IS_DYNAMIC_BY = ("RONDE_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS")
 
 
@@ -31,6 +36,51 @@ class _Arguments:
 _arguments = _Arguments()
 
 
+class _Beginning:
+    """Makes one thread at a time begin a session. Others wait for it, unless they are to be another rank."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._thread: int | None = None  # which begins a session
+        self._rank: int | None = None  # which it was given
+
+    @contextlib.contextmanager
+    def once(self, rank: int | None) -> Iterator[bool]:
+        """Returns a context that is entered with whether this thread begins the session.
+
+        Raises ValueError if the process is another rank than the given one.
+        """
+        with self._changed:
+            while self._thread is not None:
+                _check_rank(self._rank, rank)
+                # The thread gives up after its own timeout.
+                self._changed.wait()
+            if world.is_begun():
+                _check_rank(world.current().client.rank, rank)
+                is_first = False
+            else:
+                self._thread, self._rank, is_first = threading.get_ident(), rank, True
+        try:
+            yield is_first
+        finally:
+            if is_first:
+                with self._changed:
+                    self._thread = None
+                    self._changed.notify_all()
+
+
+def _check_rank(mine: int | None, given: int | None) -> None:
+    if mine is not None and given is not None and given != mine:
+        raise ValueError(
+            f"hvd.init with rank {given} in a process that is rank {mine} already: ronde.torch has one session in a "
+            "process, which all its threads share. Use a process for each rank, or in threads a client for each: "
+            "ronde.connect(rank=...)"
+        )
+
+
+_beginning = _Beginning()
+
+
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **settings: Any) -> None:
     """Connects this process to its sidecar. Does nothing if it is connected already.
 
@@ -39,25 +89,35 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
                     communicators, `mpirun` must have started the job.
     process_sets -- sets to register, the same on all ranks; or "dynamic", so that `add_process_set` and
                     `remove_process_set` may be called, as with HOROVOD_DYNAMIC_PROCESS_SETS=1
-    settings     -- arguments of `ronde.connect`
+    settings     -- arguments of `ronde.connect`; the default of `on_failure` is that of RONDE_ON_FAILURE
 
     Ranks are those of `ronde run` or `horovodrun`. Under another launcher (mpirun, torchrun, srun, MPICH's mpiexec,
     jsrun) on one host they are those of the launcher, and a process without a launcher is a job of one rank. In these
     cases rank 0 starts the sidecar. Under another launcher on several hosts without sidecars, this raises RondeError
-    with cause "settings" that names the ways: each process would train alone.
+    with cause "settings" that names the ways: each process would train alone. In an elastic job this waits until the
+    job has a membership that includes this worker; its rank there may differ from the last one.
 
-    Raises what `ronde.connect` does, and ValueError for invalid arguments and a duplicate process set; the session
-    stays open then.
+    A process has one session of `ronde.torch`, which all its threads share. Threads that are ranks of their own connect
+    by `ronde.connect(rank=...)`.
+
+    Raises what `ronde.connect` does, and ValueError for invalid arguments, for another rank than that of the open
+    session, and for a duplicate process set; the session stays open in the last two cases.
     """
-    if world.is_begun():
-        return
+    with _beginning.once(settings.get("rank")) as is_first:
+        if is_first:
+            _begin(comm, process_sets, settings)
+
+
+def _begin(comm: Any, process_sets: Sequence[Any] | str | None, settings: dict[str, Any]) -> None:
     _check(comm, process_sets)
     _arguments.given = (comm, process_sets, dict(settings))
     settings = {**without_launcher.settings_without_launcher(settings), **settings}
+    if "on_failure" not in settings and _ON_FAILURE in os.environ:
+        settings["on_failure"] = os.environ[_ON_FAILURE]
     # Registered after the handler that stops a sidecar started here, so it runs before that one.
     atexit.unregister(_end_of_program)
     atexit.register(_end_of_program)
-    client = connect(**settings)
+    client = membership.connected(lambda: connect(**settings))
     try:
         is_dynamic = process_sets == _DYNAMIC or any(os.environ.get(name) == "1" for name in _IS_DYNAMIC_BY)
         begun = world.World(client, is_dynamic)
@@ -67,9 +127,21 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
         client.close()
         raise
     world.begin(begun)
+    notification_manager.follow(client.membership_change if membership.is_elastic() else None)
+    if membership.is_elastic():
+        client.on_membership(_enter_membership)
     _sets_begin(comm, process_sets)
     if hierarchy.is_asked_for() and begun.base is None:
         begun.hosts = hierarchy.Hosts(client, _hosts(client, settings.get("socket")))
+
+
+def _enter_membership() -> None:
+    """Follows the client into another membership, which it has entered to complete operations in flight."""
+    if not world.is_begun() or world.current().base is not None:
+        return  # the client does not continue among some of the ranks
+    world.current().take_all_ranks()
+    process_sets.begin(None)
+    notification_manager.note_replay()
 
 
 def shutdown() -> None:
@@ -82,6 +154,7 @@ def shutdown() -> None:
     ended = world.end()
     if ended is None:
         return
+    notification_manager.follow(None)
     process_sets.end()
     if ended.base is not None:
         with contextlib.suppress(RondeError):  # they have ended it already, or failed
@@ -122,6 +195,14 @@ def rank() -> int:
 def size() -> int:
     """The number of processes."""
     return world.current().size
+
+
+def max_size() -> int:
+    """The largest number of processes that an elastic job may have (`--max-np`); in other jobs, and without a limit,
+    the number of processes.
+    """
+    given = os.environ.get(_MAX_SIZE) if membership.is_elastic() else None
+    return size() if given is None else int(given)
 
 
 def local_rank() -> int:
@@ -166,23 +247,35 @@ def stop_timeline() -> None:
 
 
 def mpi_threads_supported() -> bool:
-    """Raises ValueError: ronde contains no MPI."""
-    raise ValueError("ronde has not been built with MPI support: it needs none")
+    """Returns whether other threads of this process may call MPI, such as by mpi4py, beside ronde.
+
+    ronde itself never calls MPI. So if MPI is initialized already, this is whether it was with MPI_THREAD_MULTIPLE;
+    otherwise it is True, unless HOROVOD_MPI_THREADS_DISABLE is 1 (`horovodrun --mpi-threads-disable`).
+
+    Raises ValueError before `init`, and in a job that MPI's launcher has not started.
+    """
+    world.current()
+    if not mpi.has_started_this():
+        raise ValueError("Horovod has not been built with MPI support, or mpirun has not started this process.")
+    return mpi.has_threads()
 
 
 def mpi_enabled() -> bool:
-    """Returns False: MPI moves no tensors, not even in a job that `mpirun` started."""
-    return False
+    """Returns whether a session is open in a process that MPI's launcher has started. Tensors never go through MPI."""
+    return world.is_begun() and mpi.has_started_this()
 
 
 def mpi_built() -> bool:
-    """Returns False: MPI moves no tensors."""
-    return False
+    """Returns whether MPI's launcher (mpirun, mpiexec) has started this process. Tensors never go through MPI."""
+    return mpi.has_started_this()
 
 
 def gloo_enabled() -> bool:
-    """Returns whether a session is open. Programs use this to detect a controller without MPI."""
-    return world.is_begun()
+    """Returns whether a session is open in a process that MPI's launcher has not started.
+
+    Programs use this to detect a controller without MPI.
+    """
+    return world.is_begun() and not mpi.has_started_this()
 
 
 def gloo_built() -> bool:
@@ -257,6 +350,11 @@ def _restrict(begun: world.World, comm: Any, socket: Any) -> None:
 
 def _hosts(session: Client, socket: Any) -> list[str]:
     return process_sets.exchanged(session, _sidecar_of_this_process(socket), "hosts")
+
+
+def sidecar_id() -> str:
+    """Returns a text that workers of this process's sidecar share."""
+    return _sidecar_of_this_process(_arguments.given[2].get("socket"))
 
 
 def _is_ranks_of(ranks: list[int], size: int) -> bool:

@@ -30,7 +30,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     only some parameters may be the root's.
     """
     window = Window()
-    for name, tensor in _named(params):
+    for name, tensor in named_tensors(params):
         submit = _in_place(tensor, root_rank, name)
         window.submit(tensor.numel() * tensor.element_size(), submit)
     window.finish()
@@ -55,22 +55,33 @@ def broadcast_optimizer_state(
     or if one rank's optimizer differs from the root's in the number of groups or parameters, or in the shape of a
     parameter. Also raises what `ronde.Client.broadcast` does.
     """
+    had_state = bool(optimizer.state)
+    description = optimizer_structure(optimizer, root_rank)
+    window = Window()
+    for name, tensor in optimizer_state.tensors_of(optimizer, description):
+        window.submit(tensor.numel() * tensor.element_size(), _in_place(tensor, root_rank, name))
+    window.finish()
+    if not had_state:
+        make_gradients(optimizer, model)
+
+
+def optimizer_structure(optimizer: torch.optim.Optimizer, root_rank: int) -> dict[str, Any]:
+    """Gives an optimizer the options and the structure of rank `root_rank`'s, and returns their description.
+
+    New tensors are zeros, to be filled later. An optimizer that has the structure already keeps its tensors. Raises
+    what `broadcast_optimizer_state` does.
+    """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state: it is nested and of varying size")
-    is_root, had_state = mpi_ops.rank() == root_rank, bool(optimizer.state)
-    description = optimizer_state.describe(optimizer) if is_root else {}
+    is_root = mpi_ops.rank() == root_rank
+    description: dict[str, Any] = optimizer_state.describe(optimizer) if is_root else {}
     description = _broadcast_json(description, root_rank, "optimizer_state.structure")
     if "error" in description:
         raise ValueError(description["error"])
     _check_alike(optimizer, description)
     if not is_root:
         optimizer_state.take(optimizer, description)
-    window = Window()
-    for name, tensor in optimizer_state.tensors_of(optimizer, description):
-        window.submit(tensor.numel() * tensor.element_size(), _in_place(tensor, root_rank, name))
-    window.finish()
-    if not had_state:
-        _make_gradients(optimizer, model)
+    return description
 
 
 def _check_alike(optimizer: torch.optim.Optimizer, description: dict[str, Any]) -> None:
@@ -83,7 +94,7 @@ def _check_alike(optimizer: torch.optim.Optimizer, description: dict[str, Any]) 
         raise ValueError(f"cannot broadcast the optimizer state, as optimizers differ; {'; '.join(received)}")
 
 
-def _make_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+def make_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None) -> None:
     """Sets missing gradients to zeros, sparse ones where the optimizer or the model requires that."""
     modules = [] if model is None else list(model.modules())
     sparse = {
@@ -95,7 +106,8 @@ def _make_gradients(optimizer: torch.optim.Optimizer, model: torch.nn.Module | N
             parameter.grad = made_gradient(parameter, is_sparse=wants_sparse or parameter in sparse)
 
 
-def _named(params: Any) -> list[tuple[str | None, torch.Tensor]]:
+def named_tensors(params: Any) -> list[tuple[str | None, torch.Tensor]]:
+    """Returns names and tensors as `broadcast_parameters` takes them, in the order in which it sends them."""
     if isinstance(params, Mapping):
         named: list[Any] = sorted(params.items())
     elif isinstance(params, list):

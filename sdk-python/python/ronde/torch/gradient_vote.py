@@ -8,7 +8,7 @@ import torch
 
 from ronde.ops import Sum
 from ronde.torch import basics, world
-from ronde.torch.process_sets import ProcessSet, members_of, size_of
+from ronde.torch.process_sets import ProcessSet, members_of
 
 if TYPE_CHECKING:
     from ronde.torch.world import InFlight
@@ -24,13 +24,13 @@ class GradientVote:
     def __init__(self) -> None:
         self._steps = 0
         self._is_partial = False  # whether a rank lacked a gradient in the last vote
-        self._generation = -1
-        self._ranks = 0
+        self._generation: tuple[int, int] | None = None
 
     def begin(self, name: str, parameters: list[torch.Tensor], process_set: ProcessSet) -> InFlight | None:
         """Reports this rank's gradients to the ranks of a set. Returns None if this step has no vote."""
-        if self._generation != world.generation():
-            self._generation, self._steps, self._is_partial = world.generation(), 0, False
+        generation = world.generation(process_set.process_set_id)
+        if self._generation != generation:
+            self._generation, self._steps, self._is_partial = generation, 0, False
         self._steps += 1
         is_due = self._is_partial or self._steps & (self._steps - 1) == 0
         if not is_due or not parameters:
@@ -38,16 +38,17 @@ class GradientVote:
         grads = [parameter.grad for parameter in parameters]
         here = [int(grad is not None) for grad in grads]
         sparse = [grad.sparse_dim() if grad is not None and grad.is_sparse else 0 for grad in grads]
-        vote = torch.tensor([here, [int(bool(dimensions)) for dimensions in sparse], sparse], dtype=torch.int32)
-        members, self._ranks = members_of(process_set), size_of(process_set)
+        voters = [1] * len(parameters)  # their sum is the number of ranks that have voted, also if one was lost
+        vote = torch.tensor([here, [int(bool(dimensions)) for dimensions in sparse], sparse, voters], dtype=torch.int32)
+        members = members_of(process_set)
         return basics.client().allreduce_async(vote, Sum, f"gradients_present.{name}", process_set=members)
 
     def result(
         self, vote_in_flight: InFlight, parameters: list[torch.Tensor]
     ) -> tuple[list[torch.Tensor], dict[torch.Tensor, int]]:
         """Returns the parameters whose gradient no rank has, and the sparse dimensions of those sparse on some rank."""
-        counts, sparse, dimensions = vote_in_flight.wait().tolist()
-        self._is_partial = any(count < self._ranks for count in counts)
+        counts, sparse, dimensions, voters = vote_in_flight.wait().tolist()
+        self._is_partial = any(count < ranks for count, ranks in zip(counts, voters))
         on_no_rank = [parameter for parameter, count in zip(parameters, counts) if count == 0]
         known = {each: total // ranks for each, ranks, total in zip(parameters, sparse, dimensions) if ranks}
         return on_no_rank, known

@@ -44,7 +44,7 @@ def begin_allreduce(
     def begin() -> InFlight:
         source, client = check_tensor(tensor), current.client
         scales = _scales([source], prescale, postscale)
-        if op == Adasum and current.hosts is not None:
+        if op == Adasum and current.hosts is not None and members is None:
             return _written(current.hosts.begin(source, name, *scales, out), [out])
         handle = client.allreduce_async(source, op, name, *scales, out=out, codec=codec, process_set=members)
         return _written(handle, [out])

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ronde.ops import Adasum, Average, Sum
+from ronde.ops import Average, Sum
 from ronde.torch import gradients, world
 from ronde.torch.basics import (
     client,
@@ -109,14 +109,13 @@ def allreduce(
     average     -- deprecated: use op=Average or op=Sum; together with `op` it raises ValueError
     compression -- compresses the tensor before and decompresses the result after; with `Compression.plugin` a plugin
                    does so between sidecars, but not for the gradient
-    op          -- any reduction of `ronde.Client.allreduce`, also `PluginOp`; default: Average. Adasum on a process set
-                   raises NotImplementedError
+    op          -- any reduction of `ronde.Client.allreduce`, also `PluginOp`; default: Average
     prescale_factor, postscale_factor -- multiply each tensor before the reduction, and its result
 
     The average of integers is truncated toward zero. float16 and bfloat16 are added in float32: all ranks of one
     sidecar first, then rounded at each addition between sidecars.
     """
-    op = _reduce_op(average, op, process_set)
+    op = _reduce_op(average, op)
     codec = codec_of(compression, op)
     compressed, context = compression.compress(tensor)
     reduced = gradients.AllReduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set, codec)
@@ -133,7 +132,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """`allreduce` in flight, without gradient and compression."""
-    op = _reduce_op(average, op, process_set)
+    op = _reduce_op(average, op)
     return gradients.begin_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
 
 
@@ -147,7 +146,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """`allreduce` into `tensor`, without gradient and compression. After an error its contents are unspecified."""
-    op = _reduce_op(average, op, process_set)
+    op = _reduce_op(average, op)
     return _tensor(allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set))
 
 
@@ -161,7 +160,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """`allreduce_` in flight; `synchronize` writes the result, or a `poll` that finds it complete."""
-    op = _reduce_op(average, op, process_set)
+    op = _reduce_op(average, op)
     return gradients.begin_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set, out=tensor)
 
 
@@ -176,7 +175,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """`allreduce` of several tensors as a group, which starts when all are ready on all ranks. Differentiable."""
-    op = _reduce_op(average, op, process_set)
+    op = _reduce_op(average, op)
     tensors = _listed(tensors)
     pairs = [compression.compress(tensor) for tensor in tensors]
     if not pairs:
@@ -196,7 +195,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """`grouped_allreduce` in flight, without gradient and compression; the result is a list."""
-    op = _reduce_op(average, op, process_set)
+    op = _reduce_op(average, op)
     tensors = _listed(tensors)
     return gradients.begin_grouped_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set)
 
@@ -211,7 +210,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """`grouped_allreduce` into the tensors."""
-    op = _reduce_op(average, op, process_set)
+    op = _reduce_op(average, op)
     handle = grouped_allreduce_async_(tensors, None, name, op, prescale_factor, postscale_factor, process_set)
     result: list[torch.Tensor] = synchronize(handle)
     return result
@@ -227,7 +226,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """`grouped_allreduce_` in flight; `synchronize` writes the results, or a `poll` that finds them complete."""
-    op = _reduce_op(average, op, process_set)
+    op = _reduce_op(average, op)
     tensors = _listed(tensors)
     return gradients.begin_grouped_allreduce(
         tensors, name, op, prescale_factor, postscale_factor, process_set, in_place=True
@@ -406,24 +405,27 @@ def grouped_reducescatter_async(
     return gradients.begin_grouped_reducescatter(tensors, name, op, process_set, prescale_factor, postscale_factor)
 
 
-def join(device: int = -1) -> int:
-    """Declares that this rank has no more tensors. Returns, once all ranks have joined, the rank that joined last.
+def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
+    """Declares that this rank has no more tensors for a process set; default: that of all ranks.
 
-    device -- accepted for compatibility with Horovod; ignored
+    device      -- accepted for compatibility with Horovod; ignored
+    process_set -- the set; Horovod has joins of all ranks only
 
-    Until then `allreduce` with Average, Sum or Adasum on the other ranks uses zeros for this rank, which still counts
-    in the divisor of an average. Other operations on all ranks fail. Raises NotImplementedError if `init` was given
-    only some ranks.
+    Returns, once all ranks of the set have joined, the rank that joined last: its number among all ranks, those of
+    `init(comm)` if that was given some.
+
+    Until then `allreduce` with Average, Sum or Adasum on the other ranks of the set uses zeros for this rank, which
+    still counts in the divisor of an average. Other operations on the set fail; other sets are not affected.
+
+    Raises ValueError for a set that is not registered, or does not contain this rank.
     """
     del device
-    current = world.current()
-    if current.base is not None:
-        raise NotImplementedError("join is for all ranks of the job; hvd.init was given some of them only")
+    members, current = members_of(process_set), world.current()
     with world.traced("join", None):
-        last = current.client.join()
+        last = current.client.join(process_set=members)
     # Ranks have made different numbers of steps; from here on their counts agree again.
-    world.restart_counting()
-    return last
+    world.restart_counting(process_set.process_set_id or 0)
+    return current.job_ranks.index(last)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -433,16 +435,12 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         client().barrier(process_set=members)
 
 
-def _reduce_op(average: bool | None, op: int | PluginOp | None, process_set: ProcessSet) -> int | PluginOp:
+def _reduce_op(average: bool | None, op: int | PluginOp | None) -> int | PluginOp:
     if average is not None:
         if op is not None:
             raise ValueError("The op parameter supersedes average; give only op.")
         warnings.warn("average is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=3)
         return Average if average else Sum
-    if op == Adasum and process_set is not global_process_set:
-        raise NotImplementedError(
-            "Adasum does not support non-global process sets yet; ronde.Client.allreduce has it for any set"
-        )
     return Average if op is None else op
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
+from ronde.elastic.membership import is_elastic
 from ronde.ops import Adasum, Average
-from ronde.torch import basics
 from ronde.torch.adasum import AdasumDistributed, DeltaReducer
 from ronde.torch.compression import Compression, Compressor, PluginCompressor, codec_of
-from ronde.torch.process_sets import ProcessSet, global_process_set
+from ronde.torch.process_sets import ProcessSet, global_process_set, reduces
 from ronde.torch.reducer import Reducer
 from ronde.torch.wrapping import Wrapping, forget_made_gradients, trainable
 
@@ -73,7 +73,7 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     Gradients are of the floating-point types of `ronde.torch.allreduce` and have the same shapes on all ranks; `step`
     and `synchronize` raise what that does. Raises ValueError for `backward_passes_per_step` below 1, a factor without
     Average, a plugin as compression with a reduction that excludes it, invalid groups, and names that are missing or
-    not unique; NotImplementedError for Adasum with a process set.
+    not unique.
     """
     if op != Average and gradient_predivide_factor != 1.0:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
@@ -85,10 +85,9 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     groups = _listed(groups)
     names = _names(optimizer, named_parameters)
     codec_of(compression, op)  # validates also if nothing will be reduced
-    if op == Adasum and process_set is not global_process_set:
-        raise NotImplementedError("Adasum does not support non-global process sets yet")
-    if op == Adasum and basics.size() > 1:
-        return _wrapped(optimizer, AdasumDistributed, DeltaReducer(names, compression, backward_passes_per_step))
+    if op == Adasum and (is_elastic() or reduces(process_set)):
+        deltas = DeltaReducer(names, compression, backward_passes_per_step, process_set)
+        return _wrapped(optimizer, AdasumDistributed, deltas)
     reducer = Reducer(names, compression, backward_passes_per_step, op, process_set)
     reducer.predivide, reducer.sparse_as_dense = gradient_predivide_factor, sparse_as_dense
     reducer.group(_grouped(groups, trainable(optimizer)))

@@ -88,6 +88,11 @@ def tensors_of(
         yield from _tensors_in(value, optimizer.state[key], f"optimizer_state.other.{key}")
 
 
+def is_dense(description: Description[str, Any]) -> bool:
+    """Returns whether all described tensors are dense ones of PyTorch: no sparse ones, and no arrays of NumPy."""
+    return not _has_kind(description, {"sparse", "array"})
+
+
 def describe_value(value: Any, key: str) -> Description[str, Any]:
     """Describes a value of an option or a state. Raises ValueError with its key for one that cannot be broadcast."""
     for kind, describe_it in _KINDS:
@@ -232,6 +237,12 @@ def _tensors_in(description: Description[str, Any], value: Any, name: str) -> It
     elif kind == "dict":
         for key, item in content:
             yield from _tensors_in(item, value[key], f"{name}.{key}")
+
+
+def _has_kind(described: Any, kinds: set[str]) -> bool:
+    items = described.values() if isinstance(described, dict) else described if isinstance(described, list) else []
+    is_value = isinstance(described, dict) and len(described) == 1
+    return (is_value and not kinds.isdisjoint(described)) or any(_has_kind(item, kinds) for item in items)
 
 
 def _shapes(optimizer: torch.optim.Optimizer) -> list[list[list[int]]]:

@@ -89,6 +89,17 @@ def members_of(process_set: ProcessSet) -> JobSet | None:
     return checked
 
 
+def reduces(process_set: ProcessSet) -> bool:
+    """Returns whether this process is in a set of several ranks.
+
+    Raises ValueError for a set that contains this process and is not registered, and before `init`.
+    """
+    if not process_set.included():
+        return False
+    members_of(process_set)
+    return size_of(process_set) > 1
+
+
 def size_of(process_set: ProcessSet) -> int:
     """Returns the number of a registered set's ranks. Raises ValueError before `init`."""
     world.current()

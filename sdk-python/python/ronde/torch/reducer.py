@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import torch
 
+from ronde.elastic.membership import is_elastic
 from ronde.errors import RondeError
 from ronde.ops import Average, Sum
 from ronde.plugins import PluginOp
@@ -18,13 +19,15 @@ from ronde.torch import basics, world
 from ronde.torch.compression import codec_of, keeps_results
 from ronde.torch.gradient_vote import GradientVote
 from ronde.torch.handles import Handles
-from ronde.torch.process_sets import ProcessSet, members_of, size_of
+from ronde.torch.process_sets import ProcessSet, members_of, reduces, size_of
 from ronde.torch.sparse import sparse_allreduce_async
+from ronde.torch.step_commit import StepCommit
 from ronde.torch.window import Window
 from ronde.torch.world import InFlight
 from ronde.torch.wrapping import Watcher, forget_made_gradients, too_many_passes, trainable
 
 if TYPE_CHECKING:
+    from ronde.client import Client
     from ronde.torch.compression import Compressor, PluginCompressor
 
 # The number of optimizers with a codec in this process, by process set. It is the same on all ranks of a set.
@@ -55,11 +58,13 @@ class Reducer(Watcher):
         self._codec = codec_of(compression, op)
         self._prefix = "" if self._codec is None else _prefix(process_set)
         self._is_passed = False
+        self._may_be_alone = False
         self._dropped: dict[torch.Tensor, Reduction] = {}
         self._groups: dict[torch.Tensor, list[torch.Tensor]] = {}
         self._sparse_dimensions: dict[torch.Tensor, int] = {}
         self._synchronized = False
         self._vote = GradientVote()
+        self._commit = StepCommit()
         self._parameters: list[torch.Tensor] = []
 
     def group(self, groups: list[list[torch.Tensor]]) -> None:
@@ -69,13 +74,17 @@ class Reducer(Watcher):
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Submits each gradient as soon as the backward pass has accumulated it."""
         self._parameters = trainable(optimizer)
-        if self._is_active():
+        # One rank of an elastic job may become several.
+        self._may_be_alone = is_elastic()
+        if self._may_be_alone or self._is_active():
             super().watch(optimizer)
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Submits gradients that no hook has submitted, then waits for all reductions."""
         forget_made_gradients(each for each in trainable(optimizer) if each not in self.in_flight)
-        if not self._is_active():
+        if not self._is_active() and not self.in_flight:
+            if self._is_passed:
+                self.drop_in_flight()  # passes that were counted before all other ranks were lost
             self._synchronized = True
             return
         # Parameters frozen meanwhile still take part, as other ranks may train them. Include new ones, too.
@@ -86,6 +95,7 @@ class Reducer(Watcher):
         try:
             absent, skipped = self._absent()
             self._submit_rest(skipped)
+            self._commit.seal()
             for reduction in list(self.in_flight.values()):
                 reduction.wait()
             for parameter in absent:
@@ -115,6 +125,9 @@ class Reducer(Watcher):
             if parameter in self.in_flight or parameter not in self.watched:
                 continue
             if parameter in skipped and group is None:
+                continue
+            if basics.client().replay is not None:
+                self._submit(parameter)  # no result can be had before all gradients are submitted
                 continue
             nbytes = sum(each.numel() * each.element_size() for each in group or [parameter])
             window.submit(nbytes, partial(self._submit, parameter))
@@ -194,6 +207,7 @@ class Reducer(Watcher):
         """Drops reductions; those that are not complete are withdrawn."""
         for reduction in self.in_flight.values():
             reduction.forget_number()
+        self._commit.seal()
         self.in_flight.clear()
         self._is_passed = False
         self._start_delays()
@@ -202,12 +216,11 @@ class Reducer(Watcher):
         return self._prefix + super()._name(parameter)
 
     def _is_active(self) -> bool:
-        if not self.process_set.included():
-            return False
-        members_of(self.process_set)  # raises for a set that is not registered
-        return size_of(self.process_set) > 1
+        return reduces(self.process_set)
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
+        if self._may_be_alone and not self._is_active():
+            return
         if parameter in self.in_flight:
             raise too_many_passes()
         self._is_passed = True
@@ -240,11 +253,14 @@ class Reducer(Watcher):
                 compressed, op, name, prescale, postscale, codec=self._codec, process_set=members
             )
 
-        with world.traced("allreduce", name):
+        with world.traced("allreduce", name), self._committing(client):
             handle = begin()
         read = self._reader(parameter, context)
         reduction = self.in_flight[parameter] = Reduction(handle, parameter, gradient, read, context)
         return reduction
+
+    def _committing(self, client: Client) -> contextlib.AbstractContextManager[Any]:
+        return self._commit.submitting(client, f"step.{next(iter(self.names.values()), '')}")
 
     def _finish_dropped(self, parameters: list[torch.Tensor]) -> None:
         """Waits until dropped reductions are no longer in flight, so that their names can be reused."""
@@ -260,7 +276,7 @@ class Reducer(Watcher):
         op, prescale, postscale = self._reduction()
         client, members = basics.client(), members_of(self.process_set)
         name = f"group.{self._name(group[0])}"
-        with world.traced("grouped_allreduce", name):
+        with world.traced("grouped_allreduce", name), self._committing(client):
             compressed = [tensor for tensor, _ in pairs]
             together = client.grouped_allreduce_async(
                 compressed, op, name, prescale, postscale, codec=self._codec, process_set=members
@@ -306,6 +322,9 @@ class Reducer(Watcher):
     def _reduction(self) -> tuple[int | PluginOp, float, float]:
         if self.predivide == 1.0 or self.op != Average:
             return self.op, 1.0, 1.0
+        if basics.client().replay is not None:
+            # The number of ranks may be another one when the operation completes.
+            return Average, 1.0 / self.predivide, self.predivide
         return Sum, 1.0 / self.predivide, self.predivide / size_of(self.process_set)
 
 

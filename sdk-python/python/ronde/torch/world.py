@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import torch
@@ -39,14 +40,19 @@ class World:
     def __init__(self, client: Client, is_dynamic: bool) -> None:
         self.client = client
         self.base: ProcessSet | None = None
-        self.job_ranks = list(range(client.size))
         self.is_dynamic = is_dynamic
+        self.hosts: Hosts | None = None  # with hierarchical Adasum
+        self._named: weakref.WeakValueDictionary[tuple[str, int], Any] = weakref.WeakValueDictionary()
+        self.take_all_ranks()
+
+    def take_all_ranks(self) -> None:
+        """Makes this the world of all ranks of the job, also when the client has entered another membership."""
+        client = self.client
+        self.job_ranks = list(range(client.size))
         self.rank, self.size = client.rank, client.size
         self.local_rank, self.local_size = client.local_rank, client.local_size
         self.cross_rank, self.cross_size = client.cross_rank, client.cross_size
         self.is_homogeneous = client.is_homogeneous
-        self.hosts: Hosts | None = None  # with hierarchical Adasum
-        self._named: weakref.WeakValueDictionary[tuple[str, int], Any] = weakref.WeakValueDictionary()
 
     def restrict(self, base: ProcessSet, hosts: list[int]) -> None:
         """Restricts the world to some ranks of the job.
@@ -94,6 +100,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.handles = {}
+        self.restarts: Counter[int] = Counter()  # by process set
 
 
 _process = _Process()
@@ -105,14 +112,20 @@ def begin(world: World) -> None:
     restart_counting()
 
 
-def restart_counting() -> None:
-    """Restarts counts that must agree on all ranks at 0, at a point that all ranks reach together."""
-    _process.generation += 1
+def restart_counting(process_set_id: int = 0) -> None:
+    """Restarts counts that must agree on all ranks of a set at 0, at a point that these ranks reach together.
+
+    process_set_id -- the set; 0, that of all ranks, restarts those of all sets
+    """
+    if process_set_id == 0:
+        _process.generation += 1
+    else:
+        _process.restarts[process_set_id] += 1
 
 
-def generation() -> int:
-    """Returns how often counts have restarted."""
-    return _process.generation
+def generation(process_set_id: int | None) -> tuple[int, int]:
+    """Returns a value that changes when the counts of a process set restart."""
+    return _process.generation, _process.restarts[process_set_id or 0]
 
 
 def end() -> World | None:

@@ -63,12 +63,18 @@ pub enum Code {
     RondeMissing = 218,
     /// The command of `--starter` failed.
     StarterFailed = 219,
+    /// An elastic job cannot go on.
+    ElasticEnded = 220,
+    /// A host's notice of preemption was over before its workers had left.
+    NoticeOver = 221,
     /// A worker failed.
     WorkerFailed = 301,
     /// A worker's command cannot be run.
     WorkerNotRun = 302,
     /// A worker is not on the host that its job expects.
     WorkerPlace = 303,
+    /// A worker hung and was replaced.
+    WorkerHung = 304,
     /// A sidecar ended.
     SidecarEnded = 401,
     /// A sidecar cannot continue.
@@ -113,6 +119,16 @@ pub enum Code {
     NoSidecarFound = 602,
     /// A sidecar does not answer.
     StatusUnreachable = 603,
+    /// No elastic job was found.
+    JobNotFound = 604,
+    /// Several elastic jobs were found.
+    JobAmbiguous = 605,
+    /// A job is not elastic.
+    JobNotElastic = 606,
+    /// A running job cannot do what was asked for.
+    JobRequest = 607,
+    /// The launcher of a job does not answer.
+    JobUnreachable = 608,
     /// The benchmark's Python cannot be run.
     PythonNotRun = 701,
     /// The benchmark's Python lacks packages.

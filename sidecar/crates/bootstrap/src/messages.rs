@@ -14,6 +14,22 @@
 //! sidecar  → launcher  Fatal     why it cannot continue; it then exits with a non-zero status
 //! ```
 //!
+//! In an elastic job the launcher decides each membership, and sidecars outlive the changes that keep them:
+//!
+//! ```text
+//! launcher → sidecar   Change    the next membership; workers that it adds here get token files
+//! sidecar  → launcher  Prepared  these files: the new workers may start; the current epoch continues
+//! launcher → sidecar   Enter     leave the current membership when its epoch is over; workers are notified now
+//! sidecar  → launcher  Entered   no operation, lane or link of the previous membership is left here
+//! launcher → sidecar   Commit    all sidecars have entered: connect, and let workers attach with their new ranks
+//! sidecar  → launcher  Hung      a worker hangs, while others wait for it; sent by the coordinator
+//! sidecar  → launcher  Seated    a worker has its rank in the membership
+//! ```
+//!
+//! A sidecar that a membership adds gets it in its Join, answers Serving, and waits for Commit like the others. A later
+//! Change replaces one that was not committed; its number is higher. A sidecar that the next membership does not contain
+//! gets no Change; its input ends after the others have the Commit.
+//!
 //! End of input tells the sidecar to drain and leave: a sidecar never outlives its launcher. Nothing secret travels
 //! here: keys and tokens are made where they are used.
 
@@ -39,6 +55,23 @@ pub enum ToSidecar {
     Start(Box<Start>),
     /// The second line, when all sidecars are bound.
     Join(Join),
+    /// The next membership of an elastic job.
+    Change(Membership),
+    /// Enter the membership of the last [`Change`](Self::Change) when the current epoch is over. Workers of the current
+    /// one are notified, so that they end the epoch soon.
+    Enter {
+        /// The number of the membership.
+        membership: u64,
+        /// How many workers it adds.
+        added: u32,
+        /// How many workers it removes.
+        removed: u32,
+    },
+    /// All sidecars of the membership have entered it: connect to them, and let workers attach.
+    Commit {
+        /// The number of the membership.
+        membership: u64,
+    },
     /// A worker's process has ended.
     WorkerExited(WorkerExited),
     /// To a sidecar of `--local-ranks`: end when the workers that connected have left, before the input ends.
@@ -52,8 +85,8 @@ pub enum ToSidecar {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerExited {
-    /// Its rank.
-    pub rank: u32,
+    /// Its number, which is its rank in a job that is not elastic.
+    pub worker: u32,
     /// The number of its process.
     pub pid: u32,
     /// How it ended.
@@ -89,6 +122,12 @@ pub struct Start {
     /// Whether the sidecar is notified how its workers' processes end.
     #[serde(default)]
     pub exits_are_reported: bool,
+    /// Whether the membership of the job may change.
+    #[serde(default)]
+    pub elastic: bool,
+    /// After how long the coordinator reports a worker that hangs, milliseconds; 0 for never.
+    #[serde(default)]
+    pub replace_stalled_ms: u64,
     /// Sidecars below one on the tree of control links, for tests; the wire's when absent.
     pub control_fan_out: Option<usize>,
 }
@@ -101,14 +140,49 @@ pub struct Join {
     pub certificate: String,
     /// The job CA's certificate, PEM.
     pub ca_certificate: String,
-    /// All sidecars of the job.
+    /// Who takes part.
+    pub membership: Membership,
+}
+
+/// Who takes part in a job, from one change to the next. A job that is not elastic has one membership, number 1.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Membership {
+    /// Its number, at least 1. Each later membership of a job has a higher one.
+    pub number: u64,
+    /// Its sidecars. The index of a sidecar is never used for another one in the same job.
     pub peers: Vec<Peer>,
-    /// For each rank, the index of its sidecar.
-    pub placement: Vec<u32>,
+    /// For each rank, who has it.
+    pub seats: Vec<Seat>,
+}
+
+/// A worker and its sidecar. Its position in [`Membership::seats`] is the worker's rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Seat {
+    /// The worker's number, which it keeps while its rank changes. It is never used for another worker in the same job.
+    pub worker: u32,
+    /// The index of its sidecar.
+    pub sidecar: u32,
+}
+
+impl Membership {
+    /// The only membership of a job that is not elastic: each worker's number is its rank.
+    #[must_use]
+    pub fn fixed(peers: Vec<Peer>, placement: &[u32]) -> Self {
+        let seat = |(worker, &sidecar)| Seat { worker, sidecar };
+        Self { number: 1, peers, seats: (0..).zip(placement).map(seat).collect() }
+    }
+
+    /// The sidecar of each rank.
+    #[must_use]
+    pub fn placement(&self) -> Vec<u32> {
+        self.seats.iter().map(|seat| seat.sidecar).collect()
+    }
 }
 
 /// Where a sidecar is reached.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peer {
     /// Its index.
@@ -141,15 +215,29 @@ pub enum FromSidecar {
     },
     /// The answer to [`Join`]: workers may come.
     Serving {
+        /// The job's name.
+        job: String,
         /// The directory with rpc.sock, mem.sock and the token files.
         socket_dir: PathBuf,
-        /// For each local rank, its token file.
+        /// For each local worker, its token file.
         token_files: Vec<TokenFile>,
         /// Where /metrics, /status and /healthz are served (loopback).
         admin: SocketAddr,
         /// Where gRPC-Web is answered, if anywhere.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         web: Option<SocketAddr>,
+    },
+    /// The answer to [`ToSidecar::Change`].
+    Prepared {
+        /// The number of the membership.
+        membership: u64,
+        /// For each worker that it adds here, its token file.
+        token_files: Vec<TokenFile>,
+    },
+    /// The answer to [`ToSidecar::Enter`], when nothing of the previous membership is left.
+    Entered {
+        /// The number of the membership.
+        membership: u64,
     },
     /// It asks a peer for the control link that it needs.
     Dialling {
@@ -163,21 +251,38 @@ pub enum FromSidecar {
         /// The address at which the peer is reached, or from which it came.
         address: IpAddr,
     },
-    /// A worker has come and shown its token.
+    /// A worker has come and shown its token. In an elastic job it may wait for a membership.
     Attached {
-        /// Its rank.
-        rank: u32,
+        /// Its number, which is its rank in a job that is not elastic.
+        worker: u32,
     },
-    /// A worker's session has ended, for whatever reason: said before other workers hear of it, so that the launcher can
-    /// tell who left first from who failed because of that.
+    /// A worker of an elastic job has its rank in a committed membership, and waits for the others or trains.
+    Seated {
+        /// Its number.
+        worker: u32,
+        /// The number of the membership.
+        membership: u64,
+    },
+    /// A worker hangs: it alone is missing from collectives that have waited for [`Start::replace_stalled_ms`], and waits for
+    /// nothing itself. Sent by the sidecar of rank 0, about a worker of any sidecar.
+    Hung {
+        /// Its number.
+        worker: u32,
+        /// The number of the membership.
+        membership: u64,
+        /// What it did last, and what waits for it.
+        text: String,
+    },
+    /// A worker's session has ended, for whatever reason. It is sent before other workers are notified, so that the
+    /// launcher can distinguish who left first from who failed because of that.
     Left {
-        /// Its rank.
-        rank: u32,
+        /// Its number.
+        worker: u32,
     },
     /// The answer to [`WorkerExited`].
     Noted {
-        /// The rank.
-        rank: u32,
+        /// The worker's number.
+        worker: u32,
         /// What it asked for last, in words.
         last_call: Option<String>,
     },
@@ -204,11 +309,11 @@ impl FromSidecar {
     }
 }
 
-/// A rank's token file.
+/// A worker's token file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TokenFile {
-    /// The rank.
-    pub rank: u32,
+    /// The worker's number, which is its rank in a job that is not elastic.
+    pub worker: u32,
     /// The file, mode 0400.
     pub path: PathBuf,
 }

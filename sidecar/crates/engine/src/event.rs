@@ -225,6 +225,16 @@ pub enum Action {
         /// The text for users.
         text: String,
     },
+    /// A rank hangs: it alone is missing from operations that have waited for [`EngineConfig::replace_stalled_ms`], and
+    /// waits for nothing itself. Sent by the coordinator, once in an epoch.
+    ///
+    /// [`EngineConfig::replace_stalled_ms`]: crate::EngineConfig::replace_stalled_ms
+    Hung {
+        /// It.
+        rank: Rank,
+        /// What it did last, and which operation lacks it.
+        text: String,
+    },
     /// Close all links to a peer that broke the protocol; it counts as lost.
     Disconnect {
         /// The peer.

@@ -234,6 +234,20 @@ impl Executor {
         self.outbox.retain(|action| !matches!(action, ExecutorAction::Send { to, .. } | ExecutorAction::Admitted { to, .. } if *to == peer));
     }
 
+    /// Another membership of the job begins, and all links are closed: forgets them. No epoch runs.
+    pub fn handle_membership(&mut self) {
+        self.links.clear();
+        self.outbox.retain(|action| {
+            !matches!(
+                action,
+                ExecutorAction::Open { .. }
+                    | ExecutorAction::Send { .. }
+                    | ExecutorAction::Admitted { .. }
+                    | ExecutorAction::Disconnect { .. }
+            )
+        });
+    }
+
     /// Starts an operation; the caller keeps the order of seqs. An operation of another epoch is ignored.
     pub fn handle_admission(&mut self, admission: Arc<Admission>) {
         let seq = admission.seq;

@@ -11,6 +11,7 @@
 pub mod engine;
 pub mod event;
 pub mod executor;
+pub mod membership;
 pub mod memory;
 pub mod plugins;
 mod relay;
@@ -21,6 +22,7 @@ pub use event::{
     Action, Admission, AdmittedPlugin, AdmittedRequest, AdmittedTensor, Arithmetic, Completion, Event, Time,
 };
 pub use executor::{Executor, ExecutorAction, ExecutorConfig, ExecutorStats, Phase, PrivateBytes, Violation};
+pub use membership::{Busy, Memberships};
 pub use memory::{Contributions, InputPlace, Memory, MemoryError, OutputPlace};
 pub use plugins::{PluginFault, PluginSpan, Plugins, RankValues, Side, Stage};
 pub use trace::Trace;

@@ -8,6 +8,9 @@
 //! launcher → agent     StartWorker    then Output as it arrives, WorkerExited at once, WorkerDrained after the last line
 //! launcher → agent     StopWorkers    TERM, the grace, KILL
 //! launcher → agent     CloseSidecars  they drain and exit
+//! launcher → agent     StopWorker, CloseSidecar   the same for one of them, in elastic jobs
+//! launcher → agent     TakeNotices    then SIGTERM is a notice of preemption: Preempted comes back, and the agent goes on
+//! launcher → agent     Beat           then a Beat comes back at each interval, so that a host that vanishes is noticed
 //! ```
 //!
 //! At the end of its input the agent ends everything and exits.
@@ -59,8 +62,8 @@ pub(crate) enum ToAgent {
     },
     /// Start a worker.
     StartWorker {
-        /// Its rank.
-        rank: u32,
+        /// Its number, which is its rank in a job that is not elastic.
+        worker: u32,
         /// The index of the sidecar that serves it, on the same host.
         sidecar: u32,
         /// Program and arguments.
@@ -73,8 +76,30 @@ pub(crate) enum ToAgent {
         /// The grace, milliseconds.
         grace_ms: u64,
     },
+    /// Send SIGTERM to a worker, and SIGKILL after the grace period.
+    StopWorker {
+        /// Its number.
+        worker: u32,
+        /// The grace, milliseconds.
+        grace_ms: u64,
+    },
     /// End the input of all sidecars, at which they drain and exit.
     CloseSidecars,
+    /// End the input of a sidecar.
+    CloseSidecar {
+        /// Its index.
+        sidecar: u32,
+    },
+    /// Send a [`FromAgent::Beat`] at each interval.
+    Beat {
+        /// The interval, milliseconds.
+        interval_ms: u64,
+    },
+    /// From now on SIGTERM, to the agent or to a worker, is a notice that the host is about to be taken away.
+    TakeNotices {
+        /// How long the agent goes on after its own notice, milliseconds.
+        notice_ms: u64,
+    },
     /// Kill everything at once.
     Kill,
 }
@@ -117,15 +142,15 @@ pub(crate) enum FromAgent {
     },
     /// A worker runs.
     WorkerStarted {
-        /// Its rank.
-        rank: u32,
+        /// Its number, which is its rank in a job that is not elastic.
+        worker: u32,
         /// Its process id on its host.
         pid: u32,
     },
     /// What a worker wrote.
     Output {
-        /// Its rank.
-        rank: u32,
+        /// Its number, which is its rank in a job that is not elastic.
+        worker: u32,
         /// Where to.
         stream: Stream,
         /// Whole lines, or part of one that is longer than a message.
@@ -133,17 +158,24 @@ pub(crate) enum FromAgent {
     },
     /// A worker has ended.
     WorkerExited {
-        /// Its rank.
-        rank: u32,
+        /// Its number, which is its rank in a job that is not elastic.
+        worker: u32,
         /// How.
         status: Status,
     },
     /// All output of an ended worker has been sent.
     WorkerDrained {
-        /// Its rank.
-        rank: u32,
+        /// Its number, which is its rank in a job that is not elastic.
+        worker: u32,
         /// The last lines of its standard error.
         stderr_tail: Vec<String>,
+    },
+    /// The host is up.
+    Beat,
+    /// The host is about to be taken away: the agent or a worker has received SIGTERM.
+    Preempted {
+        /// The worker, if only that has.
+        worker: Option<u32>,
     },
     /// A notice for the user.
     Notice {
@@ -274,7 +306,7 @@ mod tests {
 
     #[tokio::test]
     async fn messages_come_back_as_they_were_written() {
-        let status = FromAgent::WorkerExited { rank: 3, status: Status::Signal(9) };
+        let status = FromAgent::WorkerExited { worker: 3, status: Status::Signal(9) };
         let bound = FromAgent::Sidecar { sidecar: 1, line: FromSidecar::Fatal { reason: "no \"room\"\n".into() } };
         let mut wire = Vec::new();
         write(&mut wire, &status).await.expect("a vector takes everything");
@@ -322,14 +354,17 @@ mod tests {
             Outcome::of(&message)
         }
         let peer = r#"{"sidecar":1,"host":"b","control":"10.0.0.2:7400","lanes":["10.0.0.2:7401"],"addresses":[{"interface":"eth0","address":"10.0.0.2","prefix_length":24}]}"#;
-        let worker = r#""rank":1,"pid":7,"exit":{"Code":1},"stderr_tail":["ValueError"]"#;
+        let worker = r#""worker":1,"pid":7,"exit":{"Code":1},"stderr_tail":["ValueError"]"#;
         let seeds = [
             (
                 0,
                 format!(
-                    r#"{{"type":"join","certificate":"C","ca_certificate":"A","peers":[{peer}],"placement":[0,1]}}"#
+                    r#"{{"type":"join","certificate":"C","ca_certificate":"A","membership":{{"number":1,"peers":[{peer}],"seats":[{{"worker":0,"sidecar":1}}]}}}}"#
                 ),
             ),
+            (0, r#"{"type":"enter","membership":2,"added":1,"removed":0}"#.to_owned()),
+            (1, r#"{"type":"prepared","membership":2,"token_files":[{"worker":3,"path":"/t"}]}"#.to_owned()),
+            (2, r#"{"type":"stop_worker","worker":1,"grace_ms":5}"#.to_owned()),
             (0, format!(r#"{{"type":"worker_exited",{worker}}}"#)),
             (
                 0,
@@ -337,14 +372,15 @@ mod tests {
                     .to_owned(),
             ),
             (1, r#"{"type":"linked","peer":1,"address":"10.0.0.2"}"#.to_owned()),
-            (1, r#"{"type":"noted","rank":1,"last_call":"allreduce"}"#.to_owned()),
+            (1, r#"{"type":"noted","worker":1,"last_call":"allreduce"}"#.to_owned()),
             (
                 2,
-                r#"{"type":"start_worker","rank":1,"sidecar":0,"command":["sh"],"environment":[["A","1"]]}"#.to_owned(),
+                r#"{"type":"start_worker","worker":1,"sidecar":0,"command":["sh"],"environment":[["A","1"]]}"#
+                    .to_owned(),
             ),
             (2, format!(r#"{{"type":"sidecar","sidecar":0,"line":{{"type":"worker_exited",{worker}}}}}"#)),
-            (3, r#"{"type":"worker_exited","rank":1,"status":{"signal":9}}"#.to_owned()),
-            (3, r#"{"type":"output","rank":1,"stream":"stderr","text":"é\u001b"}"#.to_owned()),
+            (3, r#"{"type":"worker_exited","worker":1,"status":{"signal":9}}"#.to_owned()),
+            (3, r#"{"type":"output","worker":1,"stream":"stderr","text":"é\u001b"}"#.to_owned()),
         ];
         let seeds = seeds.into_iter().map(|(kind, line)| [&[kind], line.as_bytes()].concat()).collect();
         fuzz("lines_of_launchers", seeds, |bytes| match bytes.split_first() {

@@ -87,8 +87,14 @@ async fn talk(
     identity: Arc<Identity>,
     peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
 ) -> Rate {
-    let hello =
-        LocalHello { job: job(), incarnation: Incarnation(1), purpose: PURPOSE, early_credit_bytes: 0, lanes: 1 };
+    let hello = LocalHello {
+        job: job(),
+        incarnation: Incarnation(1),
+        purpose: PURPOSE,
+        early_credit_bytes: 0,
+        lanes: 1,
+        membership: 1,
+    };
     let mut port = bound.start(identity, &hello, peers, options()).unwrap();
     let peer = SidecarIndex(1 - me);
     port.open(peer, if me == 0 { Role::Dial } else { Role::Await });

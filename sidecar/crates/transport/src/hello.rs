@@ -18,6 +18,8 @@ pub struct LocalHello {
     pub early_credit_bytes: u64,
     /// Number of lanes that this side offers.
     pub lanes: u16,
+    /// The membership in which this side takes part, until [`NetworkPort::enter`](crate::NetworkPort::enter).
+    pub membership: u64,
 }
 
 impl LocalHello {
@@ -35,6 +37,7 @@ impl LocalHello {
             lanes: self.lanes,
             transport: Transport::default(),
             replaces: false,
+            membership: self.membership,
         }
     }
 }
@@ -55,6 +58,12 @@ pub(crate) fn refusal(
         return Some(format!(
             "{authenticated} is set to transport = {}, but {} to transport = {}; give all sidecars of the job the same",
             theirs.transport, own.sidecar, own.transport
+        ));
+    }
+    if theirs.membership != own.membership {
+        return Some(format!(
+            "{authenticated} takes part in membership {} of the job, but {} in membership {}",
+            theirs.membership, own.sidecar, own.membership
         ));
     }
     if theirs.purpose != own.purpose {

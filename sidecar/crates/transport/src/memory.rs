@@ -43,7 +43,8 @@ impl MemoryMesh {
             Purpose::Data(_) => ronde_wire::limits::EARLY_BUFFER_BYTES as u64,
         };
         let incarnation = Incarnation(u64::from(sidecar.0));
-        let local = LocalHello { job: self.job.clone(), incarnation, purpose, early_credit_bytes, lanes: 1 };
+        let local =
+            LocalHello { job: self.job.clone(), incarnation, purpose, early_credit_bytes, lanes: 1, membership: 1 };
         self.port_with_hello(sidecar, purpose, local.hello(sidecar))
     }
 

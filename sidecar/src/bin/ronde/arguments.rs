@@ -19,11 +19,9 @@ pub(super) fn normalise(cli: &Command, arguments: Vec<OsString>) -> Vec<OsString
             break;
         }
         let option = long_form(&argument);
-        let value_follows = takes_following_value(run, &option);
+        let values = following_values(run, &option);
         rewritten.push(option);
-        if value_follows {
-            rewritten.extend(rest.next());
-        }
+        rewritten.extend(rest.by_ref().take(values));
     }
     rewritten.extend(rest);
     rewritten
@@ -37,8 +35,9 @@ pub(super) fn given(command: &Command, arguments: &[OsString]) -> BTreeMap<Strin
         let option = long_form(argument);
         let text = option.to_string_lossy();
         let (name, attached) = text.split_once('=').map_or((&*text, None), |(name, value)| (name, Some(value.into())));
-        let value =
-            attached.or_else(|| if takes_following_value(command, &option) { rest.next().cloned() } else { None });
+        let values = if attached.is_some() { 0 } else { following_values(command, &option) };
+        let following: Vec<&OsString> = rest.by_ref().take(values).collect();
+        let value = attached.or_else(|| following.first().copied().cloned());
         let is_named = |arg: &&Arg| match name.strip_prefix("--") {
             Some(long) => is_long(arg, long),
             None => arg.get_short().is_some() && arg.get_short() == name.chars().nth(1),
@@ -65,15 +64,16 @@ fn long_form(argument: &OsStr) -> OsString {
     }
 }
 
-/// Returns whether the argument after `option` is its value. (`--name=value` and `-Hvalue` contain theirs.)
-fn takes_following_value(run: &Command, option: &OsStr) -> bool {
+/// Returns how many arguments after `option` are its values. (`--name=value` and `-Hvalue` contain theirs.)
+fn following_values(run: &Command, option: &OsStr) -> usize {
     let text = option.to_string_lossy();
     let is_named = |arg: &&Arg| match text.strip_prefix("--") {
         Some(long) => is_long(arg, long),
         None => arg.get_short().is_some_and(|short| text[1..].chars().eq([short])),
     };
-    let takes_value = |arg: &Arg| matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
-    run.get_arguments().find(is_named).is_some_and(takes_value)
+    let takes_value = |arg: &&Arg| matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
+    let values = |arg: &Arg| arg.get_num_args().map_or(1, |range| range.max_values());
+    run.get_arguments().find(is_named).filter(takes_value).map_or(0, values)
 }
 
 fn is_long(arg: &Arg, name: &str) -> bool {
@@ -95,6 +95,7 @@ mod tests {
                 .arg(value("hostfile"))
                 .arg(value("hosts").short('H'))
                 .arg(value("network-interfaces").alias("network-interface"))
+                .arg(value("range").num_args(2))
                 .arg(Arg::new("verbose").long("verbose").action(ArgAction::SetTrue)),
         )
     }
@@ -113,6 +114,7 @@ mod tests {
             normalised("ronde run --network-interface eth0 -np 4 sh"),
             "ronde run --network-interface eth0 --num-proc 4 sh"
         );
+        assert_eq!(normalised("ronde run --range 1 2 -np 4 sh -np 5"), "ronde run --range 1 2 --num-proc 4 sh -np 5");
         assert_eq!(normalised("ronde run -Ha:1 -np 4 sh"), "ronde run -Ha:1 --num-proc 4 sh");
         assert_eq!(normalised("ronde run -- sh -np 5"), "ronde run -- sh -np 5");
         assert_eq!(normalised("ronde sidecar -np 4"), "ronde sidecar -np 4");

@@ -7,6 +7,7 @@
 //! | `check` | checks whether hosts are fit for jobs | [`ronde_launcher::check`] |
 //! | `certs` | makes and shows keys and certificates | [`certs`] |
 //! | `status` | shows what sidecars are doing | [`status`] |
+//! | `job` | shows and changes an elastic job | [`job`] |
 //! | `plugin` | builds, tests and signs plugins | [`plugin`] |
 //! | `bench` | measures ronde against its peers | [`mod@bench`] |
 //! | `explain` | explains an error code | [`explain`] |
@@ -21,7 +22,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::exit::{EXIT_USAGE, fail, print};
-use ronde_launcher::{agent, check, run};
+use ronde_launcher::{agent, check, job, run};
 use ronde_sidecar::process;
 use ronde_sidecar::process::arguments::SidecarArgs;
 use ronde_wire::frame::{PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
@@ -65,6 +66,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Show what the sidecars of this host are doing.
     Status(status::StatusArgs),
+    /// Show an elastic job that runs, drain one of its hosts, or change its number of workers.
+    Job(job::JobArgs),
     /// Write, build, test, sign and inspect plugins: codecs and reducers in a sandbox.
     Plugin(plugin::PluginArgs),
     /// Measure ronde against its peers on this machine, and check every result.
@@ -107,6 +110,7 @@ fn main() -> ExitCode {
         Command::Certs(args) => certs::main(&args),
         Command::Check(args) => check::main(&args),
         Command::Status(args) => status::main(&args),
+        Command::Job(args) => job::main(&args),
         Command::Plugin(args) => plugin::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::Completions(args) => {
@@ -192,7 +196,7 @@ mod tests {
             panic!("not `run`");
         };
         assert_eq!(args.command, ["python", "train.py", "-np", "9", "--verbose", "--", "-x"]);
-        assert_eq!(args.num_proc, 2);
+        assert_eq!(args.num_proc, Some(2));
         assert!(!args.verbose);
     }
 

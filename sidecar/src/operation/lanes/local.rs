@@ -53,6 +53,7 @@ impl LocalLane {
             // The receiver may have given up.
             LaneCommand::Stats(reply) => drop(reply.send(self.core.stats())),
             // It has no links.
+            LaneCommand::Enter { membership, .. } => self.report(LaneReport::Entered(membership)),
             LaneCommand::Identity(_) | LaneCommand::Stop(_) => {}
         }
     }

@@ -7,6 +7,8 @@ pub(crate) mod inline;
 pub(crate) mod local;
 pub(crate) mod network;
 
+use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -25,6 +27,13 @@ pub(crate) enum LaneCommand {
     Execute(ExecuteCommand),
     /// Use this certificate for links made from now on.
     Identity(Arc<Identity>),
+    /// Enter another membership of the job; the lane answers with [`LaneReport::Entered`].
+    Enter {
+        /// Its number.
+        membership: u64,
+        /// Where its other sidecars are dialled.
+        peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
+    },
     /// Report counters.
     Stats(oneshot::Sender<LaneStats>),
     /// Close all links and end the thread.
@@ -67,6 +76,8 @@ pub(crate) enum LaneReport {
     },
     /// The lane no longer uses memory of the epoch.
     Released(Epoch),
+    /// The lane has executed [`LaneCommand::Enter`].
+    Entered(u64),
     /// The link to a peer is gone.
     LinkDown {
         peer: SidecarIndex,

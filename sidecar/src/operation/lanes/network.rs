@@ -90,6 +90,11 @@ impl NetworkLane {
                     tracing::warn!(%error, "a lane keeps its certificate");
                 }
             }
+            LaneCommand::Enter { membership, peers } => {
+                self.port.enter(membership, peers);
+                self.core.executor.handle_membership();
+                self.report(LaneReport::Entered(membership)).await;
+            }
             LaneCommand::Stats(reply) => {
                 let stats = LaneStats { port: self.port.stats(), paths: self.port.paths(), ..self.core.stats() };
                 // The receiver may have given up.

@@ -1,6 +1,6 @@
 //! Reads one session: turns a worker's messages, from its stream and its ring, into commands for the driver.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use ronde_rpc::convert::{Claim, Submission, group_from};
 use ronde_rpc::v1::client_message;
 use ronde_rpc::{negotiate_protocol, v1};
 use ronde_shm::SessionToken;
-use ronde_wire::{Rank, RequestId, SetId, TensorName, limits};
+use ronde_wire::{Rank, RequestId, SetId, TensorName, WorkerNumber, limits};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt;
 use tonic::Status;
@@ -65,13 +65,13 @@ impl Reader {
             return Err(Status::failed_precondition("the first message of a session is a Claim"));
         };
         let claim = Claim::parse(&claim).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let rank = claim.rank;
+        let worker = claim.worker;
         if claim.job.as_str() != self.job {
             let reason =
                 format!("this sidecar serves job {}, not {}; check RONDE_JOB and RONDE_SOCKET", self.job, claim.job);
             return Err(Status::failed_precondition(reason));
         }
-        self.uids.check_claim(rank, self.access).map_err(Status::permission_denied)?;
+        self.uids.check_claim(Rank(worker.0), self.access).map_err(Status::permission_denied)?;
         let (min, max) = claim.protocols;
         let protocol = negotiate_protocol(min, max).map_err(|error| Status::failed_precondition(error.to_string()))?;
         let token = random_bytes().map_err(|error| Status::internal(error.to_string()))?;
@@ -81,7 +81,7 @@ impl Reader {
         let request = ClaimRequest { claim, access, protocol, session_token: token, outgoing: outgoing.clone(), reply };
         self.send(SessionCommand::Claim(Box::new(request))).await;
         let session = answer.await.map_err(|_| Status::unavailable("the sidecar is ending"))??;
-        Ok(Claimed { session, rank, token })
+        Ok(Claimed { session, worker, rank: OnceLock::new(), token })
     }
 
     /// Reads until the stream ends; returns how it ended. Messages that the worker wrote to its ring before that come
@@ -181,10 +181,11 @@ impl Reader {
     /// # Errors
     /// When the message ends the session; the text is the reason.
     async fn pass_on(&self, claimed: &Claimed, message: v1::ClientMessage) -> Result<bool, String> {
-        let Claimed { session, rank, .. } = *claimed;
+        let session = claimed.session;
         let mut soon = false;
         let command = match message.message {
             Some(client_message::Message::Submit(submit)) => {
+                let rank = self.rank_of(claimed);
                 let submission = Submission::parse(submit, rank);
                 let submission = match self.access {
                     Access::Socket { .. } => submission,
@@ -217,6 +218,17 @@ impl Reader {
         Ok(soon)
     }
 
+    /// The rank of a session, which it gets once. A worker submits nothing before that; the driver ignores one that does.
+    fn rank_of(&self, claimed: &Claimed) -> Rank {
+        if let Some(rank) = claimed.rank.get() {
+            return *rank;
+        }
+        match (self.access, self.segments.rank_of(&claimed.token)) {
+            (Access::Socket { .. }, Some(rank)) => *claimed.rank.get_or_init(|| rank),
+            _ => Rank(claimed.worker.0),
+        }
+    }
+
     async fn send(&self, command: SessionCommand) {
         // Without a driver the process is ending; its streams close by themselves.
         let _ = self.commands.send(command).await;
@@ -226,7 +238,9 @@ impl Reader {
 /// The state of a session once its claim is accepted.
 struct Claimed {
     session: SessionId,
-    rank: Rank,
+    worker: WorkerNumber,
+    /// Its rank, once it has one.
+    rank: OnceLock<Rank>,
     token: SessionToken,
 }
 

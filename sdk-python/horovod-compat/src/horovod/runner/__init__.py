@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Callable
 
 import ronde
 from horovod.runner import mpi
-from horovod.runner.translation import translate
+from horovod.runner.translation import is_elastic, translate
+from ronde import command
 from ronde.run import Call, LauncherError, environment, run_by
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["run"]
@@ -53,9 +54,13 @@ def run(
     started by `ronde run`, or with `use_mpi` by Open MPI's mpirun with the options `mpi_args`. `disable_cache` has no
     effect, and a message says so. In both cases functions and results are transferred as by `ronde.run`.
 
+    With `min_num_proc` or `host_discovery_script` the job is elastic: workers come and go while it runs, `slots` are
+    those of hosts that the script prints without a number, and the results are those of the last membership's ranks.
+    All hosts must see this program's temporary folder (TMPDIR), because a worker may arrive at any time.
+
     Raises ValueError for hosts together with a hostfile, `use_gloo` together with `use_mpi`, hosts that cannot be read
-    or have too few slots, and `use_mpi` without Open MPI; NotImplementedError for arguments of elastic jobs;
-    RuntimeError if a rank fails, with its traceback.
+    or have too few slots, arguments of elastic jobs in another job or with `use_mpi`, and `use_mpi` without Open MPI;
+    RuntimeError if a rank fails, with its traceback; in an elastic job, if too few remain.
     """
     num_proc = _renamed("np", np, "num_proc", num_proc)
     if use_gloo and use_mpi:
@@ -95,6 +100,8 @@ def run_translated(
 ) -> list[Any]:
     """Calls a function on all ranks of the job that Horovod's flags, by name, describe."""
     given = dict(given)
+    if is_elastic(given):
+        return _run_elastically(Call(func, tuple(args), dict(kwargs or {})), given, executable)
     if given.get("use_mpi"):
         return _run_by_mpi(Call(func, tuple(args), dict(kwargs or {})), {"num_proc": 1, **given}, executable)
     _print_notes(translate(given).notes)
@@ -115,6 +122,20 @@ def run_translated(
     except RuntimeError as error:
         if not str(error).startswith("one or more processes exited with non-zero status"):
             raise
+        raise RuntimeError(f"Horovod detected that {error}") from None
+
+
+def _run_elastically(call: Call, given: dict[str, Any], executable: str | os.PathLike[str] | None) -> list[Any]:
+    given["num_proc"] = max(given.get("num_proc", 1), given.get("min_num_proc", 1))
+    translation = translate(given)
+    _print_notes(translation.notes)
+
+    def words(report: str) -> list[str]:
+        return [command.find(), "run", *translation.arguments, "--report", report, "--"]
+
+    try:
+        return run_by(words, call, None, executable)
+    except LauncherError as error:
         raise RuntimeError(f"Horovod detected that {error}") from None
 
 

@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     _hosts(found.add_argument_group("hosts"))
     _tuning(found.add_argument_group("tuning"))
     _autotune(found.add_argument_group("autotune: not yet"))
-    _elastic(found.add_argument_group("elastic jobs: not yet"))
+    _elastic(found.add_argument_group("elastic jobs"))
     _observing(found.add_argument_group("timeline, stalls, logs"), found)
     _libraries(found.add_argument_group("who starts processes, and libraries"), found)
     return found
@@ -94,7 +94,7 @@ def _hosts(group: Any) -> None:
     choice = group.add_mutually_exclusive_group()
     choice.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts and how many processes each takes")
     choice.add_argument("-hostfile", "--hostfile", metavar="FILE", help="a file with a line `host slots=n` for each")
-    choice.add_argument("--host-discovery-script", metavar="FILE", help="elastic jobs: not yet")
+    choice.add_argument("--host-discovery-script", metavar="FILE", help="prints the hosts of an elastic job")
     group.add_argument("--network-interfaces", metavar="NAME,...", help="the interfaces or networks to be used")
     group.add_argument(
         "--network-interface", action="append", metavar="NAME", help="one interface; may be given several times"
@@ -124,7 +124,7 @@ def _autotune(group: Any) -> None:
 def _elastic(group: Any) -> None:
     group.add_argument("--min-np", "--min-num-proc", dest="min_num_proc", type=count, metavar="N", help="fewest ranks")
     group.add_argument("--max-np", "--max-num-proc", dest="max_num_proc", type=count, metavar="N", help="most ranks")
-    group.add_argument("--slots-per-host", dest="slots", type=count, metavar="N", help="slots of discovered hosts")
+    group.add_argument("--slots-per-host", dest="slots", type=count, metavar="N", help="slots of hosts printed without")
     group.add_argument("--elastic-timeout", type=count, metavar="SECONDS", help="how long to wait for the fewest ranks")
     group.add_argument("--reset-limit", type=count, metavar="N", help="how often the job may restart")
     group.add_argument(

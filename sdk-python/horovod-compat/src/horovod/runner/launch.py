@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from horovod.runner import check_build, config_file, flags, js_run, mpi
-from horovod.runner.translation import Launcher, interfaces, translate
+from horovod.runner.translation import Launcher, interfaces, is_elastic, translate
 from ronde import command
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def run_commandline(arguments: Sequence[str] | None = None) -> None:
 
 def launcher_of(given: dict[str, Any]) -> Launcher:
     """Returns the launcher of the job. Raises what `translate` does; FileNotFoundError without `ronde`."""
-    if given.get("use_mpi"):
+    if not is_elastic(given) and given.get("use_mpi"):
         return mpi.launcher(given, os.environ)
-    if given.get("use_jsrun") or js_run.is_default(given):
+    if not is_elastic(given) and (given.get("use_jsrun") or js_run.is_default(given)):
         return js_run.launcher(given, os.environ)
     translation = translate(given)
     return Launcher([command.find(), "run", *translation.arguments, "--"], translation.notes)
@@ -131,9 +131,14 @@ def _run(args: argparse.Namespace) -> list[Any] | None:
     return None
 
 
-def _run_elastic(args: argparse.Namespace) -> None:
-    """Raises NotImplementedError: elastic jobs are not supported yet."""
-    raise NotImplementedError("elastic jobs are not supported yet; give `_run` a fixed number of processes, and hosts")
+def _run_elastic(args: argparse.Namespace) -> list[Any] | None:
+    """Runs an elastic job and waits for its end, as `_run` does.
+
+    Raises what `_run` does, and ValueError if the arguments have neither `min_num_proc` nor `host_discovery_script`.
+    """
+    if not is_elastic(vars(args)):
+        raise ValueError("an elastic job needs min_num_proc or host_discovery_script; `_run` runs other jobs")
+    return _run(args)
 
 
 def parse_args(arguments: Sequence[str] | None = None) -> HorovodArgs:

@@ -62,7 +62,8 @@ IGNORED = {
 }
 # Switches without an opposite: off, they have no effect.
 _ONLY_ON = {"disable_cache"}
-# Unsupported flags: a job without them would differ from the requested one.
+# Flags of elastic jobs. One of the first two makes a job elastic.
+ELASTIC_BY = ("min_num_proc", "host_discovery_script")
 _ELASTIC = {
     "min_num_proc": "--min-np",
     "max_num_proc": "--max-np",
@@ -72,6 +73,7 @@ _ELASTIC = {
     "cooldown_range": "--blacklist-cooldown-range",
     "host_discovery_script": "--host-discovery-script",
 }
+_COOLDOWN = "cooldown_range"
 # These flags take effect only with --autotune.
 _SEARCH = (
     "autotune_log_file",
@@ -115,6 +117,7 @@ def translate(given: Mapping[str, Any]) -> Translation:
     """
     check(given)
     found = Translation(exports={"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", **exports_of(given)})
+    found.options += _elastic_options(given)
     for name, flag in _VALUES.items():
         if name in given:
             found.options.append(f"{flag}={given[name]}")
@@ -134,14 +137,27 @@ def translate(given: Mapping[str, Any]) -> Translation:
 def check(given: Mapping[str, Any]) -> None:
     """Raises ValueError for invalid flags, and NotImplementedError for unsupported ones."""
     _reject_unsupported(given)
+    _check_elastic(given)
     _check_hosts(given)
 
 
 def exports_of(given: Mapping[str, Any]) -> dict[str, str]:
     """Returns the variables in which Horovod passes flags to workers."""
-    exports: dict[str, str] = {}
+    exports: dict[str, str] = {"HOROVOD_ELASTIC": "1"} if is_elastic(given) else {}
     set_env_from_args(exports, argparse.Namespace(**{**given, "nics": interfaces(given)[0]}))
     return exports
+
+
+def is_elastic(given: Mapping[str, Any]) -> bool:
+    """Returns whether the flags describe a job whose workers come and go."""
+    return any(given.get(name) is not None for name in ELASTIC_BY)
+
+
+def _elastic_options(given: Mapping[str, Any]) -> list[str]:
+    options = [f"{flag}={given[name]}" for name, flag in _ELASTIC.items() if name in given and name != _COOLDOWN]
+    if _COOLDOWN in given:
+        options += [_ELASTIC[_COOLDOWN], *(str(each) for each in given[_COOLDOWN])]
+    return options
 
 
 def interfaces(given: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -164,13 +180,21 @@ def notes_of(given: Mapping[str, Any], ignored: Mapping[str, tuple[str, str]]) -
     return notes
 
 
-def _reject_unsupported(given: Mapping[str, Any]) -> None:
-    elastic = [flag for name, flag in _ELASTIC.items() if name in given]
-    if elastic:
-        raise NotImplementedError(
-            f"{', '.join(elastic)}: elastic jobs are not supported yet; give a fixed number of processes with -np, and "
-            "hosts with -H"
+def _check_elastic(given: Mapping[str, Any]) -> None:
+    flags = ", ".join(flag for name, flag in _ELASTIC.items() if name in given)
+    if flags and not is_elastic(given):
+        raise ValueError(f"{flags}: for elastic jobs only; give --min-np or --host-discovery-script, too")
+    if flags and (given.get("use_mpi") or given.get("use_jsrun")):
+        raise ValueError(
+            f"{flags}: the processes of elastic jobs are started by `ronde run`; leave out --mpi and --jsrun"
         )
+    numbers = [(name, given[name]) for name in ("min_num_proc", "num_proc", "max_num_proc") if name in given]
+    for (low, few), (high, many) in zip(numbers, numbers[1:]):
+        if few > many:
+            raise ValueError(f"{low} is {few}, and {high} is {many}: it is at least {few}")
+
+
+def _reject_unsupported(given: Mapping[str, Any]) -> None:
     if given.get("autotune"):
         raise NotImplementedError(
             "--autotune: the search for the best settings is not supported yet; omit it, and set what you know, such "

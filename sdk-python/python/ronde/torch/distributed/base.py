@@ -171,7 +171,16 @@ class GroupBase:
         begun.note(operation)
         return operation
 
-    def _abort_operations(self, error: Exception) -> None:
+    def meet(self, deadline: float) -> None:
+        """Waits until all members have made the group.
+
+        deadline -- of the monotonic clock
+
+        Raises TimedOutError after it, and the errors of the creation of the group.
+        """
+        self._ranks.meet(deadline)
+
+    def fail_operations(self, error: Exception) -> None:
         """Fails all operations in flight on this rank, and therefore on the others. Later ones raise the error."""
         self._ranks.abort(error)
         for lane in [self._lane, *self._message_lanes]:

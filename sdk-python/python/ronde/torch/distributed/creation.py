@@ -7,18 +7,23 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed
+
 import ronde.torch.basics
 import ronde_entry_points
 from ronde import without_launcher
 from ronde.torch.distributed import env_rendezvous
-from ronde.torch.distributed.group import CAN_EXTEND_BACKEND
-from ronde.torch.distributed.groups import Groups
+from ronde.torch.distributed.group import CAN_EXTEND_BACKEND, group_of
+from ronde.torch.distributed.groups import Groups, shut_down_all
+from ronde.torch.distributed.reconfigurable import ReconfigurableGroup
 from ronde.torch.distributed.returned import return_operations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch._C._distributed_c10d import Store
+
+    from ronde.torch.distributed.group import Group
 
 
 class _State:
@@ -32,8 +37,15 @@ _state = _State()
 
 
 def groups() -> Groups | None:
-    """Returns the groups of this process over the latest session; None before the first one."""
-    return _state.groups
+    """Returns the groups of the session of the default group, or of the latest session; None before the first one."""
+    default = _default_group()
+    return _state.groups if default is None else default.groups
+
+
+def _default_group() -> Group | None:
+    """Returns the default group of torch.distributed if it is of ronde."""
+    whole = torch.distributed.GroupMember.WORLD
+    return None if whole is None else group_of(whole)
 
 
 def begun(settings: dict[str, Any]) -> Groups:
@@ -42,11 +54,16 @@ def begun(settings: dict[str, Any]) -> Groups:
     ronde.torch.basics.init(**settings)
     client = ronde.torch.basics.client()
     if _state.groups is None or _state.groups.client is not client:
-        _state.groups, _state.process = Groups(client, is_ours), os.getpid()
-        # After `init`, whose handler ends the session without waiting for other ranks: the last one runs first.
-        atexit.unregister(_end_of_program)
-        atexit.register(_end_of_program)
+        end = ronde.torch.basics.shutdown if is_ours else None
+        _state.groups, _state.process = Groups(client, end), os.getpid()
+        _watch_end_of_program()
     return _state.groups
+
+
+def _watch_end_of_program() -> None:
+    # After `init`, whose handler ends the session without waiting for other ranks: the last one runs first.
+    atexit.unregister(_end_of_program)
+    atexit.register(_end_of_program)
 
 
 def _end_of_program() -> None:
@@ -55,8 +72,8 @@ def _end_of_program() -> None:
     An exception that ends the program is left to the session's own handler, which reports it to the others at once.
     """
     is_failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
-    if _state.groups is not None and _state.process == os.getpid() and not is_failed:
-        _state.groups.shutdown()
+    if _state.process == os.getpid() and not is_failed:
+        shut_down_all()
 
 
 def create(options: Any, backend_options: Any) -> Any:
@@ -68,13 +85,29 @@ def create(options: Any, backend_options: Any) -> Any:
     if CAN_EXTEND_BACKEND:
         return_operations()
     order = list(options.global_ranks_in_group)
-    found = begun({} if order else _settings(options))
-    client = found.client
     if not order:
-        _check_agrees(options.group_rank, options.group_size, client.rank, client.size)
-        order = list(range(client.size))
-    made = found.make(order, options.group_id, options.timeout)
+        return _create_default(options)
+    default = _default_group()
+    if default is None:  # it is of another backend
+        made = begun({}).make(order, options.group_id, options.timeout)
+    else:
+        # PyTorch numbers ranks within the default group, which after `shrink_group` are not those of the job.
+        made = default.groups.make(default.in_job(order), options.group_id, options.timeout)
     assert made is not None, "PyTorch makes groups on their members only"
+    return made
+
+
+def _create_default(options: Any) -> Any:
+    if getattr(options, "enable_reconfigure", False):
+        _state.process = os.getpid()
+        _watch_end_of_program()
+        return ReconfigurableGroup(options.group_rank, options.group_size, options.group_id, options.timeout)
+    found = begun(_settings(options))
+    client = found.client
+    _check_agrees(options.group_rank, options.group_size, client.rank, client.size)
+    found.exchange_handles()
+    made = found.make(range(client.size), options.group_id, options.timeout)
+    assert made is not None, "all ranks are members"
     return made
 
 

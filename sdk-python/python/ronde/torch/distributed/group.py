@@ -8,7 +8,7 @@ whole groups that are written in Python; then the group has this backend for ten
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
@@ -23,7 +23,7 @@ from ronde.torch.distributed.monitored import monitored_barrier
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ronde.torch.distributed.progress import Completer
+    from ronde.torch.distributed.groups import Groups
     from ronde.torch.distributed.ranks import Ranks
     from ronde.torch.distributed.work import Operation
 
@@ -32,9 +32,6 @@ _ProcessGroup: Any = torch.distributed.ProcessGroup
 _Backend: Any = getattr(c10d, "Backend", None)
 # Operations that a whole group keeps for C++ while nobody waits for them.
 _UNWAITED_MAX = 1024
-
-# Makes the group of some ranks, given in the order of the group, with a name and a timeout.
-Maker = Callable[["Sequence[int]", str, datetime.timedelta], Any]
 
 
 def _can_extend_backend() -> bool:
@@ -59,27 +56,16 @@ class Group(Collectives, Messages):
     Programs do not see this class, but one of its subclasses.
     """
 
-    def _set_up(
-        self,
-        ranks: Ranks,
-        name: str,
-        label: str,
-        timeout: datetime.timedelta,
-        completer: Completer,
-        leave: Callable[[Group, bool], None],
-        make: Maker,
-    ) -> None:
+    def _set_up(self, ranks: Ranks, name: str, label: str, timeout: datetime.timedelta, groups: Groups) -> None:
         """Sets the group up.
 
-        name      -- PyTorch's name of the group
-        label     -- a part of the names of its operations, unique among the groups of the same ranks
-        timeout   -- after which an operation is given up
-        completer -- finishes operations that no thread waits for
-        leave     -- called at the shutdown; its second argument is true if it must not wait for other ranks
-        make      -- makes another group of some of these ranks
+        name    -- PyTorch's name of the group
+        label   -- a part of the names of its operations, unique among the groups of the same ranks
+        timeout -- after which an operation is given up
+        groups  -- those of its session, which make and keep it
         """
-        self._begin_group(ranks, label, timeout, completer)
-        self._name, self._leave, self._make = name, leave, make
+        self._begin_group(ranks, label, timeout, groups.completer)
+        self._name, self.groups = name, groups
 
     if TYPE_CHECKING:
 
@@ -105,12 +91,12 @@ class Group(Collectives, Messages):
 
     def shutdown(self) -> None:
         """Shuts the group down, for `torch.distributed.destroy_process_group`."""
-        self._leave(self, False)
+        self.groups.leave(self, False)
 
     def abort(self) -> None:
         """Shuts the group down without waiting for other ranks. Operations in flight fail."""
-        self._abort_operations(RondeError(f"the process group {self._name} is aborted by this rank", "aborted"))
-        self._leave(self, True)
+        self.fail_operations(RondeError(f"the process group {self._name} is aborted by this rank", "aborted"))
+        self.groups.leave(self, True)
 
     def barrier(self, opts: Any = None) -> Operation:
         """Completes when all ranks have called it, together with all earlier operations of this rank."""
@@ -133,8 +119,11 @@ class Group(Collectives, Messages):
 
     def part_of(self, ranks: Sequence[int], name: str, timeout: datetime.timedelta) -> Group | None:
         """Makes a group of some ranks of this one, in their order. Returns None if this rank is not one of them."""
-        made: Group | None = self._make([self._ranks.in_job(rank) for rank in ranks], name, timeout)
-        return made
+        return self.groups.make(self.in_job(ranks), name, timeout)
+
+    def in_job(self, ranks: Sequence[int]) -> list[int]:
+        """Returns the job's ranks of these ranks within the group. Raises ValueError for one that it does not have."""
+        return [self._ranks.in_job(rank) for rank in ranks]
 
 
 class WholeGroup(Group, _ProcessGroup):  # type: ignore[misc]
@@ -263,14 +252,16 @@ if CAN_EXTEND_BACKEND:
             return self.part_of(ranks, opts.group_name, opts._timeout)
 
         def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, opts_override: Any = None) -> Group:
-            """Makes a group without some ranks, for `torch.distributed.shrink_group`. These must not be called."""
-            del shrink_flags
+            """Makes a group without some ranks, for `torch.distributed.shrink_group`. These must not be called.
+
+            In the same session if that is open and SHRINK_ABORT is not given, else in a new one of the others alone.
+            """
             left = [rank for rank in range(self._ranks.size) if rank not in set(ranks_to_exclude)]
-            timeout = self._timeout if opts_override is None else opts_override._timeout
-            made = self.part_of(left, f"{self._name}.shrunk", timeout)
-            if made is None:
+            if self._ranks.me not in left:
                 raise RuntimeError(f"rank {self._ranks.me} is to be excluded, so it does not call shrink")
-            return made
+            timeout = self._timeout if opts_override is None else opts_override._timeout
+            aborts = bool(shrink_flags & torch.distributed.distributed_c10d.SHRINK_ABORT)
+            return self.groups.without_others(self.in_job(left), f"{self._name}.shrunk", timeout, aborts)
 
     GroupClass: Any = BackendGroup
 else:

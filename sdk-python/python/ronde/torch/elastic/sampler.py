@@ -75,8 +75,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def reset(self) -> None:
         """Divides the rest of the epoch among the current ranks."""
-        self.num_replicas = mpi_ops.size()
-        self.rank = mpi_ops.rank()
+        self.rank, self.num_replicas = self._rank_and_size()
         indices = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(indices)
@@ -84,6 +83,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.remaining_indices = indices[self.processed_num :]
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
+
+    def _rank_and_size(self) -> tuple[int, int]:
+        return mpi_ops.rank(), mpi_ops.size()
 
     @property
     def indices(self) -> list[int]:

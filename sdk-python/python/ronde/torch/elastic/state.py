@@ -8,7 +8,10 @@ from typing import Any
 import torch
 
 from ronde.elastic.state import ObjectState
-from ronde.torch import functions, mpi_ops, objects
+from ronde.ops import Max
+from ronde.torch import basics, functions, mpi_ops, objects, optimizer_state
+from ronde.torch.elastic import alike, handover
+from ronde.torch.elastic.chunks import Part
 from ronde.torch.elastic.sampler import ElasticSampler
 
 
@@ -58,6 +61,14 @@ class ModelStateHandler(_StateDictHandler):
         functions.broadcast_parameters(self.value.state_dict(), root_rank=0)
         self.save()
 
+    def parts(self, name: str) -> list[Part]:
+        """Returns the tensors, to be handed over. They are named after the attribute."""
+        trained = dict(self.value.named_parameters(remove_duplicate=False))
+        return [
+            Part(f"{name}.{key}", tensor, is_buffer=key not in trained)
+            for key, tensor in functions.named_tensors(self.value.state_dict())
+        ]
+
 
 class OptimizerStateHandler(_StateDictHandler):
     """Handles optimizers."""
@@ -66,6 +77,22 @@ class OptimizerStateHandler(_StateDictHandler):
         """Broadcasts the state of rank 0 to all ranks, and saves it."""
         functions.broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
+
+    def parts(self, name: str) -> list[Part]:
+        """Gives the optimizer the options and the structure of rank 0's. Returns the tensors, to be handed over.
+
+        All ranks call it. There are none for an optimizer that has other tensors than dense ones of PyTorch: those of
+        rank 0 are broadcast.
+        """
+        had_state = bool(self.value.state)
+        description = functions.optimizer_structure(self.value, root_rank=0)
+        if not optimizer_state.is_dense(description):
+            functions.broadcast_optimizer_state(self.value, root_rank=0)
+            return []
+        if not had_state:
+            functions.make_gradients(self.value)
+        tensors = optimizer_state.tensors_of(self.value, description)
+        return [Part(f"{name}.{key}", tensor) for key, tensor in tensors]
 
 
 class SamplerStateHandler(_StateDictHandler):
@@ -108,6 +135,7 @@ class TorchState(ObjectState):
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
         self._handlers: dict[str, StateHandler] = {}
+        self._is_synced = False
         plain = {}
         for name, value in {"model": model, "optimizer": optimizer, **kwargs}.items():
             handler = next((handler for kind, handler in get_handler_registry() if isinstance(value, kind)), None)
@@ -131,10 +159,75 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Broadcasts the state of rank 0 to all ranks, and saves it."""
-        for handler in self._handlers.values():
-            handler.sync()
+        """Gives all ranks the state of rank 0, and saves it.
+
+        Models and optimizers are sent only to ranks that have not trained with the others, from several ranks. They
+        are compared by their digests, and checked after receipt. A rank that trained with the others and has another
+        state gets that of rank 0, with a warning. Everything else is broadcast by rank 0.
+
+        Raises ValueError on a rank whose state has other attributes, or whose model has other parameters, than that of
+        rank 0. In a job that is not elastic it raises ValueError on all ranks. Raises StateCorruptError on a rank that
+        received other bytes than rank 0 has.
+        """
+        objects_by_name = {name: handler.value for name, handler in self._handlers.items()}
+        alike.check(objects_by_name, sorted(self._saved_state))
+        self._hand_over()
         super().sync()
+        self._is_synced = True
+
+    def _hand_over(self) -> None:
+        """Gives all ranks the objects of rank 0, and saves them."""
+        parts: list[Part] = []
+        handed_over: list[StateHandler] = []
+        for name, handler in self._handlers.items():
+            # A handler of a subclass synchronizes its object in its own way.
+            if mpi_ops.size() > 1 and type(handler) in (ModelStateHandler, OptimizerStateHandler):
+                assert isinstance(handler, (ModelStateHandler, OptimizerStateHandler))
+                handed_over.append(handler)
+                parts += handler.parts(name)
+            else:
+                handler.sync()
+        if parts:
+            handover.hand_over(parts, self._is_synced)
+        for handler in handed_over:
+            handler.save()
+
+    def agree_on_state(self, has_state: bool) -> bool:
+        """Returns on all ranks whether rank 0, the oldest worker, has the state of the training."""
+        if mpi_ops.size() == 1:
+            return has_state
+        answer = torch.tensor([int(has_state)], dtype=torch.int32)
+        return bool(mpi_ops.broadcast(answer, 0, name="ronde.elastic.has_state").item())
+
+    def agree_on_sync(self, needed: bool) -> bool:
+        """Returns on all ranks whether any of them needs to synchronize."""
+        if mpi_ops.size() == 1:
+            return needed
+        answer = torch.tensor([int(needed)], dtype=torch.int32)
+        return bool(mpi_ops.allreduce(answer, op=Max, name="ronde.elastic.needs_sync").item())
+
+    def wait_for_all(self) -> None:
+        """Waits until all ranks have called this."""
+        if mpi_ops.size() > 1:
+            mpi_ops.barrier()
+
+    def _replays_operations(self) -> bool:
+        return basics.is_initialized() and basics.client().replay is not None
+
+    def _of_all_ranks(self, changes: int) -> int:
+        """Returns the changes of all ranks together, by one small operation, because each commit needs it."""
+        bits = torch.tensor([changes >> bit & 1 for bit in range(3)], dtype=torch.int32)
+        if mpi_ops.size() > 1:
+            bits = mpi_ops.allreduce(bits, op=Max, name="ronde.elastic.changes")
+        return sum(flag << bit for bit, flag in enumerate(bits.tolist()))
+
+    def _of_rank_0(self, previous: float, latest: float, changes: int) -> tuple[float, float, int]:
+        """Returns the values of rank 0 on all ranks, by one small operation, because each commit needs it."""
+        if mpi_ops.size() == 1:
+            return previous, latest, changes
+        values = torch.tensor([previous, latest, changes], dtype=torch.float64)
+        previous, latest, changes = mpi_ops.broadcast(values, 0, name="ronde.elastic.hosts").tolist()
+        return previous, latest, int(changes)
 
     def reset(self) -> None:
         """Resets samplers after the session restarts: they divide the rest of the epoch among the current ranks."""

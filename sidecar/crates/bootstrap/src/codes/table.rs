@@ -13,7 +13,7 @@ pub const TABLE: &[Entry] = &[
     Entry {
         code: Code::Hosts,
         title: "the list of hosts cannot be used",
-        meaning: "An item of -H is not HOST:SLOTS, a line of the host file is not `HOST slots=N`, a host is named twice, or the file cannot be read. Nothing was started.",
+        meaning: "An item of -H is not HOST:SLOTS, a line of the host file is not `HOST slots=N`, a host is named twice, the file cannot be read, or the first run of the command of --host-discovery-script failed. Nothing was started.",
         remedy: "Correct the item or line that the message names: `-H alpha:4,beta:4`, or a file with `alpha slots=4`. IPv6 addresses stand in brackets.",
     },
     Entry {
@@ -149,6 +149,18 @@ pub const TABLE: &[Entry] = &[
         remedy: "The output of the command and the workers is above the message; mpirun names the rank that ended first. When mpirun itself cannot start processes on a host, `mpirun -np 1 -H HOST true` shows that without ronde.",
     },
     Entry {
+        code: Code::ElasticEnded,
+        title: "an elastic job cannot go on",
+        meaning: "There were fewer slots than --min-np (or -np, at the start) for longer than --elastic-timeout, or none can be added; or the processes changed more often than --reset-limit allows. The message has the counts and the last loss.",
+        remedy: "Look at the losses above the message: a slot is not used again after three quick failures in a row, unless --blacklist-cooldown-range gives it another chance, and a host that cannot be reached is left out for some time. Give the job more hosts or slots, a smaller --min-np, a longer --elastic-timeout or a larger --reset-limit.",
+    },
+    Entry {
+        code: Code::NoticeOver,
+        title: "a host was taken away before its workers had left",
+        meaning: "The agent on the host got SIGTERM, and the job had --preemption-notice seconds to continue without it. Its workers did not commit in that time, or fewer than --min-np would have remained. They count as lost, and the others continue from their last commit, if there are enough.",
+        remedy: "Commit more often than the notice is long: `state.commit()`, or `state.check_host_updates()`, which copies nothing. Give the job spare slots on other hosts, or a smaller --min-np. If the notice of your provider is longer, say so with --preemption-notice.",
+    },
+    Entry {
         code: Code::WorkerFailed,
         title: "a worker failed",
         meaning: "The named rank ended with a code other than 0 or by a signal, and all other ranks were notified and ended. Ranks that failed later, because this one was missing, are not reported.",
@@ -165,6 +177,12 @@ pub const TABLE: &[Entry] = &[
         title: "a worker is not on the host that its job expects",
         meaning: "`ronde worker` was started without the environment of `ronde run --starter`, by something else than Open MPI's mpirun, or on another host than the one whose sidecar serves its rank.",
         remedy: "Give `ronde run` and mpirun the same -np and the same -H, let mpirun export RONDE_WORLD (`-x RONDE_WORLD`), and let it fill hosts in their order: `--map-by slot`, no --map-by node, no rank file.",
+    },
+    Entry {
+        code: Code::WorkerHung,
+        title: "a worker hung and was replaced",
+        meaning: "Other ranks had waited --replace-stalled seconds for the named rank and for no other, while its process was connected and waited for nothing itself. It was killed, and the others continue with a replacement from their last commit.",
+        remedy: "See what the rank did after its last call, which the message has: a deadlock in a data loader, a lock, a file system that does not answer. If it was only slow, as while rank 0 writes a checkpoint, give --replace-stalled more seconds.",
     },
     Entry {
         code: Code::SidecarEnded,
@@ -297,6 +315,36 @@ pub const TABLE: &[Entry] = &[
         title: "a sidecar does not answer",
         meaning: "The sidecar's admin pages on its loopback port cannot be read: it has ended, is ending, or is not on this host.",
         remedy: "See whether the job still runs. The pages are served on the loopback only; from another host use `ssh HOST ronde status`.",
+    },
+    Entry {
+        code: Code::JobNotFound,
+        title: "no elastic job was found",
+        meaning: "`ronde job` searches for the socket of a launcher below XDG_RUNTIME_DIR, or the system's temporary directory, and found none of this user and, if a name was given, of this name.",
+        remedy: "Run it on the host where `ronde run` runs, as the user who started the job, with the same XDG_RUNTIME_DIR. The message has the names of the jobs that are there.",
+    },
+    Entry {
+        code: Code::JobAmbiguous,
+        title: "several elastic jobs run on this host",
+        meaning: "The command names no job, so which of them is meant is unknown. Nothing was changed.",
+        remedy: "Name the job with --job; the message has the names. Two launchers with the same job name cannot be distinguished: give each job its own.",
+    },
+    Entry {
+        code: Code::JobNotElastic,
+        title: "the job is not elastic, or its launcher runs elsewhere",
+        meaning: "The job has sidecars on this host, but no launcher that takes commands. A job without --min-np or --host-discovery-script keeps its ranks to its end.",
+        remedy: "Start the job with --min-np to change it while it runs. When it was, run `ronde job` on the host of its launcher. `ronde status` shows the sidecars of any job.",
+    },
+    Entry {
+        code: Code::JobRequest,
+        title: "the job cannot do what was asked for",
+        meaning: "The job runs and was not changed: the host is not one of its hosts, the number of workers is below --min-np or above --max-np, the membership has changed as often as --reset-limit allows, or the job is ending.",
+        remedy: "The message has the hosts or the limit. `ronde job status` shows the state that the request has to fit.",
+    },
+    Entry {
+        code: Code::JobUnreachable,
+        title: "the launcher of a job does not answer",
+        meaning: "The launcher's socket is there, but the launcher has ended, is ending, is stopped, or belongs to another user or another version of ronde.",
+        remedy: "See whether `ronde run` still runs, and run the same `ronde` as the same user.",
     },
     Entry {
         code: Code::PythonNotRun,

@@ -13,7 +13,8 @@ mod status;
 mod tests;
 
 use ronde_wire::{
-    Cause, Control, Epoch, Failure, OpId, Rank, Record, Request, Seq, SetId, SidecarIndex, is_set_of_members_name,
+    Cause, Control, Epoch, Failure, OpId, Rank, Record, Request, Seq, SetId, SidecarIndex, World,
+    is_set_of_members_name,
 };
 
 pub use self::shared::config::{EngineConfig, RunAhead};
@@ -71,13 +72,33 @@ impl Engine {
         let context = Context::new(config, now);
         let coordinator = (context.me() == context.coordinator).then(Coordinator::default);
         Self {
+            participant: Participant::after(context.config.epochs_after),
             context,
-            participant: Participant::default(),
             coordinator,
             next_tick: now,
             parent_link_opened: Time(0),
             reported_busy: false,
         }
+    }
+
+    /// Enters another membership of the job: other ranks and sidecars, without links. Epochs count on from `after`; counters
+    /// and tracing continue. Ranks that have attached for the next epoch are forgotten: they attach again, with their ranks
+    /// of the new membership.
+    ///
+    /// Call it when no epoch runs here, all actions are performed, and no operation uses memory of the last epoch. An
+    /// epoch that others still finish is given up.
+    pub fn enter(&mut self, now: Time, world: World, after: Epoch) {
+        self.observe(now);
+        self.context.enter(world);
+        self.participant = Participant::after(after.max(self.participant.epoch()));
+        self.coordinator = (self.context.me() == self.context.coordinator).then(Coordinator::default);
+        (self.next_tick, self.parent_link_opened, self.reported_busy) = (self.context.now, Time(0), false);
+    }
+
+    /// Whether this sidecar takes part in no epoch: none runs here, and none is being finished.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.participant.is_idle()
     }
 
     /// Handles an event.
@@ -461,7 +482,7 @@ impl Engine {
             Control::SetAdded { name, set } => participant.set_added(cx, &name, &set),
             Control::SetRemoved { name, set } => participant.set_removed(cx, &name, set),
             Control::SetRefused { name, ranks, failure } => participant.set_refused(cx, &name, &ranks, &failure),
-            Control::AllJoined { name, last } => participant.all_joined(cx, &name, last),
+            Control::AllJoined { set, name, last } => participant.all_joined(cx, set, &name, last),
             Control::AskActivity { ranks } => participant.report_activity(cx, &ranks),
             Control::Suspects { sidecars, ranks } => participant.suspects(cx, Suspects { sidecars, ranks }),
             Control::Schedule { number, buckets, patience_us } => {

@@ -1,5 +1,6 @@
 //! Process groups: signals, and waiting for the leader's exit.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -23,7 +24,7 @@ pub(crate) enum Order {
 }
 
 /// Orders running groups to stop; does not replace an earlier order to stop or kill.
-pub(super) fn stop(orders: &watch::Sender<Order>, grace: Duration) {
+fn stop(orders: &watch::Sender<Order>, grace: Duration) {
     orders.send_if_modified(|order| {
         let first = *order == Order::Run;
         if first {
@@ -31,6 +32,49 @@ pub(super) fn stop(orders: &watch::Sender<Order>, grace: Duration) {
         }
         first
     });
+}
+
+/// The orders of all groups of one kind, each with a number.
+#[derive(Default)]
+pub(super) struct Orders {
+    /// What groups that start now get.
+    all: Option<Order>,
+    each: BTreeMap<u32, watch::Sender<Order>>,
+}
+
+impl Orders {
+    /// The orders of a group that starts.
+    pub(super) fn subscribe(&mut self, number: u32) -> watch::Receiver<Order> {
+        // Groups that have ended get no orders any more.
+        self.each.retain(|_, orders| !orders.is_closed());
+        let (orders, receiver) = watch::channel(self.all.unwrap_or(Order::Run));
+        self.each.insert(number, orders);
+        receiver
+    }
+
+    /// Orders one group to stop.
+    pub(super) fn stop(&self, number: u32, grace: Duration) {
+        self.each.get(&number).into_iter().for_each(|orders| stop(orders, grace));
+    }
+
+    /// Whether a group was ordered to end, or has ended.
+    pub(super) fn is_ordered(&self, number: u32) -> bool {
+        self.each.get(&number).is_none_or(|orders| orders.is_closed() || *orders.borrow() != Order::Run)
+    }
+
+    /// Orders all groups to stop, also those that start later.
+    pub(super) fn stop_all(&mut self, grace: Duration) {
+        self.all.get_or_insert(Order::Stop(grace));
+        self.each.values().for_each(|orders| stop(orders, grace));
+    }
+
+    /// Kills all groups, also those that start later.
+    pub(super) fn kill_all(&mut self) {
+        self.all = Some(Order::Kill);
+        for orders in self.each.values() {
+            orders.send_replace(Order::Kill);
+        }
+    }
 }
 
 /// The process group of one child process.

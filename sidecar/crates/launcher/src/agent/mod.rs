@@ -16,9 +16,9 @@ use ronde_bootstrap::interfaces;
 use ronde_bootstrap::messages::ToSidecar;
 use tokio::io::{AsyncWriteExt, BufReader, BufWriter};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Interval, MissedTickBehavior, timeout};
 
 use self::memory::MemoryWatch;
 use crate::envelope::{self, Environment, FromAgent, ToAgent};
@@ -26,12 +26,15 @@ use crate::envelope::{self, Environment, FromAgent, ToAgent};
 pub mod exec;
 mod group;
 mod memory;
+mod notices;
 mod orphans;
 mod sidecar;
 mod stream;
 mod worker;
 
+use group::Orders;
 pub(crate) use group::{Group, Order};
+use notices::{Advice, Notices, Reported, Terminated};
 pub(crate) use stream::{TAIL_LINE_BYTES, TAIL_LINES};
 
 /// Serves a launcher on standard input and output until the input ends.
@@ -63,12 +66,17 @@ async fn serve() -> anyhow::Result<()> {
                 Some(command) => agent.execute(command).await,
                 None => break,
             },
-            () = leave_signals.recv() => break,
+            kind = leave_signals.recv() => if !agent.takes_notice(kind).await { break },
+            reported = notices::next(&mut agent.notices) => match reported {
+                Ok(reported) => agent.worker_terminated(reported).await,
+                Err(notices::Over) => break,
+            },
+            () = next_beat(&mut agent.beats) => agent.beat(),
         }
     }
     tokio::select! {
         () = agent.leave() => {}
-        () = leave_signals.recv() => agent.kill().await,
+        _ = leave_signals.recv() => agent.kill().await,
     }
     drop(agent);
     // The launcher may have exited; then nobody reads the rest.
@@ -84,11 +92,15 @@ struct Agent {
     directory: PathBuf,
     environment: Environment,
     workers: JoinSet<()>,
-    workers_order: watch::Sender<Order>,
+    workers_orders: Orders,
     sidecars: JoinSet<()>,
-    sidecars_order: watch::Sender<Order>,
+    sidecars_orders: Orders,
     sidecar_lines: BTreeMap<u32, mpsc::Sender<ToSidecar>>,
     memory: MemoryWatch,
+    /// When the launcher is to be notified that this host is up.
+    beats: Option<Interval>,
+    /// Whether SIGTERM is a notice that the host is about to be taken away.
+    notices: Option<Notices>,
 }
 
 impl Agent {
@@ -100,11 +112,13 @@ impl Agent {
             directory: PathBuf::from("/"),
             environment: Environment::new(),
             workers: JoinSet::new(),
-            workers_order: watch::Sender::new(Order::Run),
+            workers_orders: Orders::default(),
             sidecars: JoinSet::new(),
-            sidecars_order: watch::Sender::new(Order::Run),
+            sidecars_orders: Orders::default(),
             sidecar_lines: BTreeMap::new(),
             memory: MemoryWatch::new(),
+            beats: None,
+            notices: None,
         })
     }
 
@@ -124,13 +138,55 @@ impl Agent {
                 self.start_sidecar(sidecar, program, environment).await;
             }
             ToAgent::Sidecar { sidecar, line } => self.pass_on(sidecar, line).await,
-            ToAgent::StartWorker { rank, sidecar, command, environment } => {
-                self.start_worker((rank, sidecar), command, environment).await;
+            ToAgent::StartWorker { worker, sidecar, command, environment } => {
+                self.start_worker((worker, sidecar), command, environment).await;
             }
             ToAgent::StopWorkers { grace_ms } => self.stop_workers(Duration::from_millis(grace_ms)),
+            ToAgent::StopWorker { worker, grace_ms } => {
+                self.workers_orders.stop(worker, Duration::from_millis(grace_ms));
+            }
             ToAgent::CloseSidecars => self.close_sidecars(),
+            ToAgent::CloseSidecar { sidecar } => {
+                self.sidecar_lines.remove(&sidecar);
+                self.sidecars_orders.stop(sidecar, sidecar::DRAIN_WAIT);
+            }
+            ToAgent::Beat { interval_ms } => self.begin_to_beat(Duration::from_millis(interval_ms.max(1))),
+            ToAgent::TakeNotices { notice_ms } => match Notices::start(Duration::from_millis(notice_ms)) {
+                Ok(notices) => self.notices = Some(notices),
+                Err(error) => self.send(FromAgent::Notice { text: format!("{error:#}") }).await,
+            },
             ToAgent::Kill => self.kill_all(),
         }
+    }
+
+    /// Takes a signal as a notice, if it is the first SIGTERM of an elastic job.
+    async fn takes_notice(&mut self, kind: SignalKind) -> bool {
+        let is_notice = kind == SignalKind::terminate() && self.notices.as_mut().is_some_and(Notices::take);
+        if is_notice {
+            self.send(FromAgent::Preempted { worker: None }).await;
+        }
+        is_notice
+    }
+
+    /// A worker has received SIGTERM, by an order of the launcher or from elsewhere.
+    async fn worker_terminated(&mut self, (Terminated { worker }, reply): Reported) {
+        let end_now = self.workers_orders.is_ordered(worker);
+        if !end_now {
+            self.send(FromAgent::Preempted { worker: Some(worker) }).await;
+        }
+        // The worker may have ended meanwhile.
+        let _ = reply.send(Advice { end_now });
+    }
+
+    fn begin_to_beat(&mut self, interval: Duration) {
+        let mut beats = tokio::time::interval(interval);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.beats = Some(beats);
+    }
+
+    fn beat(&self) {
+        // When the queue is full, the launcher receives other messages.
+        let _ = self.launcher.try_send(FromAgent::Beat);
     }
 
     async fn prepare(&mut self, directory: PathBuf, environment: Environment) {
@@ -146,7 +202,7 @@ impl Agent {
     }
 
     async fn start_sidecar(&mut self, sidecar: u32, program: Option<Vec<String>>, environment: Environment) {
-        let order = self.sidecars_order.subscribe();
+        let order = self.sidecars_orders.subscribe(sidecar);
         match sidecar::Sidecar::start(sidecar, program, environment) {
             Ok((started, lines)) => {
                 self.sidecar_lines.insert(sidecar, lines);
@@ -164,34 +220,36 @@ impl Agent {
         }
     }
 
-    async fn start_worker(&mut self, (rank, sidecar): (u32, u32), command: Vec<String>, own: Environment) {
+    async fn start_worker(&mut self, (number, sidecar): (u32, u32), command: Vec<String>, own: Environment) {
         self.port = None;
-        let environment = self.environment.iter().cloned().chain(own);
-        match worker::Worker::start(rank, &command, environment, &self.directory) {
+        let notices = self.notices.as_ref().map(Notices::variable);
+        let environment = self.environment.iter().cloned().chain(own).chain(notices);
+        match worker::Worker::start(number, &command, environment, &self.directory) {
             Ok(worker) => {
-                self.send(FromAgent::WorkerStarted { rank, pid: worker.pid() }).await;
+                self.send(FromAgent::WorkerStarted { worker: number, pid: worker.pid() }).await;
                 let memory = self.memory.worker(worker.pid());
                 // A weak sender: only this agent decides when the input of a sidecar ends.
                 let sidecar = self.sidecar_lines.get(&sidecar).map(mpsc::Sender::downgrade);
                 let receivers = worker::Receivers { launcher: self.launcher.clone(), sidecar };
-                self.workers.spawn(worker.supervise(receivers, memory, self.workers_order.subscribe()));
+                let orders = self.workers_orders.subscribe(number);
+                self.workers.spawn(worker.supervise(receivers, memory, orders));
             }
-            Err(error) => self.send(FromAgent::Refused { reason: format!("rank {rank}: {error:#}") }).await,
+            Err(error) => self.send(FromAgent::Refused { reason: format!("worker {number}: {error:#}") }).await,
         }
     }
 
-    fn stop_workers(&self, grace: Duration) {
-        group::stop(&self.workers_order, grace);
+    fn stop_workers(&mut self, grace: Duration) {
+        self.workers_orders.stop_all(grace);
     }
 
     fn close_sidecars(&mut self) {
         self.sidecar_lines.clear();
-        group::stop(&self.sidecars_order, sidecar::DRAIN_WAIT);
+        self.sidecars_orders.stop_all(sidecar::DRAIN_WAIT);
     }
 
-    fn kill_all(&self) {
-        self.workers_order.send_replace(Order::Kill);
-        self.sidecars_order.send_replace(Order::Kill);
+    fn kill_all(&mut self) {
+        self.workers_orders.kill_all();
+        self.sidecars_orders.kill_all();
     }
 
     /// Ends everything in order: workers, sidecars, then orphans of workers.
@@ -217,7 +275,7 @@ impl Agent {
     }
 }
 
-/// The signals that have the same effect as the end of input.
+/// The signals that have the same effect as the end of input, except for a notice.
 struct LeaveSignals([Signal; 3]);
 
 impl LeaveSignals {
@@ -226,13 +284,22 @@ impl LeaveSignals {
         Ok(Self([of(SignalKind::terminate())?, of(SignalKind::interrupt())?, of(SignalKind::hangup())?]))
     }
 
-    async fn recv(&mut self) {
+    async fn recv(&mut self) -> SignalKind {
         let [terminate, interrupt, hangup] = &mut self.0;
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-            _ = hangup.recv() => {}
+            _ = terminate.recv() => SignalKind::terminate(),
+            _ = interrupt.recv() => SignalKind::interrupt(),
+            _ = hangup.recv() => SignalKind::hangup(),
         }
+    }
+}
+
+async fn next_beat(beats: &mut Option<Interval>) {
+    match beats {
+        Some(beats) => {
+            beats.tick().await;
+        }
+        None => std::future::pending().await,
     }
 }
 

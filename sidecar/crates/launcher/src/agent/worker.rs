@@ -19,7 +19,7 @@ use crate::envelope::{FromAgent, Status, Stream};
 
 /// A running worker.
 pub(super) struct Worker {
-    rank: u32,
+    number: u32,
     child: Child,
     group: Group,
 }
@@ -30,7 +30,7 @@ impl Worker {
     /// # Errors
     /// When the process cannot be started. For a command that does not exist the worker exits with code 127.
     pub(super) fn start(
-        rank: u32,
+        number: u32,
         command: &[String],
         environment: impl Iterator<Item = (String, String)>,
         directory: &Path,
@@ -48,7 +48,7 @@ impl Worker {
             .spawn()
             .context("cannot start a process")?;
         let group = Group::led_by(&child)?;
-        Ok(Self { rank, child, group })
+        Ok(Self { number, child, group })
     }
 
     /// The process id.
@@ -63,8 +63,8 @@ impl Worker {
         mut memory: WorkerWatch,
         order: watch::Receiver<Order>,
     ) {
-        let (rank, launcher) = (self.rank, receivers.launcher.clone());
-        let output = |stream| move |text| FromAgent::Output { rank, stream, text };
+        let (worker, launcher) = (self.number, receivers.launcher.clone());
+        let output = |stream| move |text| FromAgent::Output { worker, stream, text };
         let stdout = self.child.stdout.take().expect("piped at start");
         let stderr = self.child.stderr.take().expect("piped at start");
         let tail = stream::Tail::default();
@@ -75,11 +75,11 @@ impl Worker {
         // Ends the rest of the worker's group. The leader's id was freed just now, so it is not reused yet.
         self.group.signal(Signal::SIGKILL);
         // Sending fails only when the agent exits.
-        let _ = launcher.send(FromAgent::WorkerExited { rank, status }).await;
+        let _ = launcher.send(FromAgent::WorkerExited { worker, status }).await;
         // The last lines are in the pipe when the worker has exited; a process outside its group may hold the other end longer.
         let is_read = timeout(FINAL_OUTPUT_WAIT, &mut stderr).await.is_ok();
         receivers
-            .sidecar(WorkerExited { rank, pid: self.group.pid(), exit: status.into(), stderr_tail: tail.lines() })
+            .sidecar(WorkerExited { worker, pid: self.group.pid(), exit: status.into(), stderr_tail: tail.lines() })
             .await;
         let read_all = async {
             // Fails only with a panic, which is reported where it happens.
@@ -91,7 +91,7 @@ impl Worker {
         let _ = timeout(OUTPUT_WAIT, read_all).await;
         stdout.abort();
         stderr.abort();
-        let _ = launcher.send(FromAgent::WorkerDrained { rank, stderr_tail: tail.lines() }).await;
+        let _ = launcher.send(FromAgent::WorkerDrained { worker, stderr_tail: tail.lines() }).await;
     }
 }
 

@@ -17,6 +17,11 @@ pub(super) fn is_local(host: &Host) -> bool {
     }
 }
 
+/// Whether the launcher runs on the host with this name.
+pub(super) fn is_local_name(name: &str) -> bool {
+    is_local(&Host { name: name.to_owned(), slots: std::num::NonZeroU32::MIN })
+}
+
 /// The loopback as an address of an interface.
 pub(super) fn loopback() -> InterfaceAddress {
     InterfaceAddress { interface: "lo".to_owned(), address: LOOPBACK, prefix_length: 8 }

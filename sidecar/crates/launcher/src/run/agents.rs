@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::IpAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use ronde_wire::Failure;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::output::Item;
 use super::scope::Scope;
@@ -32,6 +33,10 @@ pub(super) enum Event {
     Violation(String),
     /// The agent or the remote shell wrote a line to its standard error.
     RemoteShellOutput(String),
+    /// The agent of an elastic job has sent nothing for this time; nothing more is read from it.
+    Silent(Duration),
+    /// The addresses for which the host's name stands, in an elastic job.
+    Resolved(Vec<IpAddr>),
     /// The connection has ended; nothing follows.
     Closed(Status),
     /// The command of `--starter` wrote a line to its standard error.
@@ -77,9 +82,20 @@ impl Link {
     }
 
     /// Sends the agent a command. Does nothing when the connection has ended, which an event reports.
+    ///
+    /// # Errors
+    /// The command, when the agent has not read those before.
+    pub(super) fn try_send(&self, command: ToAgent) -> Result<(), Box<ToAgent>> {
+        let Some(commands) = &self.commands else { return Ok(()) };
+        match commands.try_send(command) {
+            Err(mpsc::error::TrySendError::Full(command)) => Err(Box::new(command)),
+            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
+        }
+    }
+
+    /// Sends the agent a command, of those that its queue has room for.
     pub(super) fn send(&self, command: ToAgent) {
-        let Some(commands) = &self.commands else { return };
-        if let Err(mpsc::error::TrySendError::Full(command)) = commands.try_send(command) {
+        if let Err(command) = self.try_send(command) {
             // The queue has room for all commands of a job, so this is a bug; the job's deadlines end it.
             eprintln!("ronde: bug: the command queue of an agent is full; dropped {command:?}");
         }
@@ -88,6 +104,17 @@ impl Link {
     /// Ends the agent's input, at which it ends everything and exits.
     pub(super) fn hang_up(&mut self) {
         self.commands = None;
+    }
+
+    /// Kills the process if it still runs after this time.
+    pub(super) fn kill_after(&self, time: Duration) {
+        let kill = self.kill.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = kill.closed() => {}
+                () = sleep(time) => drop(kill.send_replace(true)),
+            }
+        });
     }
 
     /// Kills the process, but not what the agent started: only for an agent that does not exit by itself.
@@ -166,7 +193,18 @@ async fn read_messages(
     let mut banner_lines = 0;
     let mut greeted = false;
     loop {
-        let event = match envelope::read_line(&mut output).await {
+        // A connection from which nothing comes is read all the time; one whose messages wait for the output is not silent.
+        let line = match scope.silence() {
+            Some(silence) => match timeout(silence, envelope::read_line(&mut output)).await {
+                Ok(line) => line,
+                Err(_) => {
+                    let _ = receivers.events.send((host, Event::Silent(silence))).await;
+                    return false;
+                }
+            },
+            None => envelope::read_line(&mut output).await,
+        };
+        let event = match line {
             Ok(None) => return true,
             // A login script of the other host may greet before the agent does.
             Ok(Some(line)) if !greeted && !line.starts_with(b"{") && banner_lines < BANNER_LINES_MAX => {
@@ -196,8 +234,8 @@ fn unparsable(error: &dyn std::error::Error) -> Event {
 /// The receivers live as long as the launcher, so sending fails only at its very end.
 async fn deliver(host: usize, message: FromAgent, receivers: &Receivers) {
     match message {
-        FromAgent::Output { rank, stream, text } => {
-            let _ = receivers.output.send(Item::Output { rank, stream, text }).await;
+        FromAgent::Output { worker, stream, text } => {
+            let _ = receivers.output.send(Item::Output { worker, stream, text }).await;
         }
         FromAgent::Notice { text } => {
             let _ = receivers.output.send(Item::Notice(text)).await;
@@ -207,6 +245,7 @@ async fn deliver(host: usize, message: FromAgent, receivers: &Receivers) {
             let _ = receivers.output.send(log).await;
             let _ = receivers.events.send((host, Event::Message(FromAgent::SidecarLog { sidecar, text }))).await;
         }
+        FromAgent::Beat => {}
         message => {
             let _ = receivers.events.send((host, Event::Message(message))).await;
         }
@@ -296,7 +335,7 @@ mod tests {
     const HELLO: &str = "{\"type\":\"hello\",\"version\":\"1\",\"hostname\":\"h\",\"interfaces\":[],\"port\":1}\n";
 
     fn output(rank: u32) -> String {
-        format!("{{\"type\":\"output\",\"rank\":{rank},\"stream\":\"stdout\",\"text\":\"hi\\n\"}}\n")
+        format!("{{\"type\":\"output\",\"worker\":{rank},\"stream\":\"stdout\",\"text\":\"hi\\n\"}}\n")
     }
 
     #[tokio::test]
@@ -309,6 +348,25 @@ mod tests {
             assert_eq!(violation, &format!("sent a message about rank {rank}, which does not run there"));
             assert!(!is_valid && printed == 0, "nothing is read after it");
         }
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_vanishes_is_noticed_by_its_silence() {
+        use tokio::io::AsyncWriteExt;
+        let silence = Duration::from_secs(3);
+        let scope = Scope::elastic("b".into(), super::super::scope::Rights::default(), silence);
+        let (events, mut seen) = mpsc::channel(8);
+        let (output, _printed) = mpsc::channel(8);
+        let (mut agent, connection) = tokio::io::duplex(1 << 10);
+        let reading = tokio::spawn(read_messages((1, scope), connection, Receivers { events, output }));
+        agent.write_all(HELLO.as_bytes()).await.expect("it is read");
+        for _ in 0..16 {
+            sleep(silence / 12).await;
+            agent.write_all(b"{\"type\":\"beat\"}\n").await.expect("it is read");
+        }
+        assert!(matches!(seen.recv().await, Some((1, Event::Message(FromAgent::Hello { .. })))));
+        assert!(matches!(seen.recv().await, Some((1, Event::Silent(of))) if of == silence));
+        assert!(!reading.await.expect("it ends"), "nothing is read after it");
     }
 
     #[tokio::test]

@@ -138,6 +138,27 @@ impl Identity<'_> {
     }
 }
 
+/// The further variables of a worker in an elastic job. `is_new`: it comes to a job that trains already, whose state it does
+/// not have.
+pub(super) fn of_worker(worker: u32, is_new: bool) -> Environment {
+    let number = |is: bool| u32::from(is).to_string();
+    let variables = [
+        ("RONDE_ELASTIC", number(true)),
+        ("RONDE_WORKER", worker.to_string()),
+        ("RONDE_NEW_WORKER", number(is_new)),
+        ("HOROVOD_ELASTIC", number(true)),
+    ];
+    variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The variable by which a spare worker waits for its membership as long as the job runs.
+pub(super) fn patient() -> (String, String) {
+    (super::WORKER_START_TIMEOUT.to_owned(), SPARE_WAIT_SECONDS.to_string())
+}
+
+/// A year; the launcher ends the workers of a job that ends.
+const SPARE_WAIT_SECONDS: u64 = 365 * 24 * 3_600;
+
 /// Sets a variable, replacing its former value.
 fn set(environment: &mut Environment, name: &str, value: &str) {
     environment.retain(|(present, _)| present != name);
@@ -156,8 +177,20 @@ fn is_passed_on(name: &str) -> bool {
 const TORCH_NAMES: [(&str, &str); 4] =
     [("RANK", "RANK"), ("SIZE", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_RANK"), ("LOCAL_SIZE", "LOCAL_WORLD_SIZE")];
 
-const WITHHELD: [&str; 7] =
-    ["OLDPWD", "_HOROVOD_SECRET_KEY", "RONDE_JOB", "RONDE_SOCKET", "RONDE_TOKEN_FILE", "RONDE_WEB", WORLD];
+const WITHHELD: [&str; 12] = [
+    "OLDPWD",
+    "_HOROVOD_SECRET_KEY",
+    "RONDE_JOB",
+    "RONDE_SOCKET",
+    "RONDE_TOKEN_FILE",
+    "RONDE_WEB",
+    "RONDE_ELASTIC",
+    "RONDE_WORKER",
+    "RONDE_NEW_WORKER",
+    "RONDE_NOTICE_SOCKET",
+    "HOROVOD_ELASTIC",
+    WORLD,
+];
 
 #[cfg(test)]
 mod tests {
@@ -183,6 +216,7 @@ mod tests {
             ("SLURM_CUDA_VISIBLE_DEVICES", "0"),
             ("_HOROVOD_SECRET_KEY", "x"),
             ("RONDE_TOKEN_FILE", "/old"),
+            ("RONDE_WORKER", "3"),
             ("HOROVOD_RANK", "7"),
             ("HOROVOD_FUSION_THRESHOLD", "1"),
         ]);
@@ -252,6 +286,15 @@ mod tests {
             assert_eq!(value(&found, name), Some(expected), "{name}");
         }
         assert_eq!(found.len(), expected.len());
+    }
+
+    #[test]
+    fn a_worker_of_an_elastic_job_has_its_number() {
+        let found = of_worker(7, false);
+        let expected =
+            [("RONDE_ELASTIC", "1"), ("RONDE_WORKER", "7"), ("RONDE_NEW_WORKER", "0"), ("HOROVOD_ELASTIC", "1")];
+        expected.iter().for_each(|(name, expected)| assert_eq!(value(&found, name), Some(*expected), "{name}"));
+        assert_eq!(value(&of_worker(8, true), "RONDE_NEW_WORKER"), Some("1"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use ronde_bootstrap::exit::EXIT_UNAVAILABLE;
 use ronde_bootstrap::interfaces::InterfaceAddress;
 use ronde_wire::Exit;
 
+use super::elastic::ElasticFailure;
 use super::shell::Trouble;
 use crate::agent::exec::EXIT_NOT_FOUND;
 use crate::envelope::Status;
@@ -168,6 +169,9 @@ pub(super) enum Failure {
         /// By which signal.
         signal: Signal,
     },
+    /// An elastic job cannot go on.
+    #[error("{0}")]
+    Elastic(ElasticFailure),
     /// The launcher's output has no reader.
     #[error("cannot write the workers' output: {reason}")]
     Output {
@@ -198,6 +202,11 @@ pub(super) struct LinkStatus {
     pub(super) status: Status,
 }
 
+/// The error code of a worker that has ended like this.
+pub(super) fn code_of_worker(status: Status) -> Code {
+    if status == Status::Code(EXIT_NOT_FOUND.into()) { Code::WorkerNotRun } else { Code::WorkerFailed }
+}
+
 impl Failure {
     /// The launcher's exit code, never 0: the worker's, starter's or sidecar's code, 128 plus the signal, 69 (`EX_UNAVAILABLE`) when
     /// a host or sidecar is unavailable, 74 (`EX_IOERR`) when output could not be written.
@@ -208,6 +217,7 @@ impl Failure {
             }
             Self::Interrupted { signal } => Status::Signal(*signal as i32).shell_code(),
             Self::Output { .. } => EXIT_IO,
+            Self::Elastic(failure) => failure.exit_code(),
             _ => EXIT_UNAVAILABLE,
         };
         if code == 0 { EXIT_UNAVAILABLE } else { code }
@@ -216,8 +226,7 @@ impl Failure {
     /// The error code that `ronde explain` explains.
     pub(super) fn code(&self) -> Code {
         match self {
-            Self::Worker { status, .. } if *status == Status::Code(EXIT_NOT_FOUND.into()) => Code::WorkerNotRun,
-            Self::Worker { .. } => Code::WorkerFailed,
+            Self::Worker { status, .. } => code_of_worker(*status),
             Self::Starter { .. } | Self::StarterSpawn { .. } => Code::StarterFailed,
             Self::Sidecar { .. } => Code::SidecarEnded,
             Self::Fatal { reason, .. } => Code::of(reason).unwrap_or(Code::SidecarCannotGoOn),
@@ -232,6 +241,7 @@ impl Failure {
             Self::StartTimeout { .. } => Code::StartTimeout,
             Self::Interrupted { .. } => Code::Interrupted,
             Self::Output { .. } => Code::OutputLost,
+            Self::Elastic(failure) => failure.code(),
         }
     }
 }
@@ -252,7 +262,7 @@ pub(super) fn ranks(range: &Range<u32>) -> String {
     }
 }
 
-fn not_found(status: &Status, command: &str) -> String {
+pub(super) fn not_found(status: &Status, command: &str) -> String {
     if *status != Status::Code(EXIT_NOT_FOUND.into()) {
         return String::new();
     }
@@ -263,15 +273,15 @@ fn advice(trouble: Option<Trouble>) -> String {
     trouble.map_or_else(String::new, |trouble| format!("; {}", trouble.advice()))
 }
 
-fn memory_advice(status: &Status) -> &'static str {
+pub(super) fn memory_advice(status: &Status) -> &'static str {
     Exit::from(*status).advice()
 }
 
-fn called(last_call: &Option<String>) -> String {
+pub(super) fn called(last_call: &Option<String>) -> String {
     last_call.as_ref().map(|call| format!("\nits last call was {call}")).unwrap_or_default()
 }
 
-fn tail(what: &str, lines: &[String]) -> String {
+pub(super) fn tail(what: &str, lines: &[String]) -> String {
     if lines.is_empty() {
         return String::new();
     }

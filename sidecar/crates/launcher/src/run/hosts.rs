@@ -95,7 +95,7 @@ fn parse_line(number: usize, line: &str) -> Result<Host, HostsError> {
 
 /// A host name, an IPv4 address, or an IPv6 address in brackets. A name must not begin with a hyphen, or the remote
 /// shell would parse it as an option.
-fn parse_name(name: &str) -> Option<String> {
+pub(super) fn parse_name(name: &str) -> Option<String> {
     if let Some(inner) = name.strip_prefix('[') {
         let address = inner.strip_suffix(']')?;
         return matches!(address.parse(), Ok(IpAddr::V6(_))).then(|| address.to_owned());

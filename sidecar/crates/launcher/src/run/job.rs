@@ -1,11 +1,11 @@
 //! A job from start to end.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
 use nix::sys::signal::Signal;
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::logs::LogFormat;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -13,16 +13,17 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::Settings;
 use super::agents::{Event, Link, Receivers};
 use super::failure::{Failure, ranks};
-use super::output::{Form, Printer};
+use super::output::{Label, Printer};
+use super::placement::Placement;
 use super::report::{HostReport, Report, SidecarReport};
 use super::starter::Starter;
 use super::state::{State, WorkerState};
 use crate::envelope::ToAgent;
 
 /// Runs a job and returns the launcher's exit code.
-pub(super) async fn run(settings: &Settings) -> u8 {
+pub(super) async fn run(settings: &Settings, placement: &Placement) -> u8 {
     let began = Instant::now();
-    let mut job = match Job::new(settings) {
+    let mut job = match Job::new(settings, placement) {
         Ok(job) => job,
         Err(error) => {
             eprintln!("ronde: {}", coded(&error, Code::LauncherStart));
@@ -45,6 +46,7 @@ pub(super) async fn run(settings: &Settings) -> u8 {
 pub(super) struct Job<'a> {
     /// The command line.
     pub(super) settings: &'a Settings,
+    pub(super) placement: &'a Placement,
     /// What is known.
     pub(super) state: State,
     /// By index of the host.
@@ -60,10 +62,8 @@ pub(super) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn new(settings: &'a Settings) -> anyhow::Result<Self> {
-        let placement = &settings.placement;
-        let json_of_job = (settings.logs.log_format == LogFormat::Json).then(|| settings.job.to_string());
-        let form = Form { timestamps: settings.timestamps, json_of_job };
+    fn new(settings: &'a Settings, placement: &'a Placement) -> anyhow::Result<Self> {
+        let form = settings.form(Label::Rank);
         let printer =
             Printer::start(placement.size(), settings.output_dir.as_deref(), form).context(Code::OutputFiles)?;
         let (sender, events) = mpsc::channel(QUEUE_EVENTS);
@@ -77,6 +77,7 @@ impl<'a> Job<'a> {
             events,
             signals: Signals::install()?,
             settings,
+            placement,
         })
     }
 
@@ -132,7 +133,7 @@ impl<'a> Job<'a> {
 
     async fn note(&mut self, host: usize, event: Event) -> Result<(), Failure> {
         if let Event::RemoteShellOutput(text) = &event {
-            let name = &self.settings.placement.hosts[host].name;
+            let name = &self.placement.hosts[host].name;
             self.verbose_notice(|| format!("host {name}: {text}")).await;
         }
         self.state.handle_event(host, event)
@@ -199,26 +200,17 @@ impl<'a> Job<'a> {
             self.warn_of_sidecars().await;
         }
         if let Some(path) = &self.settings.report {
-            let report = self.report(failure, began, exit);
-            if let Err(error) = report.write(path) {
-                self.printer.notice(coded(&error, Code::ReportUnwritable)).await;
-                exit = if exit == 0 { EXIT_CANNOT_CREATE } else { exit };
-            }
+            exit = written(&self.report(failure, began, exit), path, &self.printer).await;
         }
         let seconds = began.elapsed().as_secs_f64();
         self.verbose_notice(|| format!("the job ended after {seconds:.1} s")).await;
         self.receivers = None;
-        // After success a slow reader gets all output, unless the user sends a signal.
-        let patience = if failure.is_some() { SLACK } else { Duration::MAX };
-        tokio::select! {
-            _ = timeout(patience, self.printer.finish()) => {}
-            _ = self.signals.recv() => {}
-        }
+        finish_output(self.printer, &mut self.signals, failure.is_some()).await;
         exit
     }
 
     async fn warn_of_sidecars(&self) {
-        for (place, sidecar) in self.settings.placement.sidecars.iter().zip(&self.state.sidecars) {
+        for (place, sidecar) in self.placement.sidecars.iter().zip(&self.state.sidecars) {
             if let Some(status) = sidecar.exited.filter(|status| !status.is_success()) {
                 let served = ranks(&place.ranks);
                 self.printer.notice(format!("all ranks succeeded, but the sidecar of {served} {status}")).await;
@@ -227,7 +219,7 @@ impl<'a> Job<'a> {
     }
 
     fn report(&self, failure: Option<&Failure>, began: Instant, exit: u8) -> Report {
-        let placement = &self.settings.placement;
+        let placement = self.placement;
         let hosts = placement.hosts.iter().enumerate();
         let sidecars = (0_u32..).zip(placement.sidecars.iter().zip(&self.state.sidecars));
         Report {
@@ -252,15 +244,32 @@ impl<'a> Job<'a> {
             failure: failure.map(ToString::to_string),
             code: failure.map(|failure| failure.code().to_string()),
             starter_output: self.state.starter_output(),
+            memberships: Vec::new(),
         }
     }
 }
 
+/// Writes the report. Returns the exit code: the report's own, or that of a file that cannot be written.
+pub(super) async fn written(report: &Report, path: &Path, printer: &Printer) -> u8 {
+    let Err(error) = report.write(path) else { return report.exit };
+    printer.notice(coded(&error, Code::ReportUnwritable)).await;
+    if report.exit == 0 { EXIT_CANNOT_CREATE } else { report.exit }
+}
+
+/// Waits until all output is printed. After success a slow reader gets all of it, unless the user sends a signal.
+pub(super) async fn finish_output(printer: Printer, signals: &mut Signals, failed: bool) {
+    let patience = if failed { SLACK } else { Duration::MAX };
+    tokio::select! {
+        _ = timeout(patience, printer.finish()) => {}
+        _ = signals.recv() => {}
+    }
+}
+
 /// The signals by which a user ends a job. One that is ignored from the start, as under `nohup`, stays ignored.
-struct Signals([(Signal, Option<tokio::signal::unix::Signal>); 3]);
+pub(super) struct Signals([(Signal, Option<tokio::signal::unix::Signal>); 3]);
 
 impl Signals {
-    fn install() -> anyhow::Result<Self> {
+    pub(super) fn install() -> anyhow::Result<Self> {
         let ignored = ignored_signals();
         let install = |kind, of: Signal| {
             let is_ignored = ignored & (1 << (of as i32 - 1)) != 0;
@@ -273,7 +282,7 @@ impl Signals {
         ]))
     }
 
-    async fn recv(&mut self) -> Signal {
+    pub(super) async fn recv(&mut self) -> Signal {
         let [interrupt, terminate, hangup] = &mut self.0;
         tokio::select! {
             signal = next(interrupt) => signal,
@@ -298,17 +307,19 @@ fn ignored_signals() -> u64 {
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-const QUEUE_EVENTS: usize = 256;
+/// Events that wait to be handled.
+pub(super) const QUEUE_EVENTS: usize = 256;
 /// The time between SIGTERM and SIGKILL of workers.
-const GRACE: Duration = Duration::from_secs(5);
+pub(super) const GRACE: Duration = Duration::from_secs(5);
 /// The time that sidecars have to drain; then their agents kill them.
-const DRAIN: Duration = Duration::from_secs(10);
+pub(super) const DRAIN: Duration = Duration::from_secs(10);
 /// The time that an agent has to exit after all its processes have ended.
-const LEAVE: Duration = Duration::from_secs(5);
+pub(super) const LEAVE: Duration = Duration::from_secs(5);
 /// The time that a message may take.
-const SLACK: Duration = Duration::from_secs(3);
+pub(super) const SLACK: Duration = Duration::from_secs(3);
 /// The time that the other ranks have to report the first failure before they get SIGTERM.
 const REPORT_WAIT: Duration = Duration::from_secs(1);
-const BLAME_WAIT: Duration = Duration::from_secs(3);
+/// The time that a failed worker's last lines may take.
+pub(super) const BLAME_WAIT: Duration = Duration::from_secs(3);
 /// A file that cannot be written (`EX_CANTCREAT`).
-const EXIT_CANNOT_CREATE: u8 = 73;
+pub(super) const EXIT_CANNOT_CREATE: u8 = 73;

@@ -13,14 +13,16 @@ use clap::Args;
 use ronde_bootstrap::codes::{Code, coded};
 use ronde_bootstrap::exit::{EXIT_USAGE, fail};
 use ronde_bootstrap::interfaces::Selector;
-use ronde_bootstrap::logs::LogArgs;
+use ronde_bootstrap::logs::{LogArgs, LogFormat};
 use ronde_bootstrap::ports::PortRange;
 use ronde_bootstrap::tuning::Tuning;
 use ronde_wire::JobName;
 
 use crate::envelope::Environment;
+use elastic::{ELASTIC_TIMEOUT_SECONDS, ElasticArgs, ElasticSettings, Given};
 use environment::Export;
 use hosts::Host;
+use output::{Form, Label};
 use placement::Placement;
 use shell::RemoteShell;
 
@@ -29,6 +31,7 @@ pub use world::{WorkerArgs, main as worker};
 
 mod address;
 mod agents;
+pub(crate) mod elastic;
 mod environment;
 mod failure;
 mod hosts;
@@ -48,9 +51,10 @@ mod world;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct RunArgs {
-    /// How many worker processes to start (also `-np N`).
+    /// How many worker processes to start (also `-np N`). In an elastic job: how many it needs to start. [default in an
+    /// elastic job: --min-np]
     #[arg(long = "num-proc", value_name = "N")]
-    pub num_proc: u32,
+    pub num_proc: Option<u32>,
     /// Hosts and their slots, filled in this order; an IPv6 address in brackets. [default: localhost:N]
     #[arg(short = 'H', long, value_name = "HOST:SLOTS,...", conflicts_with = "hostfile")]
     hosts: Option<String>,
@@ -84,6 +88,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "SECONDS", env = "HOROVOD_START_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub start_timeout: Option<u64>,
     #[command(flatten)]
+    elastic: ElasticArgs,
+    #[command(flatten)]
     tuning: Tuning,
     /// Record what happens to each tensor in FILE, which rank 0's process makes where it runs; DYNAMIC for programs that start
     /// it themselves.
@@ -98,7 +104,7 @@ pub struct RunArgs {
     /// The job's name: 1 to 63 characters of a-z, 0-9, '-', '_' and '.'. [default: drawn at random]
     #[arg(long, value_name = "NAME", value_parser = |name: &str| JobName::new(name))]
     job: Option<JobName>,
-    /// Also write each worker's output to DIR/rank.N/stdout and DIR/rank.N/stderr.
+    /// Also write each worker's output to DIR/rank.N/stdout and DIR/rank.N/stderr, in an elastic job to DIR/worker.N/.
     #[arg(long, value_name = "DIR")]
     output_filename: Option<PathBuf>,
     /// Begin each line of output with the time (also `-prefix-timestamp`).
@@ -132,8 +138,8 @@ pub struct RunArgs {
 
 /// Runs a job; the exit code is the first failing worker's, or 128 plus the signal that ended it.
 pub fn main(args: RunArgs) -> ExitCode {
-    let settings = match Settings::new(args) {
-        Ok(settings) => settings,
+    let (settings, shape) = match Settings::new(args) {
+        Ok(parsed) => parsed,
         Err(error) => {
             return fail(Code::CommandLine, &coded(&error, Code::CommandLine), EXIT_USAGE);
         }
@@ -144,16 +150,26 @@ pub fn main(args: RunArgs) -> ExitCode {
             return fail(Code::LauncherStart, &format!("cannot start: {error}"), EXIT_SYSTEM);
         }
     };
-    let code = runtime.block_on(job::run(&settings));
+    let code = match &shape {
+        Shape::Fixed(placement) => runtime.block_on(job::run(&settings, placement)),
+        Shape::Elastic(elastic) => runtime.block_on(elastic::run(&settings, elastic)),
+    };
     // Name resolution cannot be interrupted; the process does not wait for it.
     runtime.shutdown_background();
     ExitCode::from(code)
 }
 
-/// The validated command line and environment.
+/// Whether a job's membership changes.
+enum Shape {
+    /// It does not: this placement holds to the end.
+    Fixed(Placement),
+    /// It does.
+    Elastic(Box<ElasticSettings>),
+}
+
+/// The validated command line and environment of any job.
 struct Settings {
     job: JobName,
-    placement: Placement,
     command: Vec<String>,
     directory: PathBuf,
     caller: Environment,
@@ -179,16 +195,17 @@ struct Settings {
 }
 
 impl Settings {
-    fn new(args: RunArgs) -> anyhow::Result<Self> {
-        let hosts = hosts_of(&args).context(Code::Hosts)?;
+    fn new(args: RunArgs) -> anyhow::Result<(Self, Shape)> {
+        let shape = shape(&args)?;
         let ronde = std::env::current_exe().context("cannot find the ronde binary").context(Code::LauncherStart)?;
         let remote_shell = RemoteShell::new(&args.remote_shell, args.ssh_port, args.ssh_identity_file.as_deref())?;
         let marks = args.timeline_mark_cycles && !args.no_timeline_mark_cycles;
         let timeline = args.timeline_filename.map(|file| (file, marks));
-        let exports = exports(args.export, args.start_timeout, timeline);
-        Ok(Self {
+        let waits = args.elastic.is_elastic().then(|| args.elastic.elastic_timeout.unwrap_or(ELASTIC_TIMEOUT_SECONDS));
+        let mut exports = exports(args.export, args.start_timeout.max(waits), timeline);
+        exports.extend(args.elastic.max_np.map(|max| Export::value(MAX_NP, max.to_string())));
+        let settings = Self {
             job: args.job.map_or_else(random_job_name, Ok)?,
-            placement: Placement::new(args.num_proc, &hosts, args.sidecars).context(Code::Placement)?,
             command: args.command,
             directory: std::env::current_dir()
                 .context("cannot find the working directory")
@@ -211,8 +228,39 @@ impl Settings {
             logs: args.logs,
             report: args.report,
             verbose: args.verbose,
-        })
+        };
+        Ok((settings, shape))
     }
+
+    /// The format of the output.
+    fn form(&self, label: Label) -> Form {
+        let json_of_job = (self.logs.log_format == LogFormat::Json).then(|| self.job.to_string());
+        Form { timestamps: self.timestamps, label, json_of_job }
+    }
+}
+
+/// Reads from the options whether the job is elastic, and the placement of one that is not.
+fn shape(args: &RunArgs) -> anyhow::Result<Shape> {
+    let hosts = || hosts_of(args).context(Code::Hosts);
+    if !args.elastic.is_elastic() {
+        args.elastic.check_fixed()?;
+        let ranks = args.num_proc.context("the number of processes is not given; give -np N (--num-proc)")?;
+        return Ok(Shape::Fixed(Placement::new(ranks, &hosts()?, args.sidecars).context(Code::Placement)?));
+    }
+    let conflict = match (args.sidecars, args.starter) {
+        (Some(_), _) => Some("--sidecars"),
+        (None, true) => Some("--starter"),
+        (None, false) => None,
+    };
+    let given = Given {
+        num_proc: args.num_proc,
+        conflict,
+        start_timeout: Duration::from_secs(args.start_timeout.unwrap_or(START_TIMEOUT_SECONDS)),
+        attach_timeout: Duration::from_secs(args.start_timeout.unwrap_or(JOIN_TIMEOUT_SECONDS)),
+        peer_timeout: Duration::from_millis(args.tuning.peer_timeout_ms()),
+    };
+    let hosts = if args.elastic.host_discovery_script.is_some() { Vec::new() } else { hosts()? };
+    Ok(Shape::Elastic(Box::new(args.elastic.settings(&hosts, &given)?)))
 }
 
 fn hosts_of(args: &RunArgs) -> anyhow::Result<Vec<Host>> {
@@ -225,7 +273,7 @@ fn hosts_of(args: &RunArgs) -> anyhow::Result<Vec<Host>> {
             let text = read(path)?;
             hosts::parse_file(&text).with_context(|| format!("in {}", path.display()))?
         }
-        (None, None) => Host::local(args.num_proc),
+        (None, None) => Host::local(args.elastic.local_slots(args.num_proc)),
     })
 }
 
@@ -260,6 +308,8 @@ fn random_job_name() -> anyhow::Result<JobName> {
 const START_TIMEOUT_SECONDS: u64 = 30;
 const JOIN_TIMEOUT_SECONDS: u64 = 100;
 const JOIN_SLACK_SECONDS: u64 = 20;
+/// The most processes of an elastic job, for `max_size()` of the SDK for Python.
+const MAX_NP: &str = "RONDE_MAX_NP";
 /// The variable from which the SDKs read the timeout.
 const WORKER_START_TIMEOUT: &str = "RONDE_START_TIMEOUT";
 const TIMELINE: &str = "RONDE_TIMELINE";
@@ -269,4 +319,4 @@ const EXIT_SYSTEM: u8 = 71;
 
 const EXAMPLES: &str = "Examples:
   ronde run -np 4 --sidecars 2 python train.py
-  ronde run -np 16 -H alpha:8,beta:8 -x NCCL_DEBUG=INFO python train.py --epochs 3";
+  ronde run --min-np 8 -np 16 -H alpha:8,beta:8 -x NCCL_DEBUG=INFO python train.py --epochs 3";

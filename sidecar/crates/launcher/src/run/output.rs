@@ -4,9 +4,10 @@
 //! bounded: backpressure reaches the agents, and then their workers.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -30,16 +31,37 @@ pub(super) struct Printer {
 pub(super) struct Form {
     /// Whether lines of workers begin with the time.
     pub(super) timestamps: bool,
+    /// What lines and directories of workers are called.
+    pub(super) label: Label,
     /// The job, when lines of sidecars and the launcher are JSON.
     pub(super) json_of_job: Option<String>,
+}
+
+/// What identifies a worker in the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Label {
+    /// Its rank.
+    Rank,
+    /// Its number, in an elastic job.
+    Worker,
+}
+
+impl Label {
+    /// The prefix of a line.
+    fn prefix(self, worker: u32, stream: Stream) -> String {
+        match self {
+            Self::Rank => format!("[{worker}]<{stream}>:"),
+            Self::Worker => format!("[worker {worker}]<{stream}>:"),
+        }
+    }
 }
 
 /// An item of the thread's queue.
 pub(super) enum Item {
     /// Output of a worker: whole lines, or part of a long one.
     Output {
-        /// Its rank.
-        rank: u32,
+        /// Its number, which is its rank in a job that is not elastic.
+        worker: u32,
         /// Where to.
         stream: Stream,
         /// The lines.
@@ -64,7 +86,11 @@ impl Printer {
     /// # Errors
     /// When the files under `directory` cannot be made.
     pub(super) fn start(ranks: u32, directory: Option<&Path>, form: Form) -> anyhow::Result<Self> {
-        let files = directory.map(|directory| RankFiles::create(directory, ranks)).transpose()?;
+        let files = directory.map(|directory| match form.label {
+            Label::Rank => RankFiles::create(directory, ranks),
+            Label::Worker => RankFiles::growing(directory),
+        });
+        let files = files.transpose()?;
         let (queue, items) = mpsc::channel(QUEUE_ITEMS);
         let (finished, done) = oneshot::channel();
         let (break_sender, broken) = watch::channel(None);
@@ -118,7 +144,7 @@ fn print_all(
     while let Some(item) = items.blocking_recv() {
         let console = write_console(&item, form);
         let filed = match (&mut files, &item) {
-            (Some(files), Item::Output { rank, stream, text }) => files.write(*rank, *stream, text),
+            (Some(files), Item::Output { worker, stream, text }) => files.write(*worker, *stream, text),
             _ => Ok(()),
         };
         let flushed = match &mut files {
@@ -133,9 +159,9 @@ fn print_all(
 
 fn write_console(item: &Item, form: &Form) -> io::Result<()> {
     match item {
-        Item::Output { rank, stream, text } => {
+        Item::Output { worker, stream, text } => {
             let time = if form.timestamps { logs::now() } else { String::new() };
-            let lines = prefixed(&format!("{time}[{rank}]<{stream}>:"), text);
+            let lines = prefixed(&format!("{time}{}", form.label.prefix(*worker, *stream)), text);
             match stream {
                 Stream::Stdout => io::stdout().lock().write_all(lines.as_bytes()),
                 Stream::Stderr => io::stderr().lock().write_all(lines.as_bytes()),
@@ -217,27 +243,42 @@ fn prefixed(prefix: &str, text: &str) -> String {
     })
 }
 
-/// Two files for each rank, which hold exactly what it wrote.
-struct RankFiles(Vec<[BufWriter<File>; 2]>);
+/// Two files for each worker, which hold exactly what it wrote.
+struct RankFiles {
+    files: BTreeMap<u32, [BufWriter<File>; 2]>,
+    /// Where those of other workers are made when they write first.
+    growing: Option<PathBuf>,
+}
 
 impl RankFiles {
     fn create(directory: &Path, ranks: u32) -> anyhow::Result<Self> {
         let width = ranks.saturating_sub(1).to_string().len();
-        let create = |rank: u32| {
-            let folder = directory.join(format!("rank.{rank:0width$}"));
-            fs::create_dir_all(&folder).with_context(|| format!("cannot make the directory {}", folder.display()))?;
-            let open = |name| {
-                let path = folder.join(name);
-                let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
-                anyhow::Ok(BufWriter::new(file))
-            };
-            Ok([open("stdout")?, open("stderr")?])
-        };
-        (0..ranks).map(create).collect::<anyhow::Result<_>>().map(Self)
+        let folder = |rank: u32| directory.join(format!("rank.{rank:0width$}"));
+        let files = (0..ranks).map(|rank| Ok((rank, open_files(&folder(rank))?)));
+        Ok(Self { files: files.collect::<anyhow::Result<_>>()?, growing: None })
     }
 
-    fn write(&mut self, rank: u32, stream: Stream, text: &str) -> io::Result<()> {
-        let [stdout, stderr] = &mut self.0[rank as usize];
+    /// Files of workers whose number is not known.
+    fn growing(directory: &Path) -> anyhow::Result<Self> {
+        fs::create_dir_all(directory).with_context(|| format!("cannot make the directory {}", directory.display()))?;
+        Ok(Self { files: BTreeMap::new(), growing: Some(directory.to_owned()) })
+    }
+
+    fn write(&mut self, worker: u32, stream: Stream, text: &str) -> io::Result<()> {
+        if let (Some(directory), false) = (&self.growing, self.files.contains_key(&worker)) {
+            let folder = directory.join(format!("worker.{worker}"));
+            let files = open_files(&folder).map_err(|error| io::Error::other(format!("{error:#}")))?;
+            // A worker that wrote long ago may have ended; its files are complete then.
+            if self.files.len() >= OPEN_WORKERS_MAX {
+                self.files
+                    .pop_first()
+                    .into_iter()
+                    .flat_map(|(_, files)| files)
+                    .try_for_each(|mut file| file.flush())?;
+            }
+            self.files.insert(worker, files);
+        }
+        let Some([stdout, stderr]) = self.files.get_mut(&worker) else { return Ok(()) };
         match stream {
             Stream::Stdout => stdout.write_all(text.as_bytes()),
             Stream::Stderr => stderr.write_all(text.as_bytes()),
@@ -245,10 +286,22 @@ impl RankFiles {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.iter_mut().flatten().try_for_each(Write::flush)
+        self.files.values_mut().flatten().try_for_each(Write::flush)
     }
 }
 
+fn open_files(folder: &Path) -> anyhow::Result<[BufWriter<File>; 2]> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make the directory {}", folder.display()))?;
+    let open = |name| {
+        let path = folder.join(name);
+        let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        anyhow::Ok(BufWriter::new(file))
+    };
+    Ok([open("stdout")?, open("stderr")?])
+}
+
+/// Workers of an elastic job whose files are open.
+const OPEN_WORKERS_MAX: usize = 256;
 /// Texts that wait to be written: at most 384 KiB each, so 24 MiB.
 const QUEUE_ITEMS: usize = 64;
 const NOTICE_WAIT: Duration = Duration::from_secs(1);
@@ -266,7 +319,7 @@ mod tests {
 
     #[test]
     fn with_json_every_line_but_the_workers_is_an_object() {
-        let form = Form { timestamps: false, json_of_job: Some("run-1".to_owned()) };
+        let form = Form { timestamps: false, label: Label::Rank, json_of_job: Some("run-1".to_owned()) };
         let lines = form.log(3, "{\"job\":\"run-1\",\"sidecar\":3}\nstack overflow\n")
             + &form.notice("ended [RONDE-E301]\nlast lines");
         let lines: Vec<serde_json::Value> =
@@ -274,13 +327,13 @@ mod tests {
         assert!(lines.len() == 3 && lines.iter().all(|line| line["job"] == "run-1"), "{lines:?}");
         assert_eq!((&lines[1]["target"], &lines[1]["message"]), (&"sidecar 3".into(), &"stack overflow".into()));
         assert_eq!((&lines[2]["level"], &lines[2]["target"]), (&"ERROR".into(), &"ronde::run".into()));
-        let text = Form { timestamps: false, json_of_job: None };
+        let text = Form { timestamps: false, label: Label::Rank, json_of_job: None };
         assert_eq!(text.log(3, "a\nb\n") + &text.notice("c"), "[sidecar 3]: a\n[sidecar 3]: b\nronde: c\n");
     }
 
     #[test]
     fn a_sidecars_log_cannot_pass_for_another_ones() {
-        let form = Form { timestamps: false, json_of_job: Some("run-1".to_owned()) };
+        let form = Form { timestamps: false, label: Label::Rank, json_of_job: Some("run-1".to_owned()) };
         let own = "{\"job\":\"run-1\",\"sidecar\":3,\"message\":\"m\"}";
         assert_eq!(form.log(3, own), format!("{own}\n"));
         let early = logs::json_line(
@@ -302,7 +355,7 @@ mod tests {
             let shown = (&line["sidecar"], &line["target"], &line["message"]);
             assert_eq!(shown, (&3.into(), &"sidecar 3".into(), &forged.into()));
         }
-        let text = Form { timestamps: false, json_of_job: None };
+        let text = Form { timestamps: false, label: Label::Rank, json_of_job: None };
         assert_eq!(
             text.log(3, "a\tb\r[0]<stdout>:c\x1b[2Ad\n"),
             "[sidecar 3]: a\tb\n[sidecar 3]: [0]<stdout>:c\\u{1b}[2Ad\n"
@@ -319,5 +372,20 @@ mod tests {
         let read = |name: &str| fs::read_to_string(directory.path().join(name)).expect("exists");
         assert_eq!(read("rank.03/stderr"), "half a line\n");
         assert_eq!(read("rank.10/stdout"), "");
+    }
+
+    #[test]
+    fn workers_of_an_elastic_job_have_files_by_their_number() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut files = RankFiles::growing(&directory.path().join("out")).expect("writable");
+        for worker in [0, 1_000_000, 0] {
+            files.write(worker, Stream::Stdout, "a line\n").expect("writable");
+        }
+        files.flush().expect("writable");
+        let read = |name: &str| fs::read_to_string(directory.path().join("out").join(name)).expect("exists");
+        assert_eq!(read("worker.0/stdout"), "a line\na line\n");
+        assert_eq!(read("worker.1000000/stdout") + &read("worker.1000000/stderr"), "a line\n");
+        assert_eq!(Label::Worker.prefix(3, Stream::Stderr), "[worker 3]<stderr>:");
+        assert_eq!(Label::Rank.prefix(3, Stream::Stdout), "[3]<stdout>:");
     }
 }

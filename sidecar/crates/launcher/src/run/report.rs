@@ -7,6 +7,8 @@ use serde::Serialize;
 
 use ronde_bootstrap::messages::Summary;
 
+use super::elastic::MembershipReport;
+
 /// The whole report.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
@@ -29,6 +31,9 @@ pub(super) struct Report {
     /// The last lines that the command of `--starter` wrote to standard error.
     #[serde(rename = "starter_said")]
     pub(super) starter_output: Vec<String>,
+    /// The committed memberships of an elastic job.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) memberships: Vec<MembershipReport>,
 }
 
 /// The report of a host.

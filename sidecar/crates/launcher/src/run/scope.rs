@@ -2,29 +2,52 @@
 //! here, where it enters the launcher: it is about ranks and sidecars of that host only, its lists and texts are bounded,
 //! and its texts for people cannot pass for lines of anything else. Pure.
 
-use std::ops::Range;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use ronde_bootstrap::interfaces::InterfaceAddress;
-use ronde_bootstrap::messages::FromSidecar;
+use ronde_bootstrap::messages::{FromSidecar, TokenFile};
 use ronde_wire::Failure;
-use ronde_wire::limits::LANES_MAX;
+use ronde_wire::limits::{LANES_MAX, RANKS_MAX, SIDECARS_MAX};
 
 use super::placement::Placement;
 use crate::agent::{INTERFACES_MAX, TAIL_LINE_BYTES, TAIL_LINES};
 use crate::envelope::{FromAgent, TEXT_BYTES_MAX};
 
-/// The ranks and sidecars of a host, and whether its agent has sent its first message.
+/// The sidecars and workers of a host, and whether its agent has sent its first message.
 #[derive(Debug)]
 pub(super) struct Scope {
     /// The name of the host.
     host: String,
-    /// The sidecars of the host, with the ranks of each.
-    sidecars: Vec<(u32, Range<u32>)>,
-    ranks: Range<u32>,
+    rights: Rights,
+    is_elastic: bool,
     ranks_of_job: usize,
     sidecars_of_job: u32,
     greeted: bool,
+    /// How long the agent may send nothing after its greeting.
+    silence: Option<Duration>,
+}
+
+/// The sidecars of a host, and the workers of each. In an elastic job the launcher adds to them; clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rights(Arc<Mutex<BTreeMap<u32, BTreeSet<u32>>>>);
+
+impl Rights {
+    /// Adds a sidecar.
+    pub(super) fn add_sidecar(&self, sidecar: u32) {
+        self.lock().entry(sidecar).or_default();
+    }
+
+    /// Adds a worker of a sidecar.
+    pub(super) fn add_worker(&self, sidecar: u32, worker: u32) {
+        self.lock().entry(sidecar).or_default().insert(worker);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, BTreeSet<u32>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// How a message breaks the protocol; the text follows "it".
@@ -33,15 +56,39 @@ pub(super) type Violation = String;
 impl Scope {
     /// The scope of the host with index `host`.
     pub(super) fn new(placement: &Placement, host: usize) -> Self {
-        let sidecars = (0_u32..).zip(&placement.sidecars).filter(|(_, place)| place.host == host);
+        let rights = Rights::default();
+        for (sidecar, place) in (0_u32..).zip(&placement.sidecars).filter(|(_, place)| place.host == host) {
+            rights.add_sidecar(sidecar);
+            place.ranks.clone().for_each(|rank| rights.add_worker(sidecar, rank));
+        }
         Self {
             host: placement.hosts[host].name.clone(),
-            sidecars: sidecars.map(|(sidecar, place)| (sidecar, place.ranks.clone())).collect(),
-            ranks: placement.ranks_of_host(host),
+            rights,
+            is_elastic: false,
             ranks_of_job: placement.size() as usize,
             sidecars_of_job: u32::try_from(placement.sidecars.len()).unwrap_or(u32::MAX),
             greeted: false,
+            silence: None,
         }
+    }
+
+    /// The scope of a host of an elastic job, whose agent sends beats.
+    pub(super) fn elastic(host: String, rights: Rights, silence: Duration) -> Self {
+        let sidecars_of_job = u32::try_from(SIDECARS_MAX).unwrap_or(u32::MAX);
+        Self {
+            host,
+            rights,
+            is_elastic: true,
+            ranks_of_job: RANKS_MAX,
+            sidecars_of_job,
+            greeted: false,
+            silence: Some(silence),
+        }
+    }
+
+    /// How long the agent may send nothing now.
+    pub(super) fn silence(&self) -> Option<Duration> {
+        self.silence.filter(|_| self.greeted)
     }
 
     /// Returns the message with its texts made safe to print.
@@ -63,25 +110,30 @@ impl Scope {
                 Ok(FromAgent::Sidecar { sidecar, line })
             }
             FromAgent::SidecarLog { sidecar, ref text } => {
-                self.ranks_of(sidecar)?;
+                self.workers_of(sidecar)?;
                 bounded("log", text.len(), TEXT_BYTES_MAX)?;
                 Ok(message)
             }
-            FromAgent::SidecarExited { sidecar, status: _ } => self.ranks_of(sidecar).map(|_| message),
-            FromAgent::WorkerStarted { rank, pid: _ } | FromAgent::WorkerExited { rank, status: _ } => {
-                has(&self.ranks, rank).map(|()| message)
+            FromAgent::SidecarExited { sidecar, status: _ } => self.workers_of(sidecar).map(|_| message),
+            FromAgent::WorkerStarted { worker, pid: _ } | FromAgent::WorkerExited { worker, status: _ } => {
+                self.has(worker).map(|()| message)
             }
-            FromAgent::Output { rank, stream: _, ref text } => {
-                has(&self.ranks, rank)?;
+            FromAgent::Output { worker, stream: _, ref text } => {
+                self.has(worker)?;
                 bounded("output", text.len(), TEXT_BYTES_MAX)?;
                 Ok(message)
             }
-            FromAgent::WorkerDrained { rank, ref stderr_tail } => {
-                has(&self.ranks, rank)?;
+            FromAgent::WorkerDrained { worker, ref stderr_tail } => {
+                self.has(worker)?;
                 bounded("list of last lines", stderr_tail.len(), TAIL_LINES)?;
                 stderr_tail.iter().try_for_each(|line| bounded("last line", line.len(), TAIL_LINE_BYTES))?;
                 Ok(message)
             }
+            FromAgent::Beat => Ok(message),
+            FromAgent::Preempted { .. } if !self.is_elastic => {
+                Err("sent a notice of preemption, but the job is not elastic".to_owned())
+            }
+            FromAgent::Preempted { worker } => worker.map_or(Ok(()), |worker| self.has(worker)).map(|()| message),
             FromAgent::Notice { text } => {
                 Ok(FromAgent::Notice { text: format!("host {}: {}", self.host, Failure::line(&text)) })
             }
@@ -91,18 +143,16 @@ impl Scope {
 
     /// Checks a line of a sidecar, which speaks for its own ranks only.
     fn accept_line(&self, sidecar: u32, line: FromSidecar) -> Result<FromSidecar, Violation> {
-        let ranks = self.ranks_of(sidecar)?;
+        let workers = self.workers_of(sidecar)?;
         match line {
             FromSidecar::Bound { ref certificate_request, control: _, ref lanes, version: _ } => {
                 bounded("certificate request", certificate_request.len(), REQUEST_BYTES_MAX)?;
                 bounded("list of lanes", lanes.len(), LANES_MAX)?;
                 Ok(line)
             }
-            FromSidecar::Serving { ref socket_dir, ref token_files, admin: _, web: _ } => {
-                bounded("list of token files", token_files.len(), ranks.len())?;
+            FromSidecar::Serving { job: _, ref socket_dir, ref token_files, admin: _, web: _ } => {
                 check_path(socket_dir)?;
-                token_files.iter().try_for_each(|file| check_path(&file.path))?;
-                Ok(line)
+                self.check_tokens(&workers, token_files).map(|()| line)
             }
             FromSidecar::Dialling { peer } | FromSidecar::Linked { peer, address: _ } => {
                 if peer == sidecar || peer >= self.sidecars_of_job {
@@ -110,10 +160,29 @@ impl Scope {
                 }
                 Ok(line)
             }
-            FromSidecar::Attached { rank } | FromSidecar::Left { rank } => has(ranks, rank).map(|()| line),
-            FromSidecar::Noted { rank, last_call } => {
-                has(ranks, rank)?;
-                Ok(FromSidecar::Noted { rank, last_call: last_call.map(|call| Failure::line(&call)) })
+            FromSidecar::Attached { worker } | FromSidecar::Left { worker } => {
+                self.is_of(&workers, worker).map(|()| line)
+            }
+            FromSidecar::Prepared { .. }
+            | FromSidecar::Entered { .. }
+            | FromSidecar::Seated { .. }
+            | FromSidecar::Hung { .. }
+                if !self.is_elastic =>
+            {
+                Err(format!("sent a message about another membership of sidecar {sidecar}, but the job is not elastic"))
+            }
+            // The coordinator reports workers of any host; the plan accepts that of no other sidecar.
+            FromSidecar::Hung { worker, membership, text } => {
+                Ok(FromSidecar::Hung { worker, membership, text: Failure::line(&text) })
+            }
+            FromSidecar::Seated { worker, membership: _ } => self.is_of(&workers, worker).map(|()| line),
+            FromSidecar::Prepared { membership: _, ref token_files } => {
+                self.check_tokens(&workers, token_files).map(|()| line)
+            }
+            FromSidecar::Entered { membership: _ } => Ok(line),
+            FromSidecar::Noted { worker, last_call } => {
+                self.is_of(&workers, worker)?;
+                Ok(FromSidecar::Noted { worker, last_call: last_call.map(|call| Failure::line(&call)) })
             }
             FromSidecar::Ended { ref summary } => {
                 bounded("list of last ranks", summary.last_to_be_ready.len(), self.ranks_of_job)?;
@@ -123,14 +192,33 @@ impl Scope {
         }
     }
 
-    fn ranks_of(&self, sidecar: u32) -> Result<&Range<u32>, Violation> {
-        let found = self.sidecars.iter().find(|(own, _)| *own == sidecar);
-        found.map(|(_, ranks)| ranks).ok_or_else(|| not_its_own(&format!("sidecar {sidecar}")))
+    fn workers_of(&self, sidecar: u32) -> Result<BTreeSet<u32>, Violation> {
+        self.rights.lock().get(&sidecar).cloned().ok_or_else(|| not_its_own(&format!("sidecar {sidecar}")))
     }
-}
 
-fn has(ranks: &Range<u32>, rank: u32) -> Result<(), Violation> {
-    if ranks.contains(&rank) { Ok(()) } else { Err(not_its_own(&format!("rank {rank}"))) }
+    fn has(&self, worker: u32) -> Result<(), Violation> {
+        let is_here = self.rights.lock().values().any(|workers| workers.contains(&worker));
+        if is_here { Ok(()) } else { Err(self.not_its_worker(worker)) }
+    }
+
+    fn is_of(&self, workers: &BTreeSet<u32>, worker: u32) -> Result<(), Violation> {
+        if workers.contains(&worker) { Ok(()) } else { Err(self.not_its_worker(worker)) }
+    }
+
+    fn not_its_worker(&self, worker: u32) -> Violation {
+        not_its_own(&format!("{} {worker}", if self.is_elastic { "worker" } else { "rank" }))
+    }
+
+    fn check_tokens(&self, workers: &BTreeSet<u32>, files: &[TokenFile]) -> Result<(), Violation> {
+        bounded("list of token files", files.len(), workers.len())?;
+        files.iter().try_for_each(|file| {
+            // The ranks of a job that is not elastic are compared with their placement later.
+            if self.is_elastic {
+                self.is_of(workers, file.worker)?;
+            }
+            check_path(&file.path)
+        })
+    }
 }
 
 fn not_its_own(what: &str) -> Violation {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime};
 
 use ronde_bootstrap::interfaces;
-use ronde_bootstrap::messages::{Join, Peer, Start, ToSidecar};
+use ronde_bootstrap::messages::{Join, Membership, Peer, Start, ToSidecar};
 use ronde_transport::{JobCa, TrustDomain, Validity};
 use ronde_wire::SidecarIndex;
 use tokio::time::{Instant, timeout_at};
@@ -76,7 +76,7 @@ impl Job<'_> {
 
     fn reach_hosts(&mut self) -> Result<(), Failure> {
         let settings = self.settings;
-        for (index, host) in settings.placement.hosts.iter().enumerate() {
+        for (index, host) in self.placement.hosts.iter().enumerate() {
             let local = address::is_local(host);
             self.state.hosts[index].remote = !local;
             let command = if local {
@@ -84,7 +84,7 @@ impl Job<'_> {
             } else {
                 settings.remote_shell.command(&host.name, &settings.remote_agent)
             };
-            let (placed, scope) = (settings.placement.ranks_of_host(index), Scope::new(&settings.placement, index));
+            let (placed, scope) = (self.placement.ranks_of_host(index), Scope::new(self.placement, index));
             let link =
                 Link::start((index, scope), &command, self.commands_max(index), self.receivers()).map_err(|error| {
                     Failure::Spawn { host: host.name.clone(), placed, program: command[0].clone(), error }
@@ -96,7 +96,7 @@ impl Job<'_> {
 
     /// The most commands for an agent: three per sidecar, one per rank, and those that start and end a host.
     fn commands_max(&self, host: usize) -> usize {
-        let placement = &self.settings.placement;
+        let placement = self.placement;
         let sidecars = placement.sidecars.iter().filter(|place| place.host == host).count();
         3 * sidecars + placement.ranks_of_host(host).len() + FRAMING_COMMANDS
     }
@@ -104,7 +104,7 @@ impl Job<'_> {
     /// Chooses the addresses at which each host's sidecars listen: those that the user allows, or all but the loopback, and
     /// the loopback alone when there is no other host.
     async fn choose_addresses(&mut self) -> Result<(), Failure> {
-        let (placement, selectors) = (&self.settings.placement, &self.settings.network_interfaces);
+        let (placement, selectors) = (self.placement, &self.settings.network_interfaces);
         if selectors.is_empty() && self.state.hosts.iter().all(|host| !host.remote) {
             self.state.hosts.iter_mut().for_each(|host| host.addresses = vec![address::loopback()]);
             return Ok(());
@@ -128,7 +128,7 @@ impl Job<'_> {
 
     fn check_addresses(&self) -> Result<(), Failure> {
         let selectors = &self.settings.network_interfaces;
-        let hosts = self.settings.placement.hosts.iter().zip(&self.state.hosts);
+        let hosts = self.placement.hosts.iter().zip(&self.state.hosts);
         let mut without = hosts.filter(|(_, state)| state.addresses.is_empty()).map(|(host, state)| {
             (host.name.clone(), state.hello.as_ref().map_or_else(Vec::new, |hello| hello.interfaces.clone()))
         });
@@ -145,7 +145,7 @@ impl Job<'_> {
 
     fn start_sidecars(&mut self) {
         let settings = self.settings;
-        for (sidecar, place) in (0_u32..).zip(&settings.placement.sidecars) {
+        for (sidecar, place) in (0_u32..).zip(&self.placement.sidecars) {
             let start = Start {
                 job: settings.job.clone(),
                 trust_domain: TRUST_DOMAIN.to_owned(),
@@ -156,6 +156,8 @@ impl Job<'_> {
                 runtime_dir: None,
                 start_timeout_ms: milliseconds(settings.start_timeout),
                 tuning: settings.tuning.clone(),
+                elastic: false,
+                replace_stalled_ms: 0,
                 exits_are_reported: !settings.has_starter,
                 control_fan_out: None,
             };
@@ -170,7 +172,7 @@ impl Job<'_> {
     /// Signs every sidecar's certificate and sends it with the list of all peers. The authority is dropped afterwards, as a job
     /// never gets more sidecars.
     fn join_sidecars(&self) -> Result<(), Failure> {
-        let placement = &self.settings.placement;
+        let placement = self.placement;
         let validity = Validity::starting(SystemTime::now(), CERTIFICATE_VALIDITY);
         let ca = TrustDomain::new(TRUST_DOMAIN)
             .map_err(|error| error.to_string())
@@ -187,8 +189,7 @@ impl Job<'_> {
             let join = Join {
                 certificate,
                 ca_certificate: ca.ca_certificate_pem().to_owned(),
-                peers: peers.clone(),
-                placement: placement.sidecar_of_ranks(),
+                membership: Membership::fixed(peers.clone(), &placement.sidecar_of_ranks()),
             };
             self.links[place.host].send(ToAgent::Sidecar { sidecar, line: ToSidecar::Join(join) });
         }
@@ -196,7 +197,7 @@ impl Job<'_> {
     }
 
     fn peers(&self) -> Vec<Peer> {
-        let placement = &self.settings.placement;
+        let placement = self.placement;
         let bound =
             (0_u32..).zip(&self.state.sidecars).filter_map(|(sidecar, state)| Some((sidecar, state.bound.as_ref()?)));
         bound
@@ -217,12 +218,12 @@ impl Job<'_> {
             link.send(ToAgent::Prepare { directory: settings.directory.clone(), environment: common.clone() });
         }
         let master = self.master();
-        for place in settings.placement.ranks() {
+        for place in self.placement.ranks() {
             let Some(serving) = &self.state.sidecars[place.sidecar as usize].serving else { continue };
             let identity = Identity {
                 job: &settings.job,
                 place,
-                hostname: &settings.placement.hosts[place.host].name,
+                hostname: &self.placement.hosts[place.host].name,
                 socket_dir: &serving.socket_dir,
                 token_file: &serving.token_files[place.local_rank as usize],
                 web: serving.web,
@@ -230,7 +231,7 @@ impl Job<'_> {
             };
             let (rank, sidecar) = (place.rank, place.sidecar);
             let (command, environment) = (settings.command.clone(), identity.environment());
-            self.links[place.host].send(ToAgent::StartWorker { rank, sidecar, command, environment });
+            self.links[place.host].send(ToAgent::StartWorker { worker: rank, sidecar, command, environment });
         }
     }
 
@@ -245,8 +246,8 @@ impl Job<'_> {
         let world = World {
             job: settings.job.clone(),
             master: self.master(),
-            hosts: settings.placement.hosts.iter().map(|host| host.name.clone()).collect(),
-            sidecars: settings.placement.sidecars.iter().zip(&self.state.sidecars).filter_map(served).collect(),
+            hosts: self.placement.hosts.iter().map(|host| host.name.clone()).collect(),
+            sidecars: self.placement.sidecars.iter().zip(&self.state.sidecars).filter_map(served).collect(),
             environment: environment::added(&settings.caller, &settings.exports),
         };
         let mut environment = environment::common(&settings.caller, &settings.exports);
@@ -268,7 +269,7 @@ impl Job<'_> {
     }
 
     async fn report_sidecars(&self) {
-        let placement = &self.settings.placement;
+        let placement = self.placement;
         for (place, state) in placement.sidecars.iter().zip(&self.state.sidecars) {
             let Some(serving) = &state.serving else { continue };
             let (served, host) = (ranks(&place.ranks), &placement.hosts[place.host].name);
@@ -284,7 +285,7 @@ impl Job<'_> {
     }
 
     async fn report_routes(&self) {
-        let lines = routes::chosen(&self.settings.placement, &self.state, self.settings.verbose);
+        let lines = routes::chosen(self.placement, &self.state, self.settings.verbose);
         let shown = if self.settings.verbose { lines.len() } else { ROUTES_SHOWN_MAX };
         for line in lines.iter().take(shown) {
             self.printer.notice(line.as_str()).await;
@@ -295,8 +296,8 @@ impl Job<'_> {
     }
 
     fn no_certificate(&self, sidecar: u32, reason: String) -> Failure {
-        let place = &self.settings.placement.sidecars[sidecar as usize];
-        let host = self.settings.placement.hosts[place.host].name.clone();
+        let place = &self.placement.sidecars[sidecar as usize];
+        let host = self.placement.hosts[place.host].name.clone();
         Failure::Certificate { served: place.ranks.clone(), host, reason }
     }
 
@@ -305,7 +306,8 @@ impl Job<'_> {
     }
 }
 
-fn milliseconds(duration: Duration) -> u64 {
+/// The time in milliseconds.
+pub(super) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -313,6 +315,7 @@ fn milliseconds(duration: Duration) -> u64 {
 const FRAMING_COMMANDS: usize = 32;
 /// The most sidecars whose addresses are printed without `--verbose`.
 const ROUTES_SHOWN_MAX: usize = 16;
-const TRUST_DOMAIN: &str = "ronde.local";
+/// The trust domain of jobs.
+pub(super) const TRUST_DOMAIN: &str = "ronde.local";
 /// Longer than any job, as certificates are not renewed while one runs.
-const CERTIFICATE_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3_600);
+pub(super) const CERTIFICATE_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3_600);

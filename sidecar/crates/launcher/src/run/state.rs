@@ -190,6 +190,8 @@ impl State {
                 Ok(())
             }
             Event::Closed(status) => self.handle_closed(host, status),
+            // These are of elastic jobs.
+            Event::Resolved(_) | Event::Silent(_) => Ok(()),
             Event::StarterOutput(text) => {
                 self.starter.iter_mut().for_each(|starter| starter.stderr.push(&text));
                 Ok(())
@@ -327,19 +329,21 @@ impl State {
                     log_tail,
                 });
             }
-            FromAgent::WorkerStarted { rank, pid: _ } => self.workers[rank as usize].started = true,
-            FromAgent::WorkerExited { rank, status } => {
+            FromAgent::WorkerStarted { worker: rank, pid: _ } => self.workers[rank as usize].started = true,
+            FromAgent::WorkerExited { worker: rank, status } => {
                 self.workers[rank as usize].exited = Some(status);
                 if !status.is_success() {
                     self.first_failed.get_or_insert(rank);
                 }
             }
-            FromAgent::WorkerDrained { rank, stderr_tail } => {
+            FromAgent::WorkerDrained { worker: rank, stderr_tail } => {
                 self.workers[rank as usize].stderr_tail = Some(stderr_tail);
             }
             FromAgent::Refused { reason } => return Err(Failure::Refused { host: self.host_name(host), reason }),
             // The printer gets them.
-            FromAgent::Output { .. } | FromAgent::Notice { .. } => {}
+            FromAgent::Output { .. } | FromAgent::Notice { .. } | FromAgent::Beat => {}
+            // Only the agents of an elastic job send it; see `Scope`.
+            FromAgent::Preempted { .. } => {}
         }
         Ok(())
     }
@@ -352,9 +356,9 @@ impl State {
             FromSidecar::Bound { certificate_request, control, lanes, version: _ } => {
                 state.bound = Some(Bound { certificate_request, control, lanes });
             }
-            FromSidecar::Serving { socket_dir, mut token_files, admin, web } => {
-                token_files.sort_by_key(|file| file.rank);
-                if !token_files.iter().map(|file| file.rank).eq(served.clone()) {
+            FromSidecar::Serving { job: _, socket_dir, mut token_files, admin, web } => {
+                token_files.sort_by_key(|file| file.worker);
+                if !token_files.iter().map(|file| file.worker).eq(served.clone()) {
                     let reason = format!("it made tokens for other ranks than {}", super::failure::ranks(&served));
                     return Err(Failure::Fatal { served, host: host_name, reason });
                 }
@@ -367,16 +371,21 @@ impl State {
             FromSidecar::Linked { peer, address } => {
                 state.linked.insert(peer, address);
             }
-            FromSidecar::Attached { rank } => self.workers[rank as usize].attached = true,
-            FromSidecar::Noted { rank, last_call } => {
-                let worker = &mut self.workers[rank as usize];
+            FromSidecar::Attached { worker } => self.workers[worker as usize].attached = true,
+            FromSidecar::Noted { worker, last_call } => {
+                let worker = &mut self.workers[worker as usize];
                 (worker.noted, worker.last_call) = (true, last_call);
             }
-            FromSidecar::Left { rank } => {
+            FromSidecar::Left { worker } => {
                 // A worker may attach again: its latest end counts.
-                self.left.retain(|left| *left != rank);
-                self.left.push(rank);
+                self.left.retain(|left| *left != worker);
+                self.left.push(worker);
             }
+            // Only an elastic job has a second membership; see `Scope`.
+            FromSidecar::Prepared { .. }
+            | FromSidecar::Entered { .. }
+            | FromSidecar::Seated { .. }
+            | FromSidecar::Hung { .. } => {}
             FromSidecar::Ended { summary } => state.summary = Some(summary),
             FromSidecar::Fatal { reason } => return Err(Failure::Fatal { served, host: host_name, reason }),
         }

@@ -13,7 +13,7 @@ use clap::Args;
 use ronde_bootstrap::codes::{Code, coded};
 use ronde_bootstrap::exit::{EXIT_USAGE, fail};
 use ronde_rpc::paths;
-use ronde_wire::{JobName, Rank};
+use ronde_wire::{JobName, WorkerNumber};
 use serde::{Deserialize, Serialize};
 
 use super::environment::Identity;
@@ -88,7 +88,7 @@ impl World {
             place,
             hostname: &placement.hosts[place.host].name,
             socket_dir: &served.socket_dir,
-            token_file: &paths::token_file(&served.socket_dir, Rank(place.rank)),
+            token_file: &paths::token_file(&served.socket_dir, WorkerNumber(place.rank)),
             web: served.web,
             master: self.master,
         };
@@ -116,7 +116,7 @@ fn environment(lookup: impl Fn(&str) -> Option<String>, hostname: &str) -> anyho
     let Some(place) = placement.ranks().find(|place| place.rank == rank) else { bail!("there is no rank {rank}") };
     let on_host = placement.ranks_of_host(place.host);
     let beside = number(&lookup, "LOCAL_SIZE")?;
-    let is_there = paths::token_file(&world.sidecars[place.sidecar as usize].socket_dir, Rank(rank)).exists();
+    let is_there = paths::token_file(&world.sidecars[place.sidecar as usize].socket_dir, WorkerNumber(rank)).exists();
     if !is_there || beside != on_host.end - on_host.start {
         bail!(
             "rank {rank} runs on {hostname}, as one of {beside} there, but the job's sidecar expects it on host {}, which has \
@@ -180,7 +180,8 @@ mod tests {
     fn a_worker_finds_its_place_by_its_rank() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         (0..3).for_each(|rank| {
-            std::fs::write(paths::token_file(directory.path(), Rank(rank)), "token").expect("it can be written");
+            std::fs::write(paths::token_file(directory.path(), WorkerNumber(rank)), "token")
+                .expect("it can be written");
         });
         let world = world(directory.path());
         let found = read(Some(&world), [2, 3, 1]).expect("it is where it belongs");

@@ -145,7 +145,9 @@ async fn accept_one(
     };
     match shared.bring_up_accepted(&stream, hello) {
         Some(installed) => link::run(shared, stream, installed).await,
-        None => stream.connection.close(CloseCode::Duplicate, "the lower index's connection is kept"),
+        None => {
+            stream.connection.close(CloseCode::Duplicate, "another connection is kept, or another membership began");
+        }
     }
 }
 
@@ -191,7 +193,7 @@ async fn receive_hello(
     let violation = |code, text| Rejected::Violation { connection: connection.clone(), code, text };
     let auth = LinkAuth::of(&connection, identity).map_err(|error| violation(CloseCode::Refused, error.to_string()))?;
     let peer = auth.peer.id.sidecar;
-    if !shared.peers.contains_key(&peer) {
+    if shared.addresses(peer).is_none() {
         return Err(violation(CloseCode::Refused, format!("{peer} is not a peer of {}", shared.hello.sidecar)));
     }
     let (mut send, mut recv) = connection.accept().await.map_err(Rejected::Lost)?;
@@ -201,7 +203,7 @@ async fn receive_hello(
         ReadStop::Violation(text) => violation(CloseCode::Protocol, text),
     })?;
     let link = shared.accepted_link(peer);
-    if let Some(text) = hello::refusal(&shared.hello, &hello, peer, shared.known_incarnation(peer), link.is_some()) {
+    if let Some(text) = hello::refusal(&shared.hello(), &hello, peer, shared.known_incarnation(peer), link.is_some()) {
         return Err(Rejected::Refused { connection, peer, send, text });
     }
     if connection.carrier() != shared.carrier() {
@@ -212,7 +214,7 @@ async fn receive_hello(
         let text = "the connection is being replaced already; try again later".to_owned();
         return Err(Rejected::Refused { connection, peer, send, text });
     }
-    let answer = Hello { replaces: hello.replaces, ..shared.hello.clone() };
+    let answer = Hello { replaces: hello.replaces, ..shared.hello() };
     if link::write_hello(&mut send, &answer).await.is_err() {
         return Err(Rejected::Lost(connection.closed().await));
     }

@@ -29,7 +29,7 @@ pub(super) struct AddressRace {
 impl AddressRace {
     /// The addresses in dialling order; the address at which the peer was last reached comes first.
     pub(super) fn new(shared: &Shared, peer: SidecarIndex) -> Self {
-        let mut addresses = shared.peers.get(&peer).cloned().unwrap_or_default();
+        let mut addresses = shared.addresses(peer).unwrap_or_default();
         let known = shared.routes.to(peer);
         addresses.sort_by_key(|address| known != Some(address.ip().to_canonical()));
         Self { peer, addresses, last_errors: Vec::new() }

@@ -52,7 +52,7 @@ async fn dial_with_retries(
     let (mut backoff, mut handshake_timeout) = (BACKOFF_MIN, HANDSHAKE_TIMEOUT_MIN);
     loop {
         match race.run(shared, handshake_timeout).await {
-            Ok(made) => match exchange_hellos(shared, peer, made, &shared.hello).await {
+            Ok(made) => match exchange_hellos(shared, peer, made, &shared.hello()).await {
                 Ok(made) => return Ok(made),
                 Err(DialError::Permanent(reason)) => return Err(reason),
                 Err(DialError::Retry(text)) => *last = text,
@@ -112,7 +112,7 @@ impl Shared {
             return Err((CloseCode::Closed, "refused".to_owned(), reason));
         }
         let hello: Hello = control::decode(kind, &answer.payload).map_err(|e| violation(e.to_string()))?;
-        match hello::refusal(&self.hello, &hello, peer, self.known_incarnation(peer), true) {
+        match hello::refusal(&self.hello(), &hello, peer, self.known_incarnation(peer), true) {
             None => Ok(hello),
             Some(text) => {
                 self.record_refusal(address, &text);

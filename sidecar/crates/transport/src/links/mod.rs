@@ -196,6 +196,12 @@ impl NetworkPort {
         Ok(self.shared.set_identity(identity, servers)?)
     }
 
+    /// Enters another membership of the job: closes all links and, from now on, admits and dials only its sidecars. The
+    /// owner receives no further events of the closed links. Both sides of a link must have entered the same membership.
+    pub fn enter(&mut self, membership: u64, peers: HashMap<SidecarIndex, Vec<SocketAddr>>) {
+        self.shared.enter(membership, peers);
+    }
+
     /// Bytes queued for a peer that its connection has not accepted yet.
     #[must_use]
     pub fn queued_bytes(&self, peer: SidecarIndex) -> usize {
@@ -211,7 +217,7 @@ impl NetworkPort {
     /// Statistics of the network paths to all peers whose links are up, in the order of their indices.
     #[must_use]
     pub fn paths(&self) -> Vec<(SidecarIndex, PathStats)> {
-        let mut peers: Vec<SidecarIndex> = self.shared.peers.keys().copied().collect();
+        let mut peers: Vec<SidecarIndex> = self.shared.peers();
         peers.sort_unstable();
         peers.into_iter().filter_map(|peer| Some((peer, self.path(peer)?))).collect()
     }

@@ -67,7 +67,7 @@ async fn attempt(
     if !fresh.differs_from(auth) {
         return Ok(None);
     }
-    let hello = Hello { replaces: true, ..shared.hello.clone() };
+    let hello = Hello { replaces: true, ..shared.hello() };
     match dial::exchange_hellos(shared, peer, (connection, fresh), &hello).await {
         Ok((stream, _)) => {
             unused.keep();

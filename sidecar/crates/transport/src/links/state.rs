@@ -24,8 +24,8 @@ use crate::port::{DownReason, Outgoing, PortEvent, PortStats, Role, SendError};
 
 /// A port's state. Owner and tasks run on one thread, so the lock is never contended.
 pub(super) struct Shared {
+    /// The hello of the first membership. Its other fields do not change; see [`Self::hello`].
     pub(super) hello: Hello,
-    pub(super) peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
     pub(super) options: LinkOptions,
     pub(super) endpoints: Endpoints,
     pub(super) counters: Counters,
@@ -38,6 +38,9 @@ pub(super) struct Shared {
 }
 
 struct State {
+    membership: u64,
+    /// The sidecars of the membership, with the addresses at which they are dialled.
+    peers: HashMap<SidecarIndex, Vec<SocketAddr>>,
     servers: ServerConfigs,
     links: HashMap<SidecarIndex, Link>,
     events: VecDeque<QueuedEvent>,
@@ -96,6 +99,8 @@ impl Shared {
         routes: Routes,
     ) -> Self {
         let state = State {
+            membership: hello.membership,
+            peers,
             servers,
             links: HashMap::new(),
             events: VecDeque::new(),
@@ -107,17 +112,30 @@ impl Shared {
         };
         let counters = Counters::default();
         let (state, inbox_space) = (Mutex::new(state), Notify::new());
-        Self {
-            hello,
-            peers,
-            options,
-            endpoints,
-            counters,
-            routes,
-            state,
-            identity: watch::Sender::new(identity),
-            inbox_space,
-        }
+        Self { hello, options, endpoints, counters, routes, state, identity: watch::Sender::new(identity), inbox_space }
+    }
+
+    /// The hello of the current membership.
+    pub(super) fn hello(&self) -> Hello {
+        Hello { membership: self.lock().membership, ..self.hello.clone() }
+    }
+
+    /// The sidecars of the current membership.
+    pub(super) fn peers(&self) -> Vec<SidecarIndex> {
+        self.lock().peers.keys().copied().collect()
+    }
+
+    /// Where a sidecar of the current membership is dialled; `None` for one that does not take part.
+    pub(super) fn addresses(&self, peer: SidecarIndex) -> Option<Vec<SocketAddr>> {
+        self.lock().peers.get(&peer).cloned()
+    }
+
+    /// Closes the links of the current membership for the owner, and admits those of another one.
+    pub(super) fn enter(&self, membership: u64, peers: HashMap<SidecarIndex, Vec<SocketAddr>>) {
+        let linked: Vec<_> = self.lock().links.keys().copied().collect();
+        linked.into_iter().for_each(|peer| self.close(peer, &format!("membership {membership} of the job begins")));
+        let mut state = self.lock();
+        (state.membership, state.peers, state.last_refusal) = (membership, peers, None);
     }
 
     pub(super) fn identity(&self) -> Arc<Identity> {
@@ -275,6 +293,9 @@ impl Shared {
     /// precedence.
     pub(super) fn bring_up_accepted(&self, stream: &LinkStream, hello: Hello) -> Option<ActiveLink> {
         let (mut state, peer) = (self.lock(), stream.peer);
+        if state.membership != hello.membership {
+            return None;
+        }
         let phase = Phase::up(stream, false);
         match state.links.get_mut(&peer) {
             Some(Link { phase: Phase::Opening { role: Role::Dial, .. }, .. }) if self.hello.sidecar < peer => {

@@ -3,6 +3,7 @@
 mod addresses;
 mod harness;
 mod hostile;
+mod memberships;
 mod memory_controls;
 mod port_list;
 mod refusals;

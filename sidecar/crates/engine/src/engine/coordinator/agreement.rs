@@ -10,6 +10,7 @@ use ronde_wire::{
 };
 
 use super::groups::{Groups, Overflow, Ready, USES_MAX};
+use super::joins::Joins;
 use super::matching::Matching;
 use super::member_sets::MemberSets;
 use super::mismatch;
@@ -22,7 +23,7 @@ use super::{Violation, check_served};
 use crate::engine::shared::context::Context;
 use crate::engine::shared::sets::SetView;
 use crate::engine::shared::{POISONED_MAX, RankContributions, RankRequests, Submission, TensorKey};
-use crate::engine::shared::{eager, validation, wording};
+use crate::engine::shared::{eager, validation};
 use crate::event::Time;
 use crate::trace::{Trace, operation};
 
@@ -36,9 +37,7 @@ pub(crate) struct Agreement {
     pub(super) groups: Groups,
     pub(super) process_sets: ProcessSets,
     pub(super) member_sets: MemberSets,
-    /// Ranks that have joined.
-    pub(super) joined: BTreeSet<Rank>,
-    last_joined: Rank,
+    pub(super) joins: Joins,
     request_caches: RequestCaches,
     pub(super) scheduling: Scheduling,
     /// The failure that has to end the epoch.
@@ -159,7 +158,8 @@ impl Agreement {
         }
         let key = TensorKey::of(what);
         let Some(view) = self.scope(cx, from, rank, key.set, &key.name)? else { return Ok(()) };
-        if what.collective.pair(rank) != Pair::of_message(&key.name).map(|(pair, _)| pair) {
+        let is_receive_name = AnySource::of_receive(&key.name).is_some();
+        if is_receive_name || what.collective.pair(rank) != Pair::of_message(&key.name).map(|(pair, _)| pair) {
             return Err(format!("announces {} of {rank} as {}", what.collective.name(), key.name));
         }
         let (given, due) =
@@ -173,7 +173,7 @@ impl Agreement {
             ));
         }
         self.check_ended(&key, rank)?;
-        let joins = what.collective == Collective::Join && key.set == SetId::WORLD;
+        let joins = what.collective == Collective::Join;
         let operation = operation(&what.collective);
         match self.negotiation.announce(cx.now, &view, rank, submission) {
             Announced::Open => {
@@ -205,22 +205,10 @@ impl Agreement {
         Err(format!("announces tensor {name} of {set} for {rank} before its earlier request is ordered or rejected"))
     }
 
-    /// A rank joins: names that waited only for it are complete now.
-    fn join(&mut self, cx: &mut Context, rank: Rank, join: &TensorKey) {
-        self.joined.insert(rank);
-        self.last_joined = rank;
-        self.join_fails_sets(cx, rank);
-        // The join itself comes last: when it is complete nothing else is pending.
-        for key in self.negotiation.names_of(SetId::WORLD).into_iter().filter(|key| key != join) {
-            self.decide(cx, &key);
-        }
-        self.match_after_join(cx);
-    }
-
     /// Orders or rejects a name when all ranks have announced it, and returns since when it waited. `None` while it
     /// waits.
-    fn decide(&mut self, cx: &mut Context, key: &TensorKey) -> Option<Time> {
-        let mut complete = self.negotiation.take_complete(key, &self.joined)?;
+    pub(super) fn decide(&mut self, cx: &mut Context, key: &TensorKey) -> Option<Time> {
+        let mut complete = self.negotiation.take_complete(key, self.joins.of(key.set))?;
         let contributions = std::mem::take(&mut complete.contributions);
         if let Err(failure) = self.perform(cx, key, &complete, contributions) {
             cx.stats.mismatches += 1;
@@ -247,9 +235,12 @@ impl Agreement {
         let Some((_, first)) = requests.first_key_value() else { return Ok(()) };
         let refused = |why: String| refusal(key, &why);
         match &first.collective {
-            Collective::Join => self.all_joined(cx, key),
+            Collective::Join => self.all_joined(cx, view, key),
             Collective::AddSet { ranks } => self.process_sets.add(cx, self.epoch, &key.name, ranks).map_err(refused)?,
-            Collective::RemoveSet { set } => self.remove_set(cx, &key.name, *set),
+            Collective::RemoveSet { set } => {
+                self.check_no_joins(*set).map_err(refused)?;
+                self.remove_set(cx, &key.name, *set);
+            }
             _ => {
                 let tensor = ready_tensor(cx, view, requests, contributions, excused.clone()).map_err(refused)?;
                 let ready = Ready { view: Arc::clone(view), tensor };
@@ -286,11 +277,11 @@ impl Agreement {
         let why = &failure.reason;
         let reason = format!("the request of {rank} for tensor {} of {} {verb}: {why}", key.name, key.set);
         let failure = Failure::new(Cause::Refused, reason).with_rank(rank).with_tensor(key.name.clone());
-        match self.negotiation.void(cx.now, view, key, Void { rank, cause, group }, &self.joined) {
+        match self.negotiation.void(cx.now, view, key, Void { rank, cause, group }, self.joins.of(key.set)) {
             Voided::Now { requests, excused, group } => {
                 self.reject(cx, view, key, &failure, &excused);
                 self.leave_group(cx, key, group);
-                self.unjoin(cx, &requests);
+                self.unjoin(cx, key.set, &requests);
             }
             Voided::Poisoned(group) => self.leave_group(cx, key, group),
             Voided::Late => {
@@ -316,7 +307,7 @@ impl Agreement {
         for (name, size) in groups {
             self.leave_group(cx, key, Some(Group { name, size }));
         }
-        self.unjoin(cx, requests);
+        self.unjoin(cx, key.set, requests);
     }
 
     fn leave_group(&mut self, cx: &Context, TensorKey { set, name }: &TensorKey, group: Option<Group>) {
@@ -340,33 +331,7 @@ impl Agreement {
         }
     }
 
-    /// All ranks have joined: the rounds of all names are reset.
-    fn all_joined(&mut self, cx: &mut Context, key: &TensorKey) {
-        let joined = std::mem::take(&mut self.joined);
-        for (incomplete, progress) in self.groups.take_joined(&joined) {
-            let why = format!("{progress}, and all ranks have joined; ask for all tensors of a group before a join");
-            self.reject_each(cx, vec![incomplete], &why);
-        }
-        self.groups.forget_rejected(SetId::WORLD);
-        self.negotiation.remove_set(SetId::WORLD);
-        self.member_sets.all_joined();
-        self.ordering.push_all_joined(key.name.clone(), self.last_joined);
-    }
-
-    /// Undoes failed joins: operations that are ready without these ranks are rejected.
-    fn unjoin(&mut self, cx: &mut Context, requests: &RankRequests) {
-        let joins = requests.iter().filter(|(_, request)| request.collective == Collective::Join);
-        let ranks: BTreeSet<Rank> = joins.map(|(rank, _)| *rank).filter(|rank| self.joined.remove(rank)).collect();
-        if ranks.is_empty() {
-            return;
-        }
-        let mut stranded: Vec<Ready> = self.groups.take_joined(&ranks).into_iter().map(|(ready, _)| ready).collect();
-        stranded.extend(self.ordering.take_joined(&ranks));
-        let who = wording::ranks(&ranks.into_iter().collect::<Vec<_>>());
-        self.reject_each(cx, stranded, &format!("it was to be performed without {who}, whose join has failed"));
-    }
-
-    fn reject_each(&self, cx: &mut Context, tensors: Vec<Ready>, why: &str) {
+    pub(super) fn reject_each(&self, cx: &mut Context, tensors: Vec<Ready>, why: &str) {
         for ready in tensors {
             let key = ready.key();
             self.reject(cx, &ready.view, &key, &refusal(&key, why), &ready.tensor.joined);

@@ -64,6 +64,11 @@ impl PendingCommits {
         old.take(limits::REPORT_NAMES_MAX).map(|open| open.words(cx)).collect()
     }
 
+    /// Whether an operation waits for the report of this sidecar.
+    pub(crate) fn awaits(&self, sidecar: SidecarIndex) -> bool {
+        self.open.values().any(|open| open.operation.awaited.contains(&sidecar))
+    }
+
     pub(crate) fn clear(&mut self) {
         self.open.clear();
     }

@@ -121,11 +121,11 @@ impl Groups {
         })
     }
 
-    /// Removes the tensors that are ready without any of these joined ranks; they count as rejected. Each is returned
-    /// with the progress of its group.
-    pub(crate) fn take_joined(&mut self, ranks: &BTreeSet<Rank>) -> Vec<(Ready, String)> {
+    /// Removes the tensors of a set that are ready without any of these joined ranks; they count as rejected. Each is
+    /// returned with the progress of its group.
+    pub(crate) fn take_joined(&mut self, of: SetId, ranks: &BTreeSet<Rank>) -> Vec<(Ready, String)> {
         let mut taken = Vec::new();
-        for (GroupKey { set, name, .. }, uses) in &mut self.uses {
+        for (GroupKey { set, name, .. }, uses) in self.uses.iter_mut().filter(|(key, _)| key.set == of) {
             for of_use in uses {
                 let progress = Waiting { set: *set, name, of_use }.progress();
                 let without = |ready: &Ready| ready.tensor.joined.iter().any(|rank| ranks.contains(rank));

@@ -113,10 +113,10 @@ impl Agreement {
         }
     }
 
-    /// A rank has joined, so it sends nothing more: checks the waiting receives.
-    pub(super) fn match_after_join(&mut self, cx: &mut Context) {
-        let of_world = self.matching.waiting.keys().copied().filter(|mailbox| mailbox.set == SetId::WORLD);
-        for mailbox in of_world.collect::<Vec<_>>() {
+    /// A rank has joined in a set, so it sends nothing more there: checks the waiting receives of the set.
+    pub(super) fn match_after_join(&mut self, cx: &mut Context, set: SetId) {
+        let of_set = self.matching.waiting.keys().copied().filter(|mailbox| mailbox.set == set);
+        for mailbox in of_set.collect::<Vec<_>>() {
             self.match_receive(cx, mailbox);
         }
     }
@@ -133,7 +133,8 @@ impl Agreement {
             cx.send_down(&to, self.epoch, Seq(0), Control::Matched { set, receive, message });
             return;
         }
-        if set == SetId::WORLD && others().all(|rank| self.joined.contains(&rank)) {
+        let joined = self.joins.of(set);
+        if others().all(|rank| joined.contains(&rank)) {
             let why = "Recv from any source is not supported with Join: all other ranks have joined";
             self.reject_receive(cx, mailbox, why);
         }

@@ -5,6 +5,8 @@ mod agreement;
 mod commits;
 mod fusion;
 mod groups;
+mod hung;
+mod joins;
 mod matching;
 pub(crate) mod member_sets;
 mod mismatch;
@@ -25,6 +27,7 @@ use ronde_wire::{Cause, Control, Epoch, Failure, OpId, Rank, Seq, SidecarIndex};
 
 use self::agreement::Agreement;
 use self::commits::PendingCommits;
+use self::hung::HungRanks;
 use self::scheduling::{FrozenSchedule, PendingExit};
 use self::stall::Stalls;
 use crate::engine::shared::context::Context;
@@ -42,6 +45,7 @@ pub(crate) struct Coordinator {
     epoch_notified: BTreeMap<SidecarIndex, Epoch>,
     agreement: Agreement,
     stalls: Stalls,
+    hung: HungRanks,
     /// Operations with a plugin; they are committed even after a rank has shut down.
     pending_commits: PendingCommits,
     /// For each rank, how often its announcement was the last one.
@@ -107,6 +111,7 @@ impl Coordinator {
             Control::Activities { activities } => {
                 let ranks: Vec<Rank> = activities.iter().map(|activity| activity.rank).collect();
                 check_served(cx, from, &ranks)?;
+                self.hung.answered(cx, &self.agreement, from, &activities);
                 self.stalls.answered(cx, from, activities);
                 self.stalls.check(cx, &self.agreement, &self.pending_commits, &self.suspects_sent);
                 Ok(())
@@ -177,6 +182,7 @@ impl Coordinator {
             self.end(cx, &failure);
         }
         self.stalls.check(cx, &self.agreement, &self.pending_commits, &self.suspects_sent);
+        self.hung.check(cx, &self.agreement);
     }
 
     /// Orders what is ready. Called when all pending messages are handled, so that tensors that became ready together
@@ -250,6 +256,11 @@ impl Coordinator {
                 let reason = format!("{who} has ended {epoch} on its own; see its log for the reason");
                 self.end(cx, &Failure::new(Cause::SidecarLost, reason).with_sidecar(from));
             }
+            // Its report of such an operation will not arrive, so nobody would receive the decision.
+            Phase::Closing(_, shutdown) if self.pending_commits.awaits(from) => {
+                let shutdown = shutdown.clone();
+                self.end(cx, &shutdown);
+            }
             Phase::Closing(unfinished, _) => {
                 unfinished.remove(&from);
                 if unfinished.is_empty() {
@@ -298,6 +309,7 @@ impl Coordinator {
         }
         self.agreement.reset(self.epoch);
         self.stalls.clear();
+        self.hung.clear();
         self.suspect_ranks.clear();
         self.suspects_sent = Suspects::default();
     }

@@ -5,9 +5,9 @@
 //! announcement belongs to round k. All rounds but the last are poisoned. A poisoned round is kept until every rank has
 //! announced or voided it, so that a late announcement is not counted for a later round.
 //!
-//! A joined rank takes no part in rounds of the set of all ranks: an open round is complete without it, and in a round
-//! that is poisoned meanwhile it is *excused*, which is reported to its sidecar. When all ranks have joined, all rounds
-//! are reset.
+//! A rank that has joined in a set takes no part in rounds of that set: an open round is complete without it, and in a
+//! round that is poisoned meanwhile it is *excused*, which is reported to its sidecar. When all ranks of the set have
+//! joined, all its rounds are reset.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -158,7 +158,7 @@ impl Negotiation {
         }
     }
 
-    /// Removes the open round of a name when all ranks that have not joined have announced it.
+    /// Removes the open round of a name when all ranks that have not joined in its set have announced it.
     pub(crate) fn take_complete(&mut self, key: &TensorKey, joined: &BTreeSet<Rank>) -> Option<Complete> {
         let name = self.names.get_mut(key)?;
         let view = Arc::clone(&name.view);
@@ -319,11 +319,8 @@ impl Negotiation {
     }
 }
 
-/// Joined ranks of the view that take no part, ascending. A join affects only the set of all ranks.
+/// Joined ranks of the view that take no part, ascending. `joined` are those of the set.
 fn excused(view: &SetView, joined: &BTreeSet<Rank>, takes_part: impl Fn(Rank) -> bool) -> Vec<Rank> {
-    if !view.is_world() {
-        return Vec::new();
-    }
     joined.iter().copied().filter(|rank| view.contains(*rank) && !takes_part(*rank)).collect()
 }
 
@@ -351,10 +348,9 @@ pub(crate) struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// The missing ranks that have not joined, ascending.
+    /// The missing ranks that have not joined, ascending. `joined` are those of the set of the request.
     pub(crate) fn missing(&self, joined: &BTreeSet<Rank>) -> Vec<Rank> {
-        let excused = |rank: &Rank| self.view.is_world() && joined.contains(rank);
-        let missing = |rank: &Rank| !self.announced.contains_key(rank) && !excused(rank);
+        let missing = |rank: &Rank| !self.announced.contains_key(rank) && !joined.contains(rank);
         self.view.ranks.iter().copied().filter(missing).collect()
     }
 }

@@ -9,7 +9,7 @@ use ronde_collectives::plan::{Work, WorkKind};
 use ronde_collectives::{Choice, algorithm_of, select};
 use ronde_wire::control::{Order, OrderedTensor};
 use ronde_wire::{
-    Algorithm, Collective, Control, Epoch, Pair, Rank, Seq, SetId, SidecarIndex, TensorName, Tuning, limits,
+    Algorithm, Collective, Control, Epoch, Pair, Rank, Seq, SetId, SidecarIndex, SidecarSet, TensorName, Tuning, limits,
 };
 
 use super::commits::PluginOperation;
@@ -34,8 +34,9 @@ pub(crate) struct Ordering {
     last: Seq,
     /// Operations with a plugin that were ordered since they were last taken.
     plugin_operations: Vec<PluginOperation>,
-    /// The end of a join, which is sent after all tensors that were ready without the joined ranks.
-    all_joined: Option<(TensorName, Rank)>,
+    /// The ends of joins, one for each set at most. Each is sent after all tensors of its set that were ready without the
+    /// joined ranks.
+    all_joined: BTreeMap<SetId, AllJoined>,
 }
 
 /// The key of a queue: a process set, or two ranks of it for their messages in one direction, which do not wait for
@@ -44,6 +45,15 @@ pub(crate) struct Ordering {
 struct Scope {
     set: SetId,
     pair: Option<Pair>,
+}
+
+/// The end of a join.
+#[derive(Debug)]
+struct AllJoined {
+    /// The member sidecars of the set.
+    sidecars: SidecarSet,
+    name: TensorName,
+    last: Rank,
 }
 
 #[derive(Debug)]
@@ -69,9 +79,9 @@ impl Ordering {
         of_kind.push_back(tensor);
     }
 
-    /// All ranks have joined, `last` as the last one.
-    pub(crate) fn push_all_joined(&mut self, name: TensorName, last: Rank) {
-        self.all_joined = Some((name, last));
+    /// All ranks of a set have joined by this name, `last` as the last one.
+    pub(crate) fn push_all_joined(&mut self, view: &SetView, TensorKey { set, name }: TensorKey, last: Rank) {
+        self.all_joined.insert(set, AllJoined { sidecars: view.sidecars, name, last });
     }
 
     /// Removes the ready tensors of a removed set: each sidecar fails their requests.
@@ -84,18 +94,17 @@ impl Ordering {
         self.drop_idle();
     }
 
-    /// Removes the tensors that are ready without any of these joined ranks.
-    pub(crate) fn take_joined(&mut self, ranks: &BTreeSet<Rank>) -> Vec<Ready> {
+    /// Removes the tensors of a set that are ready without any of these joined ranks.
+    pub(crate) fn take_joined(&mut self, set: SetId, ranks: &BTreeSet<Rank>) -> Vec<Ready> {
         let mut taken = Vec::new();
-        for (_, queue) in self.queues.range_mut(WORLD) {
-            let without = |tensor: &ReadyTensor| tensor.joined.iter().any(|rank| ranks.contains(rank));
-            for of_kind in [&mut queue.eager, &mut queue.ready] {
-                let (stranded, kept) = std::mem::take(of_kind).into_iter().partition(without);
-                *of_kind = kept;
-                let stranded: VecDeque<ReadyTensor> = stranded;
-                forget(&mut self.waiting, SetId::WORLD, &stranded);
-                taken.extend(stranded.into_iter().map(|tensor| Ready { view: Arc::clone(&queue.view), tensor }));
-            }
+        let Some(queue) = self.queues.get_mut(&Scope { set, pair: None }) else { return taken };
+        let without = |tensor: &ReadyTensor| tensor.joined.iter().any(|rank| ranks.contains(rank));
+        for of_kind in [&mut queue.eager, &mut queue.ready] {
+            let (stranded, kept) = std::mem::take(of_kind).into_iter().partition(without);
+            *of_kind = kept;
+            let stranded: VecDeque<ReadyTensor> = stranded;
+            forget(&mut self.waiting, set, &stranded);
+            taken.extend(stranded.into_iter().map(|tensor| Ready { view: Arc::clone(&queue.view), tensor }));
         }
         taken
     }
@@ -171,7 +180,12 @@ impl Ordering {
 
     /// Whether the end of a join waits to be sent.
     pub(crate) fn ends_join(&self) -> bool {
-        self.all_joined.is_some()
+        !self.all_joined.is_empty()
+    }
+
+    /// Whether the end of a join of this set waits to be sent.
+    pub(crate) fn ends_join_of(&self, set: SetId) -> bool {
+        self.all_joined.contains_key(&set)
     }
 
     /// Removes all ready tensors: they will be announced again.
@@ -189,14 +203,14 @@ impl Ordering {
     }
 
     fn send_all_joined(&mut self, cx: &mut Context, epoch: Epoch) {
-        let Some((name, last)) = self.all_joined.take() else { return };
-        let lacks_a_joined_rank =
-            |(_, queue): (&Scope, &Queue)| queue.tensors().any(|tensor| !tensor.joined.is_empty());
-        if self.queues.range(WORLD).any(lacks_a_joined_rank) {
-            self.all_joined = Some((name, last));
-            return;
+        let queues = &self.queues;
+        let is_over = |set: &SetId, _: &mut AllJoined| {
+            let queue = queues.get(&Scope { set: *set, pair: None });
+            queue.is_none_or(|queue| queue.tensors().all(|tensor| tensor.joined.is_empty()))
+        };
+        for (set, AllJoined { sidecars, name, last }) in self.all_joined.extract_if(.., is_over) {
+            cx.send_down(&sidecars, epoch, Seq(0), Control::AllJoined { set, name, last });
         }
-        cx.send_down(&cx.all_sidecars.clone(), epoch, Seq(0), Control::AllJoined { name, last });
     }
 }
 
@@ -212,9 +226,6 @@ fn forget<'a>(waiting: &mut BTreeSet<TensorKey>, set: SetId, tensors: impl IntoI
         waiting.remove(&TensorKey::new(set, &tensor.tensor.name));
     }
 }
-
-/// The queue of the set of all ranks, which is the first one.
-const WORLD: std::ops::RangeToInclusive<Scope> = ..=Scope { set: SetId::WORLD, pair: None };
 
 /// The ready tensor of matching requests.
 ///

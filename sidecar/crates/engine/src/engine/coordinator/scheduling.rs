@@ -203,7 +203,7 @@ impl Agreement {
         let expected = |set, name| self.scheduling.repetition.asks_for(set, name);
         let decided = !self.negotiation.is_poisoned() && self.groups.is_empty() && self.process_sets.all_acknowledged();
         decided
-            && self.joined.is_empty()
+            && self.joins.is_empty()
             && !self.ordering.ends_join()
             && self.matching.is_empty()
             && self.negotiation.waiting().all(|waiting| expected(waiting.request.set, &waiting.request.name))

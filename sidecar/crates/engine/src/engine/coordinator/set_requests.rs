@@ -27,7 +27,7 @@ impl Agreement {
             .map_err(|why| format!("announces {name} for {rank}, which is invalid: {why}"))?;
         let mut ranks = ranks.clone();
         ranks.sort_unstable();
-        let asked = self.member_sets.ask(cx.now, name, rank, &ranks, &self.joined)?;
+        let asked = self.member_sets.ask(cx.now, name, rank, &ranks, self.joins.of(SetId::WORLD))?;
         cx.traces.note(|| Trace::Ready { set: *set, name: name.clone(), operation: operation(collective), rank });
         match asked {
             Asked::Waits => {}
@@ -75,9 +75,10 @@ impl Agreement {
                 .with_rank(rank)
                 .with_tensor(name.clone())
         };
+        let joined = self.joins.of(SetId::WORLD);
         let ended = match failure.cause {
-            Cause::TimedOut => self.member_sets.withdraw(name, rank, &self.joined, voided("was withdrawn")),
-            _ => self.member_sets.refuse(name, rank, ranks, &self.joined, voided("was refused"))?,
+            Cause::TimedOut => self.member_sets.withdraw(name, rank, joined, voided("was withdrawn")),
+            _ => self.member_sets.refuse(name, rank, ranks, joined, voided("was refused"))?,
         };
         if let Some(ended) = ended {
             self.set_refused(cx, name, ended);
@@ -105,9 +106,9 @@ impl Agreement {
         });
     }
 
-    /// A rank joins: requests that need it fail.
+    /// A rank joins in the set of all ranks: requests that need it fail.
     pub(super) fn join_fails_sets(&mut self, cx: &mut Context, rank: Rank) {
-        for (name, ended) in self.member_sets.join(rank, &self.joined) {
+        for (name, ended) in self.member_sets.join(rank, self.joins.of(SetId::WORLD)) {
             self.set_refused(cx, &name, ended);
         }
     }

@@ -241,27 +241,28 @@ fn group(cx: &Context, agreement: &Agreement, waiting: &Waiting<'_>) -> String {
 }
 
 /// The names that wait for each missing rank.
-type Missing = BTreeMap<Rank, MissingRank>;
+pub(super) type Missing = BTreeMap<Rank, MissingRank>;
 
 /// The names that wait for a rank.
-struct MissingRank {
+pub(super) struct MissingRank {
     /// Some of the names.
     names: Vec<String>,
     /// The number of further names.
     more: usize,
     /// The name that waits for longest, and since when.
-    oldest: TensorName,
-    since: Time,
+    pub(super) oldest: TensorName,
+    pub(super) since: Time,
 }
 
 /// The missing ranks of names that have waited for so long. Joins are excluded: they wait for the slowest rank by
 /// design.
-fn missing(cx: &Context, agreement: &Agreement, age_ms: u64) -> Missing {
+pub(super) fn missing(cx: &Context, agreement: &Agreement, age_ms: u64) -> Missing {
     let mut missing = Missing::new();
     let joins = |waiting: &negotiation::Waiting<'_>| waiting.request.collective == Collective::Join;
     let negotiated = agreement.negotiation.waiting().filter(|waiting| !joins(waiting));
-    let negotiated =
-        negotiated.map(|waiting| (&waiting.request.name, waiting.since, waiting.missing(&agreement.joined)));
+    let negotiated = negotiated.map(|waiting| {
+        (&waiting.request.name, waiting.since, waiting.missing(agreement.joins.of(waiting.request.set)))
+    });
     let formed = agreement.member_sets.waiting().map(|waiting| (waiting.name, waiting.since, waiting.missing));
     for (name, since, ranks) in negotiated.chain(formed) {
         if cx.now.ms_since(since) < age_ms {

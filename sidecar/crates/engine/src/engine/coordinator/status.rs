@@ -28,7 +28,7 @@ impl Coordinator {
     pub(crate) fn status(&self, cx: &Context, now: Time) -> NegotiationStatus {
         NegotiationStatus {
             ranks_missing: self.missing(cx),
-            ranks_joined: self.agreement.joined.iter().copied().collect(),
+            ranks_joined: self.agreement.joins.ranks().into_iter().collect(),
             names: self.agreement.negotiation.len() + self.agreement.member_sets.len(),
             oldest: self.oldest_names(now),
             last_to_be_ready: self.last_to_be_ready.clone(),
@@ -41,7 +41,7 @@ impl Coordinator {
             set: waiting.request.set,
             name: waiting.request.name.clone(),
             collective: waiting.request.collective.name(),
-            missing: waiting.missing(&self.agreement.joined),
+            missing: waiting.missing(self.agreement.joins.of(waiting.request.set)),
             age_ms: now.ms_since(waiting.since),
         };
         let formed = |waiting: WaitingSet<'_>| WaitingTensor {

@@ -165,7 +165,7 @@ fn check_joined(view: &SetView, requests: &Requests, order: &Order) -> Result<()
         return Ok(());
     }
     let name = order.collective.name();
-    if !view.is_world() || order.pair.is_some() || !allows_joined(&order.collective) {
+    if order.pair.is_some() || !allows_joined(&order.collective) {
         return Err(format!("{name} of {} goes on without ranks that have joined", order.set));
     }
     if !order.joined.is_sorted_by(|a, b| a < b) {
@@ -174,7 +174,7 @@ fn check_joined(view: &SetView, requests: &Requests, order: &Order) -> Result<()
     if let Some(rank) = order.joined.iter().find(|rank| !view.contains(**rank)) {
         return Err(format!("{rank} is marked as joined but is not in {}", order.set));
     }
-    let not_joined = |rank: &&Rank| view.serves(**rank) && !requests.has_joined(**rank);
+    let not_joined = |rank: &&Rank| view.serves(**rank) && !requests.has_joined(order.set, **rank);
     match order.joined.iter().find(not_joined) {
         Some(rank) => Err(format!("{rank} is marked as joined but has not joined")),
         None => Ok(()),

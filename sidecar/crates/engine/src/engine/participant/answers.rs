@@ -34,12 +34,14 @@ impl Participant {
         }
     }
 
-    /// All ranks have joined. No name of the set of all ranks is pending; their rounds are reset.
-    pub(crate) fn all_joined(&mut self, cx: &mut Context, name: &TensorName, last: Rank) {
-        let Some(requests) = self.take_world_requests(cx, name, |what| *what == Collective::Join) else { return };
-        self.requests.forget_rejections(SetId::WORLD);
-        self.ungrouped.retain(|key| key.set != SetId::WORLD);
-        let held = self.any_sources.remove_set(SetId::WORLD);
+    /// All ranks of a set have joined. No name of the set is pending; its rounds are reset.
+    pub(crate) fn all_joined(&mut self, cx: &mut Context, set: SetId, name: &TensorName, last: Rank) {
+        let ranks = self.sets.view(cx, set).map(|view| view.local_ranks.clone()).unwrap_or_default();
+        let joins = |what: &Collective| *what == Collective::Join;
+        let Some(requests) = self.take_requests(cx, set, name, &ranks, joins) else { return };
+        self.requests.forget_rejections(set);
+        self.ungrouped.retain(|key| key.set != set);
+        let held = self.any_sources.remove_set(set);
         debug_assert!(held.is_empty(), "a rank whose receive waits cannot join");
         self.answer(cx, requests, &Detail::LastJoined(last));
     }
@@ -75,7 +77,7 @@ impl Participant {
             }
             _ => false,
         };
-        let Some(requests) = self.take_requests(cx, name, &set.ranks, fits) else { return };
+        let Some(requests) = self.take_requests(cx, SetId::WORLD, name, &set.ranks, fits) else { return };
         let known = self.sets.view(cx, set.id).is_some_and(|view| view.ranks == set.ranks);
         let added = if known { Ok(()) } else { self.sets.add(cx, set) };
         match added {
@@ -87,7 +89,7 @@ impl Participant {
     /// Requests for process sets of their members have failed: those of these ranks.
     pub(crate) fn set_refused(&mut self, cx: &mut Context, name: &TensorName, ranks: &[Rank], failure: &Failure) {
         let fits = |what: &Collective| matches!(what, Collective::AddSetOfMembers { .. });
-        let Some(requests) = self.take_requests(cx, name, ranks, fits) else { return };
+        let Some(requests) = self.take_requests(cx, SetId::WORLD, name, ranks, fits) else { return };
         cx.stats.rejected += 1;
         let failure = failure.clone().within_limits();
         for key in requests {
@@ -150,13 +152,14 @@ impl Participant {
         fits: impl Fn(&Collective) -> bool,
     ) -> Option<Vec<RequestKey>> {
         let ranks = cx.world_set(SetId::WORLD).map(|world| world.local_ranks.clone()).unwrap_or_default();
-        self.take_requests(cx, name, &ranks, fits)
+        self.take_requests(cx, SetId::WORLD, name, &ranks, fits)
     }
 
-    /// The same for those of the given ranks that are served here.
+    /// The same for a name of a set and those of the given ranks that are served here.
     fn take_requests(
         &mut self,
         cx: &mut Context,
+        set: SetId,
         name: &TensorName,
         ranks: &[Rank],
         fits: impl Fn(&Collective) -> bool,
@@ -166,7 +169,7 @@ impl Participant {
             return None;
         }
         let ranks: Vec<Rank> = ranks.iter().copied().filter(|rank| cx.serves(cx.me(), *rank)).collect();
-        let key = |rank| RankKey::new(SetId::WORLD, name, rank);
+        let key = |rank| RankKey::new(set, name, rank);
         if let Some(rank) = ranks.iter().find(|rank| !self.requests.fits(&key(**rank), &fits)) {
             let reason = format!("{name} was answered by the coordinator, which {rank} has not asked for");
             self.fail(cx, Seq(0), &Failure::new(Cause::Bug, reason).with_tensor(name.clone()));

@@ -97,6 +97,11 @@ pub(crate) struct Running {
 }
 
 impl Participant {
+    /// A participant after this epoch.
+    pub(crate) fn after(epoch: Epoch) -> Self {
+        Self { epoch, ..Self::default() }
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         matches!(self.phase, Phase::Idle)
     }

@@ -36,8 +36,8 @@ pub(crate) struct Requests {
     numbers: BTreeMap<RequestKey, RankKey>,
     counts: BTreeMap<Rank, usize>,
     rounds: BTreeMap<RankKey, RoundOffset>,
-    /// Ranks with a pending join.
-    joined: BTreeSet<Rank>,
+    /// Ranks with a pending join, by set.
+    joined: BTreeSet<(SetId, Rank)>,
     /// The number of submissions and refusals so far.
     turns: u64,
 }
@@ -118,9 +118,14 @@ impl Requests {
         self.numbers.contains_key(&key)
     }
 
-    /// Whether the rank has a pending join.
-    pub(crate) fn has_joined(&self, rank: Rank) -> bool {
-        self.joined.contains(&rank)
+    /// Whether the rank has a pending join in the set.
+    pub(crate) fn has_joined(&self, set: SetId, rank: Rank) -> bool {
+        self.joined.contains(&(set, rank))
+    }
+
+    /// The ranks with a pending join in any set, ascending.
+    pub(crate) fn joined_ranks(&self) -> BTreeSet<Rank> {
+        self.joined.iter().map(|(_, rank)| *rank).collect()
     }
 
     /// The number of pending requests of a rank.
@@ -137,7 +142,7 @@ impl Requests {
     ) {
         *self.counts.entry(key.rank).or_default() += 1;
         if what.collective == Collective::Join {
-            self.joined.insert(key.rank);
+            self.joined.insert((key.set, key.rank));
         }
         self.numbers.insert(RequestKey { rank: key.rank, request }, key.clone());
         let turn = self.next_turn();
@@ -251,7 +256,7 @@ impl Requests {
         }
         let pending = self.pending.remove(&key);
         if pending.as_ref().is_some_and(|pending| pending.what.collective == Collective::Join) {
-            self.joined.remove(&rank);
+            self.joined.remove(&(key.set, rank));
         }
         pending.is_some()
     }

@@ -397,7 +397,7 @@ impl Participant {
     /// Invalidates the schedule when a request waits so long that the coordinator has to find the missing rank.
     pub(super) fn check_delays(&mut self, cx: &mut Context) {
         let Some(first) = self.scheduled.as_ref().map(|scheduled| scheduled.first) else { return };
-        let limit_ms = cx.config.stall_warning_ms / DELAYS_PER_WARNING;
+        let limit_ms = cx.config.stall_checked_ms() / DELAYS_PER_WARNING;
         let is_late = |since: Time| cx.now.ms_since(since) >= limit_ms;
         let ahead = |ordered: Option<Seq>| ordered.is_none_or(|seq| seq >= first);
         let delayed = |pending: &Pending| !pending.forms_set() && ahead(pending.ordered) && is_late(pending.since);

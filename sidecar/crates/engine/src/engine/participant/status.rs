@@ -44,7 +44,7 @@ impl Participant {
             ranks_in_epoch: self.present.iter().filter(|(_, rank)| !rank.left).map(|(rank, _)| *rank).collect(),
             ranks_waiting: self.waiting.iter().copied().collect(),
             ranks_missing: self.missing_ranks(cx),
-            ranks_joined: self.present.keys().copied().filter(|rank| self.requests.has_joined(*rank)).collect(),
+            ranks_joined: self.requests.joined_ranks().into_iter().collect(),
             sets: self.sets.len(world),
             process_sets: self.sets.others(world).take(STATUS_ENTRIES_MAX).collect(),
             pending: self.requests.len() + self.any_sources.len(),

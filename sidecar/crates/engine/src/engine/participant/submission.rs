@@ -128,7 +128,7 @@ impl Participant {
         let failure = Failure::new(Cause::Refused, why).with_rank(rank).with_tensor(name.clone());
         let Some(name) = self.refused_in_posting_order(cx, rank, TensorKey { set, name }, &failure) else { return };
         let member = self.sets.scope(cx, set, &name).is_some_and(|view| view.contains(rank));
-        let joined = set == SetId::WORLD && self.requests.has_joined(rank);
+        let joined = self.requests.has_joined(set, rank);
         let key = RankKey { set, name, rank };
         // While a request by this name is pending, the refused one was a second: the first stays valid.
         if self.is_active() && member && !joined && self.takes_part(rank) && !self.requests.has(&key) {
@@ -149,7 +149,7 @@ impl Participant {
         let failure = Failure::new(Cause::Refused, why).with_rank(rank).with_tensor(name.clone());
         let key = RankKey { set, name, rank };
         // Other members do not wait for a rank that is none, or that has joined.
-        let awaited = set == SetId::WORLD && members.contains(&rank) && !self.requests.has_joined(rank);
+        let awaited = set == SetId::WORLD && members.contains(&rank) && !self.requests.has_joined(set, rank);
         if self.is_active() && awaited && self.takes_part(rank) && !self.requests.has(&key) {
             self.void_set(rank, key.name, valid(cx, members), failure);
         }
@@ -157,7 +157,7 @@ impl Participant {
 
     /// Handles a withdrawal: the worker no longer waits. A request that is not ordered yet fails on all ranks;
     /// otherwise the operation completes. Either way its `Complete` follows once nothing accesses its memory. A join
-    /// cannot be withdrawn: it completes when all ranks have joined, as the others may have performed operations
+    /// cannot be withdrawn: it completes when all ranks of its set have joined, as the others may have performed operations
     /// without this rank.
     pub(crate) fn withdraw(&mut self, cx: &mut Context, key: RequestKey, reason: &str) {
         let rank = key.rank;
@@ -272,7 +272,7 @@ impl Participant {
         if !view.contains(rank) {
             return Err(format!("Rank {} is not a member of the provided process set. It is {set}.", rank.0));
         }
-        if view.is_world() && self.requests.has_joined(rank) {
+        if self.requests.has_joined(set, rank) {
             return Err(format!("{rank} has joined; wait for the join first"));
         }
         validation::check_message(&view, rank, what)?;

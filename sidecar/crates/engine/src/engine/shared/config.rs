@@ -1,7 +1,7 @@
 //! The settings of an engine.
 
 use ronde_collectives::CostModel;
-use ronde_wire::{SidecarIndex, World, limits};
+use ronde_wire::{Epoch, SidecarIndex, World, limits};
 
 use super::wording;
 
@@ -12,6 +12,8 @@ pub struct EngineConfig {
     pub me: SidecarIndex,
     /// The membership; equal on all sidecars, which each epoch verifies.
     pub world: World,
+    /// Epochs count on from this one: [`Epoch::before_membership`] in an elastic job.
+    pub epochs_after: Epoch,
     /// The display name of this sidecar's host. Default: empty.
     pub host: String,
     /// Lanes that this sidecar offers to each peer. Default 1.
@@ -47,6 +49,9 @@ pub struct EngineConfig {
     /// Age after which a tensor that waits for some ranks ends the epoch, in milliseconds; 0 for never. A shorter time
     /// than `stall_warning_ms` is raised to that. Default 0.
     pub stall_shutdown_ms: u64,
+    /// Age after which a tensor that waits for a single rank, which waits for nothing itself, is reported by
+    /// [`Action::Hung`](crate::Action::Hung), in milliseconds; 0 for never. Default 0.
+    pub replace_stalled_ms: u64,
     /// The most bytes of the result of one tensor: a larger one is refused on all ranks. Only the coordinator's setting
     /// is used. Default: no limit.
     pub result_bytes_max: u64,
@@ -82,6 +87,7 @@ impl EngineConfig {
         Self {
             me,
             world,
+            epochs_after: Epoch(0),
             host: String::new(),
             lanes: 1,
             threads: 1,
@@ -96,6 +102,7 @@ impl EngineConfig {
             hierarchical_allreduce: true,
             stall_warning_ms: STALL_WARNING_MS,
             stall_shutdown_ms: 0,
+            replace_stalled_ms: 0,
             result_bytes_max: u64::MAX,
             control_fan_out: limits::CONTROL_FAN_OUT,
             cost: CostModel::default(),
@@ -118,6 +125,15 @@ impl EngineConfig {
             self.stall_shutdown_ms = self.stall_shutdown_ms.max(self.stall_warning_ms);
         }
         self
+    }
+
+    /// The age after which a tensor that waits is of interest.
+    pub(crate) fn stall_checked_ms(&self) -> u64 {
+        if self.replace_stalled_ms == 0 {
+            self.stall_warning_ms
+        } else {
+            self.stall_warning_ms.min(self.replace_stalled_ms)
+        }
     }
 
     /// The visible changes of [`Self::in_order`], for the status page.

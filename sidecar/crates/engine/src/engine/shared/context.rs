@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use ronde_wire::{Control, Epoch, OpId, Rank, Seq, SetId, SidecarIndex, SidecarSet};
+use ronde_wire::{Control, Epoch, OpId, Rank, Seq, SetId, SidecarIndex, SidecarSet, World};
 
 use super::config::EngineConfig;
 use super::links::{Link, Links};
@@ -89,6 +89,14 @@ impl Context {
             sidecars,
             config,
         }
+    }
+
+    /// Replaces the world, and with it all links and their tree.
+    pub(crate) fn enter(&mut self, world: World) {
+        let config = EngineConfig { world, ..self.config.clone() };
+        let next = Self::new(config, self.now);
+        let before = std::mem::replace(self, next);
+        (self.stats, self.selections, self.traces) = (before.stats, before.selections, before.traces);
     }
 
     pub(crate) fn me(&self) -> SidecarIndex {

@@ -37,7 +37,8 @@ pub struct Status {
     /// Ranks whose attachment is missing for the next epoch: of all sidecars at the coordinator, of this one elsewhere.
     /// Empty within an epoch.
     pub ranks_missing: Vec<Rank>,
-    /// Ranks that have joined and wait for the others: of all sidecars at the coordinator, of this one elsewhere.
+    /// Ranks that have joined in a process set and wait for its others: of all sidecars at the coordinator, of this one
+    /// elsewhere.
     pub ranks_joined: Vec<Rank>,
     /// How many process sets there are, that of all ranks included.
     pub sets: usize,

@@ -22,10 +22,7 @@ pub(crate) fn check(world: &World, view: &SetView, request: &Request) -> Result<
         Collective::AllReduce { op } => check_all_reduce(*op, request, ranks),
         Collective::ReduceScatter { op } | Collective::Reduce { op, .. } => check_elementwise(name, *op, request.dtype),
         Collective::AllToAll { splits } => check_splits(splits, request, ranks),
-        Collective::Join
-        | Collective::AddSet { .. }
-        | Collective::AddSetOfMembers { .. }
-        | Collective::RemoveSet { .. }
+        Collective::AddSet { .. } | Collective::AddSetOfMembers { .. } | Collective::RemoveSet { .. }
             if !view.is_world() =>
         {
             Err(format!("{name} is for the set of all ranks, {}, not for {}", SetId::WORLD, request.set))

@@ -291,7 +291,11 @@ pub(super) fn control() -> impl Strategy<Value = Control> {
             .prop_map(|(name, id, ranks)| Control::SetAdded { name, set: ProcessSet { id: SetId(id), ranks } }),
         (tensor_name(), 0_u32..3).prop_map(|(name, set)| Control::SetRemoved { name, set: SetId(set) }),
         (0_u32..3).prop_map(|set| Control::SetForgotten { set: SetId(set) }),
-        (tensor_name(), small()).prop_map(|(name, last)| Control::AllJoined { name, last: Rank(last) }),
+        (tensor_name(), 0_u32..3, small()).prop_map(|(name, set, last)| Control::AllJoined {
+            set: SetId(set),
+            name,
+            last: Rank(last)
+        }),
         Just(Control::Done),
         failure().prop_map(|failure| Control::Failed { failure }),
         (vec(small().prop_map(SidecarIndex), 0..3), ranks())

@@ -29,6 +29,8 @@ pub(super) struct Cluster {
     pub(super) completed: Vec<(Rank, RequestId, Outcome)>,
     pub(super) began: Vec<(usize, Epoch)>,
     pub(super) ended: Vec<(usize, Epoch, Failure)>,
+    /// Reports of ranks that hang: the sidecar that reports, the rank, the text.
+    pub(super) hung: Vec<(usize, Rank, String)>,
     pub(super) notices: Vec<(usize, Vec<SidecarIndex>, Vec<Rank>, String)>,
     pub(super) disconnects: Vec<(usize, SidecarIndex, String)>,
     pub(super) sessions_ended: Vec<(Rank, Failure)>,
@@ -75,6 +77,7 @@ impl Cluster {
             completed: Vec::new(),
             began: Vec::new(),
             ended: Vec::new(),
+            hung: Vec::new(),
             notices: Vec::new(),
             disconnects: Vec::new(),
             sessions_ended: Vec::new(),
@@ -217,10 +220,7 @@ impl Cluster {
 
     /// Executes an operation on all members once all have admitted it: none has its result without the others.
     fn execute_complete(&mut self, epoch: Epoch, seq: Seq) {
-        let of = |admission: &&std::sync::Arc<Admission>| (admission.epoch, admission.seq) == (epoch, seq);
-        let admitted: Vec<_> = self.admitted.iter().filter_map(|list| list.iter().rev().find(of)).collect();
-        let members = admitted.first().map_or(0, |admission| admission.topology.members.len());
-        if admitted.len() < members && !admitted.iter().all(|admission| admission.is_eager()) {
+        if !self.is_admitted_by_all(epoch, seq) {
             return;
         }
         while let Some(at) = self.unexecuted.iter().position(|(_, e, s)| (*e, *s) == (epoch, seq)) {
@@ -228,6 +228,20 @@ impl Cluster {
             self.execute(at);
             self.drain(sidecar);
         }
+    }
+
+    fn is_admitted_by_all(&self, epoch: Epoch, seq: Seq) -> bool {
+        let of = |admission: &&std::sync::Arc<Admission>| (admission.epoch, admission.seq) == (epoch, seq);
+        let admitted: Vec<_> = self.admitted.iter().filter_map(|list| list.iter().rev().find(of)).collect();
+        let members = admitted.first().map_or(0, |admission| admission.topology.members.len());
+        admitted.len() >= members || admitted.iter().all(|admission| admission.is_eager())
+    }
+
+    /// The unexecuted operations that all members have admitted; no other one can end.
+    pub(super) fn executable(&self) -> Vec<usize> {
+        let positions = 0..self.unexecuted.len();
+        let is_admitted = |at: &usize| self.is_admitted_by_all(self.unexecuted[*at].1, self.unexecuted[*at].2);
+        positions.filter(is_admitted).collect()
     }
 
     pub(super) fn execute_all(&mut self) {
@@ -294,6 +308,16 @@ impl Cluster {
         self.world.sidecar_of(rank).expect("a rank of the world").index()
     }
 
+    /// Loses what is under way between all sidecars.
+    pub(super) fn drop_wires(&mut self) {
+        self.wires.clear();
+    }
+
+    /// Pairs of sidecars of the world that are not stopped.
+    pub(super) fn live_pairs(&self) -> Vec<(usize, usize)> {
+        self.pairs().into_iter().filter(|(a, b)| !self.stopped[*a] && !self.stopped[*b]).collect()
+    }
+
     fn pairs(&self) -> Vec<(usize, usize)> {
         let count = self.engines.len();
         (0..count).flat_map(|a| (0..count).map(move |b| (a, b))).filter(|(a, b)| a != b).collect()
@@ -333,6 +357,7 @@ impl Cluster {
                 assert_eq!(self.home(rank), sidecar, "a completion for another sidecar's rank");
                 self.completed.push((rank, request, outcome));
             }
+            Action::Hung { rank, text } => self.hung.push((sidecar, rank, text)),
             Action::Notice { sidecars, ranks, text } => self.notices.push((sidecar, sidecars, ranks, text)),
             Action::Disconnect { peer, reason } => self.disconnects.push((sidecar, peer, reason)),
             Action::EndSession { rank, failure } => self.sessions_ended.push((rank, failure)),

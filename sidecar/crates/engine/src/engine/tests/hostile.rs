@@ -179,3 +179,21 @@ fn a_second_announcement_of_a_request_that_waits_for_its_order_breaks_the_protoc
     cluster.run();
     assert!(cluster.disconnects.is_empty() && cluster.ended.is_empty());
 }
+
+#[test]
+fn a_sidecar_that_drops_an_uncommitted_operation_ends_it_on_all() {
+    let mut cluster = Cluster::new(&[0, 1, 2]).started();
+    cluster.executes = false;
+    let requests = cluster.submit_all(&coded("t", topk()));
+    cluster.run();
+    cluster.execute_on(0);
+    cluster.execute_on(1);
+    cluster.close_session(2);
+    cluster.run();
+    assert!(requests.iter().all(|request| cluster.is_pending(*request)), "its report may still arrive");
+    cluster.control(0, 2, (1, 0), Control::Attached { ranks: Vec::new() });
+    cluster.run();
+    for (rank, request) in (0..2).zip(requests) {
+        assert_eq!(cluster.failure(rank, request).cause, Cause::ShutDown);
+    }
+}

@@ -25,9 +25,9 @@ fn line(sidecar: u32, line: FromSidecar) -> FromAgent {
 }
 
 fn serving(paths: &[&str]) -> FromSidecar {
-    let token_files = paths.iter().map(|path| TokenFile { rank: 2, path: (*path).into() }).collect();
+    let token_files = paths.iter().map(|path| TokenFile { worker: 2, path: (*path).into() }).collect();
     let admin = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-    FromSidecar::Serving { socket_dir: "/run".into(), token_files, admin, web: None }
+    FromSidecar::Serving { job: "j".into(), socket_dir: "/run".into(), token_files, admin, web: None }
 }
 
 fn bound(request_bytes: usize, lanes: usize) -> FromSidecar {
@@ -40,13 +40,13 @@ fn bound(request_bytes: usize, lanes: usize) -> FromSidecar {
 fn about_rank(rank: u32) -> Vec<FromAgent> {
     let sidecar = 1;
     vec![
-        FromAgent::WorkerStarted { rank, pid: 7 },
-        FromAgent::Output { rank, stream: Stream::Stdout, text: "hello\n".into() },
-        FromAgent::WorkerExited { rank, status: Status::Code(0) },
-        FromAgent::WorkerDrained { rank, stderr_tail: vec!["bye".into()] },
-        line(sidecar, FromSidecar::Attached { rank }),
-        line(sidecar, FromSidecar::Left { rank }),
-        line(sidecar, FromSidecar::Noted { rank, last_call: None }),
+        FromAgent::WorkerStarted { worker: rank, pid: 7 },
+        FromAgent::Output { worker: rank, stream: Stream::Stdout, text: "hello\n".into() },
+        FromAgent::WorkerExited { worker: rank, status: Status::Code(0) },
+        FromAgent::WorkerDrained { worker: rank, stderr_tail: vec!["bye".into()] },
+        line(sidecar, FromSidecar::Attached { worker: rank }),
+        line(sidecar, FromSidecar::Left { worker: rank }),
+        line(sidecar, FromSidecar::Noted { worker: rank, last_call: None }),
     ]
 }
 
@@ -88,8 +88,8 @@ fn an_agent_speaks_for_the_ranks_and_sidecars_of_its_host_only() {
 fn a_sidecar_speaks_for_its_own_ranks_only_even_where_its_host_has_others() {
     let placement = Placement::new(4, &parse_list("a:4").expect("valid"), Some(2)).expect("fits");
     let mut scope = Scope { greeted: true, ..Scope::new(&placement, 0) };
-    assert!(scope.accept(line(1, FromSidecar::Attached { rank: 2 })).is_ok());
-    let violation = scope.accept(line(1, FromSidecar::Attached { rank: 1 })).expect_err("rank 1 is sidecar 0's");
+    assert!(scope.accept(line(1, FromSidecar::Attached { worker: 2 })).is_ok());
+    let violation = scope.accept(line(1, FromSidecar::Attached { worker: 1 })).expect_err("rank 1 is sidecar 0's");
     assert_eq!(violation, "sent a message about rank 1, which does not run there");
 }
 
@@ -111,15 +111,15 @@ fn the_greeting_comes_first_and_once() {
     let mut scope = Scope::new(&placement, 1);
     assert!(scope.accept(hello(vec![interface("eth0")])).is_ok());
     assert_eq!(scope.accept(hello(Vec::new())).expect_err("a second one"), "sent a second greeting");
-    let started = FromAgent::WorkerStarted { rank: 2, pid: 7 };
+    let started = FromAgent::WorkerStarted { worker: 2, pid: 7 };
     assert_eq!(Scope::new(&placement, 1).accept(started).expect_err("no greeting"), "sent no greeting first");
 }
 
 #[test]
 fn lists_and_texts_are_bounded() {
-    let output = |bytes| FromAgent::Output { rank: 2, stream: Stream::Stderr, text: "x".repeat(bytes) };
+    let output = |bytes| FromAgent::Output { worker: 2, stream: Stream::Stderr, text: "x".repeat(bytes) };
     let log = |bytes| FromAgent::SidecarLog { sidecar: 1, text: "x".repeat(bytes) };
-    let tail = |lines, bytes| FromAgent::WorkerDrained { rank: 2, stderr_tail: vec!["x".repeat(bytes); lines] };
+    let tail = |lines, bytes| FromAgent::WorkerDrained { worker: 2, stderr_tail: vec!["x".repeat(bytes); lines] };
     let summary = |ranks| Summary { last_to_be_ready: vec![0; ranks], ..Summary::default() };
     let ended = |ranks| line(1, FromSidecar::Ended { summary: summary(ranks) });
     let path = "x".repeat(PATH_BYTES_MAX + 1);
@@ -158,6 +158,40 @@ fn texts_of_an_agent_cannot_pass_for_other_lines() {
     assert_eq!(safe(FromAgent::Refused { reason: forged.into() }), format!("{refused:?}"));
     let fatal = line(1, FromSidecar::Fatal { reason: quoted() });
     assert_eq!(safe(line(1, FromSidecar::Fatal { reason: forged.into() })), format!("{fatal:?}"));
-    let noted = |last_call: &str| line(1, FromSidecar::Noted { rank: 2, last_call: Some(last_call.into()) });
+    let noted = |last_call: &str| line(1, FromSidecar::Noted { worker: 2, last_call: Some(last_call.into()) });
     assert_eq!(safe(noted("allreduce\n[0]")), format!("{:?}", noted(r"allreduce\n[0]")));
+}
+
+#[test]
+fn an_elastic_jobs_host_speaks_for_what_was_started_there() {
+    let rights = Rights::default();
+    let mut elastic = Scope { greeted: true, ..Scope::elastic("b".into(), rights.clone(), Duration::from_secs(9)) };
+    let prepared = |worker| {
+        let token_files = vec![TokenFile { worker, path: "/t".into() }];
+        line(7, FromSidecar::Prepared { membership: 2, token_files })
+    };
+    let violation = elastic.accept(line(7, FromSidecar::Entered { membership: 2 })).expect_err("it is not there yet");
+    assert_eq!(violation, "sent a message about sidecar 7, which does not run there");
+    rights.add_sidecar(7);
+    rights.add_worker(7, 20);
+    rights.add_worker(8, 21);
+    assert!(elastic.accept(line(7, FromSidecar::Entered { membership: 2 })).is_ok());
+    assert!(
+        elastic.accept(prepared(20)).is_ok() && elastic.accept(line(7, FromSidecar::Attached { worker: 20 })).is_ok()
+    );
+    let seated = |worker| line(7, FromSidecar::Seated { worker, membership: 2 });
+    assert!(elastic.accept(seated(20)).is_ok());
+    for message in [
+        prepared(21),
+        seated(21),
+        line(7, FromSidecar::Attached { worker: 21 }),
+        line(7, FromSidecar::Left { worker: 21 }),
+    ] {
+        let violation = elastic.accept(message).expect_err("worker 21 is sidecar 8's");
+        assert_eq!(violation, "sent a message about worker 21, which does not run there");
+    }
+    let violation = elastic.accept(FromAgent::WorkerStarted { worker: 0, pid: 7 }).expect_err("another host's");
+    assert_eq!(violation, "sent a message about worker 0, which does not run there");
+    let fixed = self::scope(1).accept(line(1, FromSidecar::Entered { membership: 2 })).expect_err("not elastic");
+    assert!(fixed.ends_with("but the job is not elastic"), "{fixed}");
 }

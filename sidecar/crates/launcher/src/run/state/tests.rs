@@ -14,18 +14,18 @@ fn hello(version: &str) -> Event {
 }
 
 fn exited(rank: u32, status: Status) -> Event {
-    Event::Message(FromAgent::WorkerExited { rank, status })
+    Event::Message(FromAgent::WorkerExited { worker: rank, status })
 }
 
 fn drained(rank: u32, line: &str) -> Event {
-    Event::Message(FromAgent::WorkerDrained { rank, stderr_tail: vec![line.to_owned()] })
+    Event::Message(FromAgent::WorkerDrained { worker: rank, stderr_tail: vec![line.to_owned()] })
 }
 
 #[test]
 fn the_first_failing_worker_is_the_culprit_whatever_follows() {
     let mut state = state();
     for rank in 0..4 {
-        let started = Event::Message(FromAgent::WorkerStarted { rank, pid: 1 });
+        let started = Event::Message(FromAgent::WorkerStarted { worker: rank, pid: 1 });
         state.handle_event(rank as usize / 2, started).expect("its own rank");
     }
     state.handle_event(1, exited(3, Status::Signal(9))).expect("its last lines follow");
@@ -52,7 +52,7 @@ fn the_first_failing_worker_is_the_culprit_whatever_follows() {
 
 #[test]
 fn the_first_worker_that_left_and_then_failed_is_the_culprit() {
-    let left = |sidecar, rank| Event::Message(FromAgent::Sidecar { sidecar, line: FromSidecar::Left { rank } });
+    let left = |sidecar, rank| Event::Message(FromAgent::Sidecar { sidecar, line: FromSidecar::Left { worker: rank } });
     let mut state = state();
     state.handle_event(0, left(0, 0)).expect("its own rank");
     state.handle_event(0, left(0, 1)).expect("its own rank");
@@ -72,7 +72,7 @@ fn the_first_worker_that_left_and_then_failed_is_the_culprit() {
 
 #[test]
 fn the_latest_end_of_a_session_counts() {
-    let left = |sidecar, rank| Event::Message(FromAgent::Sidecar { sidecar, line: FromSidecar::Left { rank } });
+    let left = |sidecar, rank| Event::Message(FromAgent::Sidecar { sidecar, line: FromSidecar::Left { worker: rank } });
     let mut state = state();
     // The order in which they leave the first epoch says nothing about the second, in which rank 1 is at fault.
     for rank in [0, 1, 3, 1, 0, 3] {
@@ -91,7 +91,7 @@ fn the_latest_end_of_a_session_counts() {
 fn a_lost_host_does_not_keep_the_end_waiting() {
     let mut state = state();
     state.handle_event(1, hello(env!("CARGO_PKG_VERSION"))).expect("the same version");
-    state.handle_event(1, Event::Message(FromAgent::WorkerStarted { rank: 2, pid: 1 })).expect("its own rank");
+    state.handle_event(1, Event::Message(FromAgent::WorkerStarted { worker: 2, pid: 1 })).expect("its own rank");
     assert!(!state.workers_ended());
     state.handle_event(1, Event::RemoteShellOutput("Connection reset".into())).expect("words are kept");
     state.hosts[1].remote = true;
@@ -115,7 +115,7 @@ fn every_start_step_names_the_hosts_and_ranks_that_are_missing() {
     let names = |missing: Vec<Missing>| missing.into_iter().map(|one| (one.host, one.placed)).collect::<Vec<_>>();
     assert_eq!(names(state.missing(Step::Hosts)), [("b".to_owned(), 2..4)]);
     assert_eq!(names(state.missing(Step::Bound)), [("a".to_owned(), 0..2), ("b".to_owned(), 2..4)]);
-    state.handle_event(1, Event::Message(FromAgent::WorkerStarted { rank: 2, pid: 1 })).expect("its own rank");
+    state.handle_event(1, Event::Message(FromAgent::WorkerStarted { worker: 2, pid: 1 })).expect("its own rank");
     assert_eq!(names(state.missing(Step::Workers)), [("a".to_owned(), 0..2), ("b".to_owned(), 3..4)]);
 }
 
@@ -136,9 +136,9 @@ fn an_agent_that_breaks_the_protocol_ends_the_job_by_the_name_of_its_host() {
 fn a_sidecar_must_have_made_the_tokens_of_its_ranks() {
     let serving = |ranks: &[u32]| {
         let token_files =
-            ranks.iter().map(|rank| TokenFile { rank: *rank, path: format!("/t{rank}").into() }).collect();
+            ranks.iter().map(|rank| TokenFile { worker: *rank, path: format!("/t{rank}").into() }).collect();
         let admin = "127.0.0.1:1".parse().expect("valid");
-        let line = FromSidecar::Serving { socket_dir: "/s".into(), token_files, admin, web: None };
+        let line = FromSidecar::Serving { job: "j".into(), socket_dir: "/s".into(), token_files, admin, web: None };
         Event::Message(FromAgent::Sidecar { sidecar: 1, line })
     };
     let mut good = state();
@@ -196,7 +196,7 @@ fn links_are_missing_until_both_ends_report_them() {
 fn ranks_that_have_not_joined_are_listed_in_ranges() {
     let mut state = state();
     assert!(!state.some_attached());
-    state.handle_event(0, from_sidecar(0, FromSidecar::Attached { rank: 0 })).expect("its own line");
+    state.handle_event(0, from_sidecar(0, FromSidecar::Attached { worker: 0 })).expect("its own line");
     assert!(state.some_attached());
     state.handle_event(0, exited(1, Status::Code(0))).expect("expected");
     let missing: Vec<_> = state.missing(Step::Attached).into_iter().map(|one| (one.host, one.placed)).collect();
@@ -204,7 +204,7 @@ fn ranks_that_have_not_joined_are_listed_in_ranges() {
     for rank in 1..4 {
         let sidecar = rank / 2;
         state
-            .handle_event(sidecar as usize, from_sidecar(sidecar, FromSidecar::Attached { rank }))
+            .handle_event(sidecar as usize, from_sidecar(sidecar, FromSidecar::Attached { worker: rank }))
             .expect("its own line");
     }
     assert_eq!(state.missing(Step::Attached), []);

@@ -117,7 +117,7 @@ pub(crate) fn issue(ca: &JobCa, sidecar: SidecarIndex, validity: Validity, root:
 
 pub(crate) fn local(sidecar: u32, purpose: Purpose) -> LocalHello {
     let incarnation = Incarnation(1_000 + u64::from(sidecar));
-    LocalHello { job: job(), incarnation, purpose, early_credit_bytes: 4_096, lanes: 2 }
+    LocalHello { job: job(), incarnation, purpose, early_credit_bytes: 4_096, lanes: 2, membership: 1 }
 }
 
 pub(crate) fn hello(sidecar: u32, purpose: Purpose) -> (SidecarIndex, Hello) {

@@ -1,0 +1,1 @@
+"""Kills processes of an elastic job and measures how long the others need: `cd tests && python -m kills`."""
