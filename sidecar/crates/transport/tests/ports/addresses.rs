@@ -115,7 +115,7 @@ async fn every_failed_address_is_named_with_its_error(over: Transport) {
     let (_silent, address) = silent(over);
     let mut port = start(bind(over), 0, &[(1, vec![address])], Duration::from_secs(1));
     port.open(ONE, Role::Dial);
-    let DownReason::Lost(text) = down(&mut port, 1).await else { panic!("lost") };
+    let DownReason::Unanswered(text) = down(&mut port, 1).await else { panic!("unanswered") };
     assert_eq!(text, format!("sidecar 1 did not answer within 1 s: {address}: no answer"));
 }
 
