@@ -17,15 +17,15 @@ import numpy
 import torch
 
 from ronde.errors import RefusedError
+from ronde.frameworks import world
+from ronde.frameworks.process_sets import ProcessSet, members_of, size_of
 from ronde.ops import Adasum, Average, Max, Min, Product, Sum
-from ronde.torch import world
-from ronde.torch.process_sets import ProcessSet, members_of, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ronde.frameworks.world import InFlight
     from ronde.plugins import Plugin, PluginOp
-    from ronde.torch.world import InFlight
 
 
 def begin_allreduce(

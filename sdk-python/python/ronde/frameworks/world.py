@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
-import torch
-
 if TYPE_CHECKING:
     from ronde.client import Client
+    from ronde.frameworks.hierarchy import Hosts
     from ronde.process_set import ProcessSet
-    from ronde.torch.hierarchy import Hosts
 
 
 class InFlight(Protocol):
@@ -144,7 +143,7 @@ def is_begun() -> bool:
 def current() -> World:
     """Returns the world. Raises ValueError before `init`."""
     if _process.world is None:
-        raise ValueError("Horovod has not been initialized; use hvd.init(). That is ronde.torch.init().")
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
     return _process.world
 
 
@@ -212,7 +211,8 @@ class _Complete:
 
 def traced(kind: str, name: str | None) -> contextlib.AbstractContextManager[Any]:
     """Returns a context that `torch.profiler` records, if a profiler is active."""
-    if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.autograd._profiler_enabled():
         return _UNTRACED
     return torch.profiler.record_function(f"ronde::{kind}" if name is None else f"ronde::{kind}.{name}")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from ronde.errors import MismatchError, RefusedError
-from ronde.torch import communicators, world
+from ronde.frameworks import communicators, world
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
