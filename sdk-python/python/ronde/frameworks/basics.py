@@ -112,8 +112,8 @@ def _begin(comm: Any, process_sets: Sequence[Any] | str | None, settings: dict[s
     _check(comm, process_sets)
     _arguments.given = (comm, process_sets, dict(settings))
     settings = {**without_launcher.settings_without_launcher(settings), **settings}
-    if "on_failure" not in settings and _ON_FAILURE in os.environ:
-        settings["on_failure"] = os.environ[_ON_FAILURE]
+    if "on_failure" not in settings and (on_failure := default_on_failure()) is not None:
+        settings["on_failure"] = on_failure
     # Registered after the handler that stops a sidecar started here, so it runs before that one.
     atexit.unregister(_end_of_program)
     atexit.register(_end_of_program)
@@ -133,6 +133,11 @@ def _begin(comm: Any, process_sets: Sequence[Any] | str | None, settings: dict[s
     _sets_begin(comm, process_sets)
     if hierarchy.is_asked_for() and begun.base is None:
         begun.hosts = hierarchy.Hosts(client, _hosts(client, settings.get("socket")))
+
+
+def default_on_failure() -> str | None:
+    """Returns the value of RONDE_ON_FAILURE, which is the default of `on_failure`; None if it is not set."""
+    return os.environ.get(_ON_FAILURE)
 
 
 def _enter_membership() -> None:

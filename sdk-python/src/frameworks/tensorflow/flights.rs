@@ -215,9 +215,16 @@ impl Task {
     /// Submits the operation. The inputs are copied into shared memory from where the graph has them.
     fn submit(&self, client: &Client) -> Result<(Vec<Handle>, Vec<c_int>), Failed> {
         let inputs = self.call.inputs().map_err(|reason| Failed::new(Code::Internal, reason))?;
-        let shapes: Vec<Vec<u64>> = inputs.iter().map(Tensor::shape).collect();
+        let mut shapes: Vec<Vec<u64>> = inputs.iter().map(Tensor::shape).collect();
         let label = Label { name: self.name.as_deref(), set: self.spec.set };
         let collective = self.collective(&inputs)?;
+        if let (Collective::AllToAll { splits }, Some([rows, ..])) =
+            (&collective, shapes.first_mut().map(Vec::as_mut_slice))
+        {
+            // Rows after those of the splits stay here.
+            let sent: u64 = splits.iter().sum();
+            *rows = if splits.is_empty() { *rows } else { sent.min(*rows) };
+        }
         let tensors = if self.spec.kind == Kind::AllToAll { inputs.get(..1).unwrap_or_default() } else { &inputs };
         let operations =
             tensors.iter().zip(&shapes).map(|(tensor, shape)| self.operation(label, &collective, (tensor, shape)));
@@ -257,7 +264,10 @@ impl Task {
         let dtype = dtype_of(number).ok_or_else(|| {
             Failed::new(Code::InvalidArgument, format!("type {number} of TensorFlow is not supported"))
         })?;
-        let tensor = Some(TensorRef { dtype, shape, bytes: tensor.bytes() });
+        let wanted = shape.iter().product::<u64>().saturating_mul(dtype.size_bytes() as u64);
+        let bytes = tensor.bytes();
+        let bytes = usize::try_from(wanted).ok().and_then(|wanted| bytes.get(..wanted)).unwrap_or(bytes);
+        let tensor = Some(TensorRef { dtype, shape, bytes });
         let Spec { prescale, postscale, .. } = *self.spec;
         Ok(Operation { prescale, postscale, ..Operation::new(label, collective.clone(), tensor).notify() })
     }
@@ -305,18 +315,21 @@ impl Flight {
         let Self { spec, call, mut handles, dtypes, .. } = self;
         let written = handles.iter_mut().try_for_each(|handle| handle.wait_timeout(Duration::ZERO).map(drop));
         let outcome = written.map_err(|error| failed(&error)).and_then(|()| match spec.kind {
-            Kind::Barrier => {
-                handles.iter().try_for_each(|handle| handle.detail().map(drop).map_err(|error| failed(&error)))
-            }
+            Kind::Barrier => is_over(&handles),
             Kind::Join => last_joined(&handles).and_then(|rank| write_number(&call, rank)),
+            // Reading a result forgets the splits.
+            Kind::AllToAll => {
+                write_splits(&call, &handles).and_then(|()| write_tensors(&call, &mut handles, &dtypes))
+            }
             _ => write_tensors(&call, &mut handles, &dtypes),
-        });
-        let outcome = outcome.and_then(|()| match spec.kind {
-            Kind::AllToAll => write_splits(&call, &handles),
-            _ => Ok(()),
         });
         call.end(outcome);
     }
+}
+
+/// Whether operations without a result have succeeded.
+fn is_over(handles: &[Handle]) -> Result<(), Failed> {
+    handles.iter().try_for_each(|handle| handle.detail().map(drop).map_err(|error| failed(&error)))
 }
 
 fn write_tensors(call: &Call, handles: &mut [Handle], dtypes: &[c_int]) -> Result<(), Failed> {
