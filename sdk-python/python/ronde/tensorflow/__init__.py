@@ -35,7 +35,7 @@ from ronde.frameworks.basics import (
 )
 from ronde.frameworks.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ronde.ops import Adasum, Average, Max, Min, Product, Sum
-from ronde.tensorflow import gradients, session  # noqa: F401 -- registers the gradients
+from ronde.tensorflow import elastic, gradients, session  # noqa: F401 -- registers the gradients
 from ronde.tensorflow.compression import Compression
 from ronde.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -63,6 +63,7 @@ from ronde.tensorflow.mpi_ops import (
     reducescatter,
     size_op,
 )
+from ronde.tensorflow.optimizer import DistributedOptimizer
 from ronde.tensorflow.session import init
 from ronde.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 
