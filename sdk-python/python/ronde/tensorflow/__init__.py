@@ -7,7 +7,17 @@ tape = hvd.DistributedGradientTape(tape)
 hvd.broadcast_variables(model.variables, root_rank=0)
 """
 
-from ronde.errors import RondeError
+from ronde.errors import (
+    FailureRecord,
+    LastCall,
+    MismatchError,
+    PeerLostError,
+    RefusedError,
+    RondeError,
+    ShutDownError,
+    TimedOutError,
+)
+from ronde.frameworks import needs_tensorflow  # noqa: F401 -- first, for its error
 from ronde.frameworks.basics import (
     ccl_built,
     client,
@@ -65,22 +75,91 @@ from ronde.tensorflow.mpi_ops import (
 )
 from ronde.tensorflow.optimizer import DistributedOptimizer
 from ronde.tensorflow.session import init
-from ronde.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from ronde.tensorflow.sync_batch_norm import SyncBatchNormalization
+from ronde.tensorflow.tape import (
+    DistributedGradientTape,
+    PartialDistributedGradientTape,
+    check_num_rank_power_of_2,
+    gpu_available,
+)
 
 HorovodInternalError = RondeError
 """The base of all errors of collectives, the session and the job, under Horovod's name."""
 
 session.follow()
 
-
-def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
-    """Returns whether TensorFlow has a GPU. The arguments are Horovod's, and have no effect."""
-    import tensorflow as tf
-
-    del ext_base_name, verbose
-    return bool(tf.config.list_physical_devices("GPU"))
-
-
-def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Returns whether a number is a power of two."""
-    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+__all__ = [
+    "Adasum",
+    "Average",
+    "BroadcastGlobalVariablesHook",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "FailureRecord",
+    "HorovodInternalError",
+    "LastCall",
+    "Max",
+    "Min",
+    "MismatchError",
+    "PartialDistributedGradientTape",
+    "PeerLostError",
+    "ProcessSet",
+    "Product",
+    "RefusedError",
+    "RondeError",
+    "ShutDownError",
+    "Sum",
+    "SyncBatchNormalization",
+    "TimedOutError",
+    "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+    "ccl_built",
+    "check_num_rank_power_of_2",
+    "client",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "elastic",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "gpu_available",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "max_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
+    "rank",
+    "rank_op",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
+]

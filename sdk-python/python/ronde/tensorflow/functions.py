@@ -31,19 +31,36 @@ def broadcast_variables(
     """
     del inplace
     listed = [reference(each) for each in variables]
-    number, root = mpi_ops.set_number(process_set), root_rank
-    del number
+    mpi_ops.set_number(process_set)  # raises before anything is exchanged
     if not tf.inside_function():
         _check_alike(listed, process_set)
     if tf.executing_eagerly():
-        _assign_eagerly(listed, root, process_set)
+        _assign_eagerly(listed, root_rank, process_set)
         return None
-    values = [each.read_value() for each in listed]
+    return tf.group(*_assigned(listed, root_rank, "broadcast_variables", process_set))
+
+
+def _assigned(variables: list[Any], root_rank: int, name: str, process_set: ProcessSet) -> list[Any]:
+    """Returns the assignments of a graph."""
     received = [
-        mpi_ops.broadcast(value, root, f"broadcast_variables.{index}", process_set=process_set)
-        for index, value in enumerate(values)
+        mpi_ops.broadcast(_sendable(each.read_value()), root_rank, f"{name}.{index}", process_set=process_set)
+        for index, each in enumerate(variables)
     ]
-    return tf.group(*[variable.assign(value) for variable, value in zip(listed, received)])
+    return [variable.assign(_restored(value, variable.dtype)) for variable, value in zip(variables, received)]
+
+
+_BITS_OF = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
+_NOT_SENT = (tf.uint32, tf.uint64, tf.complex64, tf.complex128)
+
+
+def _sendable(value: Any) -> Any:
+    """Returns a value of a type that operations accept: the bits of others, such as the states of random generators."""
+    is_small_float = value.dtype.is_floating and value.dtype.size == 1
+    return tf.bitcast(value, _BITS_OF[value.dtype.size]) if value.dtype in _NOT_SENT or is_small_float else value
+
+
+def _restored(value: Any, dtype: Any) -> Any:
+    return value if value.dtype == dtype.base_dtype else tf.bitcast(value, dtype.base_dtype)
 
 
 def broadcast_(
@@ -62,11 +79,7 @@ def broadcast_(
     if tf.executing_eagerly():
         broadcast_variables(listed, root_rank, process_set)
         return listed
-    received = [
-        mpi_ops.broadcast(each.read_value(), root_rank, f"{name or 'broadcast_'}.{index}", process_set=process_set)
-        for index, each in enumerate(listed)
-    ]
-    return [variable.assign(value) for variable, value in zip(listed, received)]
+    return _assigned(listed, root_rank, name or "broadcast_", process_set)
 
 
 def _check_alike(variables: list[Any], process_set: ProcessSet) -> None:
@@ -88,7 +101,8 @@ def _check_alike(variables: list[Any], process_set: ProcessSet) -> None:
                 f"{first_shape}"
             )
         raise ValueError(
-            f"broadcast_variables: rank {rank} has {what}. Give the same variables on all ranks, after the model is built"
+            f"broadcast_variables: rank {rank} has {what}. Give the same variables on all ranks, once the "
+            "model is built"
         )
 
 
@@ -98,10 +112,10 @@ def _assign_eagerly(variables: list[Any], root_rank: int, process_set: ProcessSe
     for variable in [*variables, None]:
         size = 0 if variable is None else variable.dtype.size * (variable.shape.num_elements() or 0)
         if window and (variable is None or nbytes + size > _WINDOW_BYTES):
-            values = [each.read_value() for each in window]
+            values = [_sendable(each.read_value()) for each in window]
             received = mpi_ops.broadcast_many(values, root_rank, "", process_set)
             for each, value in zip(window, received):
-                each.assign(value)
+                each.assign(_restored(value, each.dtype))
             window, nbytes = [], 0
         if variable is not None:
             window.append(variable)
@@ -121,7 +135,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
-class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """Broadcasts all variables of rank `root_rank` when a session of TensorFlow 1 begins, also after a restore.
 
     device -- the device for the operations

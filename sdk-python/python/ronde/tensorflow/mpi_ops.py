@@ -9,8 +9,8 @@ name        -- identifies the operation on all ranks. Eager operations without o
 process_set -- the ranks that take part; default: all. A root is always a rank of the job.
 ignore_name_scope -- whether the name of an operation in a graph lacks `tf.name_scope`
 
-They work eagerly, in `tf.function` and in graphs of TensorFlow 1, and have gradients (docs/TENSORFLOW.md). Operations of
-one graph run in parallel and in any order.
+They work eagerly, in `tf.function` and in graphs of TensorFlow 1, and have gradients (docs/TENSORFLOW.md). Operations
+of one graph run in parallel and in any order.
 
 They raise ValueError for invalid arguments, for a process set that is not registered or does not contain this process,
 and before `init`. If the operation fails, running it raises an error of `tf.errors` with the same text on all ranks:
@@ -40,10 +40,10 @@ _OPS = (Average, Sum, Adasum, Min, Max, Product)
 
 
 def set_number(process_set: ProcessSet) -> int:
-    """Returns the number of a process set. Raises ValueError for one that this process cannot use, and before `init`."""
+    """Returns the number of a process set. Raises ValueError for one that cannot be used, and before `init`."""
     self_test()
     members = members_of(process_set)
-    return 0 if members is None else members.id
+    return 0 if members is None or members.id is None else members.id
 
 
 def reduce_op(average: bool | None, op: int | None) -> int:
@@ -91,9 +91,11 @@ def allreduce(
     op = reduce_op(average, op)
     if isinstance(tensor, tf.IndexedSlices):
         if op not in (Average, Sum):
-            raise NotImplementedError("the reduction of tf.IndexedSlices has op=Average and op=Sum; convert it to a tensor")
+            raise NotImplementedError(
+                "the reduction of tf.IndexedSlices has op=Average and op=Sum; convert it to a tensor"
+            )
         if prescale_factor != 1.0 or postscale_factor != 1.0:
-            raise NotImplementedError("the reduction of tf.IndexedSlices has no prescale_factor and postscale_factor")
+            raise NotImplementedError("tf.IndexedSlices are reduced without prescale_factor and postscale_factor")
         with device(device_sparse):
             return _gathered_slices(tensor, op, name, process_set, ignore_name_scope)
     with device(device_dense):
@@ -245,9 +247,7 @@ def broadcast_many(tensors: Sequence[Any], root_rank: int, name: str, process_se
         return []
     number, root = set_number(process_set), root_of(root_rank, process_set)
     found = name if tf.executing_eagerly() else name_of("broadcast", None, name)
-    return list(
-        ops.ronde_broadcast_many(list(tensors), root_rank=root, tensor_name=found, process_set_id=number)
-    )
+    return list(ops.ronde_broadcast_many(list(tensors), root_rank=root, tensor_name=found, process_set_id=number))
 
 
 def alltoall(

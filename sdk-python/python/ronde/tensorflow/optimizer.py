@@ -72,7 +72,7 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
     return kind(optimizer, name, use_locking, options, aggregation)
 
 
-class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
     """An optimizer of TensorFlow 1 whose `compute_gradients` reduces."""
 
     def __init__(

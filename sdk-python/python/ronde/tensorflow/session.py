@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NO_REPLAY = (
-    'on_failure="continue" is for ronde.torch: operations of TensorFlow\'s graphs cannot be replayed. Leave it out, and '
-    "RONDE_ON_FAILURE and --on-failure, too; hvd.elastic.run restores the last commit instead"
+    'on_failure="continue" is for ronde.torch: operations of TensorFlow\'s graphs cannot be replayed. Leave it out, '
+    "and RONDE_ON_FAILURE and --on-failure, too; hvd.elastic.run restores the last commit instead"
 )
 
 

@@ -12,7 +12,7 @@ from ronde.tensorflow.compression import Compression, Compressor
 from ronde.tensorflow.reduction import Options, reduce_gradients
 
 
-class _Tape(tf.GradientTape):  # type: ignore[misc]
+class _Tape(tf.GradientTape):
     """A tape whose `gradient` reduces over all ranks."""
 
     _ronde_options: Options
@@ -83,7 +83,7 @@ def DistributedGradientTape(  # noqa: N802 -- Horovod's name
         scale_local_gradients=scale_local_gradients,
     )
     kind = type(gradtape)
-    wrapped = object.__new__(type(kind.__name__, (_Tape, kind) if kind is not tf.GradientTape else (_Tape,), {}))
+    wrapped: Any = object.__new__(type(kind.__name__, (_Tape, kind) if kind is not tf.GradientTape else (_Tape,), {}))
     # The same recording, which goes on in both.
     wrapped.__dict__ = gradtape.__dict__
     wrapped._ronde_options = options
@@ -135,3 +135,14 @@ def local_variables(layers: Any) -> list[Any]:
         if not all(hasattr(layer, name) for name in ("trainable_weights", "add_weight", "build")):
             raise ValueError(f"all local layers must be of type tf.keras.layers.Layer, not {type(layer).__name__}")
     return [variable for layer in listed for variable in layer.trainable_weights]
+
+
+def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
+    """Returns whether TensorFlow has a GPU. The arguments are Horovod's, and have no effect."""
+    del ext_base_name, verbose
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Returns whether a number is a power of two."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0

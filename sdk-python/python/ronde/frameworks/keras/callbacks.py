@@ -237,6 +237,22 @@ class BestModelCheckpoint:
 
 
 UNSET = "ronde-unset.keras"
+"""The path of a checkpoint that has none yet: Keras checks how it ends."""
+
+
+def checkpoint_arguments(
+    monitor: str, verbose: int, save_weights_only: bool, mode: str, save_freq: Any
+) -> dict[str, Any]:
+    """Returns the arguments of Keras' `ModelCheckpoint` for `BestModelCheckpoint`."""
+    return {
+        "filepath": UNSET.replace(".keras", ".weights.h5") if save_weights_only else UNSET,
+        "monitor": monitor,
+        "verbose": verbose,
+        "save_best_only": True,
+        "save_weights_only": save_weights_only,
+        "mode": mode,
+        "save_freq": save_freq,
+    }
 
 
 def learning_rate(optimizer: Any) -> float:

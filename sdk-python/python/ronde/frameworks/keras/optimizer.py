@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -75,9 +76,7 @@ class _Keras3(_Distributed):
         if not self.built:
             me: Any = self
             me.build(variables)
-        return self._ronde_run(
-            gradients, variables, lambda reduced: parent.apply(reduced, variables), self._ronde_skip
-        )
+        return self._ronde_run(gradients, variables, lambda reduced: parent.apply(reduced, variables), self._ronde_skip)
 
     def _ronde_skip(self) -> Any:
         me: Any = self
@@ -86,7 +85,7 @@ class _Keras3(_Distributed):
     def stateless_apply(self, *_: Any, **__: Any) -> Any:
         """Raises NotImplementedError: Keras calls it inside a program of JAX only."""
         raise NotImplementedError(
-            "this DistributedOptimizer does not work with Keras' back end JAX; use the back end tensorflow or torch, or "
+            "this DistributedOptimizer does not work with Keras' back end JAX; use tensorflow or torch, or "
             "train with ronde.jax"
         )
 
@@ -137,9 +136,7 @@ def wrap(optimizer: Any, name: str | None, reducer: Reducer) -> Any:
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is a DistributedOptimizer already; wrap it once")
     if not is_keras_3(optimizer) and not is_keras_2(optimizer):
-        raise ValueError(
-            f"{type(optimizer).__name__} is no optimizer of tf.compat.v1.train, Keras 3 or tf-keras"
-        )
+        raise ValueError(f"{type(optimizer).__name__} is no optimizer of tf.compat.v1.train, Keras 3 or tf-keras")
     kind = distributed_class(type(optimizer), reducer)
     config = optimizer.get_config()
     if name is not None:
@@ -161,7 +158,9 @@ def distributed_class(kind: type, reducer: Reducer) -> Any:
     base = _Keras3 if hasattr(kind, "stateless_apply") else _Keras2
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_ronde_reducer": reducer}
     created: Any = type(kind.__name__, (base, kind), names)
-    if hasattr(kind, "_api_export_path"):
-        # By this number Keras recognizes a class of its API, under whose name it saves an optimizer.
-        created._api_export_symbol_id = id(created)
+    # Keras saves a class of its API under the API's name. Other classes are saved under that of their module.
+    api: Any = sys.modules.get("keras.src.api_export")
+    names_of_api = getattr(api, "REGISTERED_OBJS_TO_NAMES", {})
+    if kind in names_of_api:
+        names_of_api[created] = names_of_api[kind]
     return created

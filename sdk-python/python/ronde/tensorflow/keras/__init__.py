@@ -227,8 +227,7 @@ def load_model(
     compression: type[Compressor] = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Loads a model that was saved with or without a distributed optimizer. Its optimizer reduces gradients, and has the
-    saved state.
+    """Loads a model. Its optimizer reduces gradients, whether or not the saved one did, and has the saved state.
 
     custom_optimizers -- classes of optimizers that are not Keras' own
     custom_objects    -- further classes and functions, by name

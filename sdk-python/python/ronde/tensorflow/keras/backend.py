@@ -18,8 +18,7 @@ class TensorFlowBackend:
     @staticmethod
     def broadcast_variables(variables: Iterable[Any], root_rank: int) -> Any:
         """Assigns the values of a rank to variables."""
-        listed = [each for each in variables if _is_number(each)]
-        done = functions.broadcast_variables(listed, root_rank)
+        done = functions.broadcast_variables(variables, root_rank)
         if done is not None and not tf.executing_eagerly():
             tf.compat.v1.keras.backend.get_session().run(done)
 
@@ -27,12 +26,6 @@ class TensorFlowBackend:
     def is_variable(given: Any) -> bool:
         """Whether an object is a variable of TensorFlow or Keras 3."""
         return isinstance(given, tf.Variable) or isinstance(getattr(given, "_value", None), tf.Variable)
-
-
-def _is_number(variable: Any) -> bool:
-    """Whether a variable can be broadcast: the state of a random generator of Keras is of a type that is not sent."""
-    dtype = tf.as_dtype(getattr(variable, "dtype", tf.float32))
-    return dtype not in (tf.uint32, tf.uint64, tf.string, tf.resource, tf.variant)
 
 
 backend = TensorFlowBackend()

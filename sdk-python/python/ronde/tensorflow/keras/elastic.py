@@ -28,13 +28,10 @@ class KerasState(TensorFlowKerasState):
         super().__init__(model, optimizer, **kwargs)
 
 
-class CommitStateCallback(elastic.CommitStateCallback, _Base):
-    __doc__ = elastic.CommitStateCallback.__doc__
+class CommitStateCallback(elastic.CommitStateCallback, _Base): ...
 
 
-class UpdateBatchStateCallback(elastic.UpdateBatchStateCallback, _Base):
-    __doc__ = elastic.UpdateBatchStateCallback.__doc__
+class UpdateBatchStateCallback(elastic.UpdateBatchStateCallback, _Base): ...
 
 
-class UpdateEpochStateCallback(elastic.UpdateEpochStateCallback, _Base):
-    __doc__ = elastic.UpdateEpochStateCallback.__doc__
+class UpdateEpochStateCallback(elastic.UpdateEpochStateCallback, _Base): ...
