@@ -103,10 +103,14 @@ def _variable(value: Any) -> Any:
 
 
 def _operations(results: list[Any]) -> list[Any]:
-    """What others can wait for: nothing when executing eagerly."""
-    if tf.executing_eagerly() or tf.inside_function():
+    """What others can wait for: nothing when executing eagerly.
+
+    A graph of TensorFlow 1 has no automatic control dependencies, nor has a branch in it.
+    """
+    if tf.executing_eagerly():
         return []
-    return [each for each in results if each is not None]
+    operations = [each if isinstance(each, (tf.Tensor, tf.Operation)) else getattr(each, "op", None) for each in results]
+    return [each for each in operations if each is not None]
 
 
 def _done(results: list[Any]) -> Any:

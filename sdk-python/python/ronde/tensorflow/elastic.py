@@ -173,7 +173,8 @@ class TensorFlowState(_VariablesState):
         if self.session is None:
             variable.assign(value)
         else:
-            variable.load(value, self.session)
+            initializer = variable.initializer
+            self.session.run(initializer, {initializer.inputs[1]: value})
 
     def _broadcast_variables(self) -> None:
         if self.session is None:

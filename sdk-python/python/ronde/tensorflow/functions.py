@@ -37,7 +37,9 @@ def broadcast_variables(
     if tf.executing_eagerly():
         _assign_eagerly(listed, root_rank, process_set)
         return None
-    return tf.group(*_assigned(listed, root_rank, "broadcast_variables", process_set))
+    assigned = _assigned(listed, root_rank, "broadcast_variables", process_set)
+    # A `tf.function` runs assignments that nothing depends on, and returns no operations.
+    return None if tf.inside_function() else tf.group(*assigned)
 
 
 def _assigned(variables: list[Any], root_rank: int, name: str, process_set: ProcessSet) -> list[Any]:
