@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -127,7 +128,7 @@ def is_keras_2(optimizer: Any) -> bool:
 
 
 def wrap(optimizer: Any, name: str | None, reducer: Reducer) -> Any:
-    """Returns a copy of an optimizer, with its state, that reduces gradients.
+    """Returns a copy of an optimizer, with its state, that reduces gradients. Do not use the given one any more.
 
     Its class has the name and the module of the given one's, so saved models contain nothing of ronde.
 
@@ -141,16 +142,22 @@ def wrap(optimizer: Any, name: str | None, reducer: Reducer) -> Any:
     config = optimizer.get_config()
     if name is not None:
         config["name"] = name
+    if is_keras_2(optimizer) and _has_state(optimizer):
+        # It does not know for which variables it was built. The copy has the same variables of state.
+        wrapped = copy.copy(optimizer)
+        wrapped.__class__ = kind
+        return wrapped
     wrapped = kind.from_config(config)
     if is_keras_3(optimizer) and optimizer.built:
         wrapped.build(optimizer._trainable_variables)
         for mine, given in zip(wrapped.variables, optimizer.variables):
             mine.assign(given)
-    elif is_keras_2(optimizer) and getattr(optimizer, "_built", False):
-        wrapped.build(optimizer._trainable_variables if hasattr(optimizer, "_trainable_variables") else [])
-        for mine, given in zip(wrapped.variables, optimizer.variables):
-            mine.assign(given)
     return wrapped
+
+
+def _has_state(optimizer: Any) -> bool:
+    """Whether an optimizer of tf-keras was built; those of its older kind have weights then."""
+    return bool(getattr(optimizer, "_built", False) or getattr(optimizer, "_weights", None))
 
 
 def distributed_class(kind: type, reducer: Reducer) -> Any:
