@@ -23,6 +23,7 @@ PYTEST_WORKERS ?= 3
 
 PYTHON ?= python3
 CARGO ?= cargo
+TENSORFLOW_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path tensorflow)
 FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
 TORCHFT_PYTHONS = $(foreach kind,torchft torchft-nightly,$(shell $(PYTHON) tests/setup/environment.py path $(kind)))
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
@@ -34,7 +35,7 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frontends tests/torchft tests/soak tests/kills compose
+PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frameworks tests/frontends tests/torchft tests/soak tests/kills compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -140,6 +141,11 @@ frontends-test: build ## Train with Lightning, Accelerate, Transformers and Deep
 	@tests/setup/debian.sh
 	@$(PYTHON) tests/setup/environment.py frontends
 	$(FRONTENDS_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frontends
+
+.PHONY: framework-test
+framework-test: build ## Train with TensorFlow and Keras: installs 1.7 GB, takes 15 minutes
+	@$(PYTHON) tests/setup/environment.py tensorflow
+	$(TENSORFLOW_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frameworks/test_tensorflow.py $(OPTIONS)
 
 # OPTIONS="-k dies" runs one test.
 .PHONY: torchft-test

@@ -4,7 +4,6 @@ ronde run -np 4 --sidecars 2 python sdk-python/examples/allreduce.py
 """
 
 import numpy as np
-
 import ronde
 
 with ronde.connect() as client:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import pytest
-from conftest import ronde_binary
-
 import ronde
+from conftest import ronde_binary
 from ronde.bench import cases, creation, data, processes
 from ronde.bench.__main__ import main, parse
 from ronde.bench.cases import Case, World

@@ -11,7 +11,6 @@ from typing import Any, Callable
 
 import numpy
 import pytest
-
 import ronde
 from ronde import errors
 from ronde.client import Client

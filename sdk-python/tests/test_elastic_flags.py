@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import pytest
-
 import horovod.runner
+import pytest
 from horovod.runner import launch, translation
 
 

@@ -6,7 +6,6 @@ from typing import Any, Callable
 
 import pytest
 import tracked_state
-
 from ronde.elastic import (
     HostsUpdatedInterrupt,
     HostUpdateResult,

@@ -11,9 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import ronde_binary
-
 import ronde
+from conftest import ronde_binary
 from ronde.call_site import call_site
 from ronde.errors import from_parts
 

@@ -13,9 +13,8 @@ from conftest import PACKAGE
 
 pytest.importorskip("torch")
 
-import torch
-
 import horovod.torch as hvd
+import torch
 from horovod.common import elastic, exceptions, util
 from horovod.torch import mpi_ops, optimizer
 from ronde.elastic import HostsUpdatedInterrupt, HostUpdateResult, ObjectState

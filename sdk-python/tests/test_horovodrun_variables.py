@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from horovod.runner import launch
 from horovod.runner.common.util import config_parser, hosts
 

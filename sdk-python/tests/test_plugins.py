@@ -8,7 +8,6 @@ from typing import Any, Callable
 
 import numpy
 import pytest
-
 import ronde
 from ronde.client import Client
 from ronde.plugins import call_of

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import pytest
-from conftest import PACKAGE, ronde_binary
-
 import ronde
+from conftest import PACKAGE, ronde_binary
 from ronde.private_folder import opened
 from ronde.run import HEADER, environment
 
@@ -54,9 +53,8 @@ def test_sessions_that_the_function_leaves_open_are_closed() -> None:
     pytest.importorskip("torch")
 
     def train() -> int:
-        import torch
-
         import ronde.torch as hvd
+        import torch
 
         hvd.init()
         return int(hvd.allreduce(torch.tensor([hvd.rank() + 1]), op=hvd.Sum))

@@ -15,9 +15,8 @@ from two_hosts import TwoHosts, ip, two_hosts
 
 pytest.importorskip("torch")
 
-from test_torchrun import begun, ended, environment, finished, metadata, reports, torchrun, wait_until
-
 from ronde.torchrun.configuration import PORTS_OF_RANGE
+from test_torchrun import begun, ended, environment, finished, metadata, reports, torchrun, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

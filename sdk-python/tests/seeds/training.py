@@ -1,6 +1,5 @@
-import torch
-
 import horovod.torch as hvd
+import torch
 
 hvd.init()
 

@@ -8,9 +8,8 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-
 from ronde.torch.distributed.group import CAN_EXTEND_BACKEND
+from torch.distributed.fsdp import fully_shard
 
 
 def network_sockets() -> list[str]:

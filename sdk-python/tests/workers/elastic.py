@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-import torch
-
 import ronde.torch as hvd
+import torch
 
 STEPS, FAILS_AT = 6, 4
 

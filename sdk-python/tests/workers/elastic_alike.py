@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 
-import torch
-
 import ronde.torch as hvd
+import torch
 
 
 def failure(state: hvd.elastic.TorchState) -> str:

@@ -8,9 +8,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 import ronde.torch as hvd
+import torch
 from ronde.torch.elastic import chunks, handover
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import signal
 import sys
 
 import numpy
-
 import ronde
 
 

@@ -14,9 +14,8 @@ import statistics
 import time
 from typing import Any, Callable
 
-import torch
-
 import ronde.torch as hvd
+import torch
 from ronde.torch import functions
 from ronde.torch.elastic import chunks, handover, state
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 import horovod.torch as hvd
+import torch
 from horovod.common import elastic
 from horovod.torch import mpi_ops, optimizer
 

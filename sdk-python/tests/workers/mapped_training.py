@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-import torch
-from torch import nn
-
 import ronde.torch as hvd
+import torch
 from ronde.torch import mpi_ops
+from torch import nn
 
 STEPS = 4
 Setup = dict[str, Any]

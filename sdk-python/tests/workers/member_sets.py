@@ -6,7 +6,6 @@ import itertools
 from typing import Callable
 
 import numpy
-
 import ronde
 
 TIMEOUT_S = 60.0

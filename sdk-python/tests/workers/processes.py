@@ -9,7 +9,6 @@ import threading
 import traceback
 
 import numpy
-
 import ronde
 
 

@@ -15,9 +15,8 @@ import random
 from typing import Any
 
 import numpy
-from numpy_reference import CODECS, TYPES, Expected, reduction, rounded
-
 import ronde
+from numpy_reference import CODECS, TYPES, Expected, reduction, rounded
 
 Array = Any
 OPS = {

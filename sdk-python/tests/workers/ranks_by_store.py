@@ -9,9 +9,8 @@ import threading
 import time
 
 import numpy
-import torch
-
 import ronde
+import torch
 from ronde import own_sidecar
 from ronde.without_launcher import settings_for_ranks
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy
-
 import ronde
 
 TIMEOUT_S = 120.0

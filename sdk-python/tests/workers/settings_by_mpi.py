@@ -10,9 +10,8 @@ import sys
 import time
 import urllib.request
 
-import torch
-
 import ronde.torch as hvd
+import torch
 from ronde import own_sidecar, without_launcher
 
 STEPS, TENSORS = 60, 20

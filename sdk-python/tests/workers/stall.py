@@ -8,7 +8,6 @@ import sys
 import time
 
 import numpy
-
 import ronde
 
 

@@ -14,7 +14,6 @@ import time
 from typing import Any
 
 import numpy
-
 import ronde
 
 Event = dict[str, Any]

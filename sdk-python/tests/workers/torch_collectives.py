@@ -6,9 +6,8 @@ import sys
 import time
 from typing import Any
 
-import torch
-
 import ronde.torch as hvd
+import torch
 
 POLL_TIMEOUT_S = 60
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable
 
-import torch
-
 import ronde.torch as hvd
+import torch
 
 
 def raises(

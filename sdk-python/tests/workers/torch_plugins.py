@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 import ronde.torch as hvd
+import torch
 
 
 def model() -> Any:

@@ -9,9 +9,8 @@ import sys
 import time
 from typing import Any
 
-import torch
-
 import ronde.torch as hvd
+import torch
 
 # `RONDE_ROUNDS=1000` is what is promised; a tenth of it shows a leak as well.
 ROUNDS = int(os.environ.get("RONDE_ROUNDS", "100"))

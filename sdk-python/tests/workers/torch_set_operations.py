@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable
 
+import ronde.torch as hvd
 import torch
 from torch import nn
-
-import ronde.torch as hvd
 
 equal = torch.testing.assert_close
 

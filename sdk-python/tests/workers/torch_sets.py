@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import torch
-
 import ronde.torch as hvd
+import torch
 
 
 def raises(kind: type[BaseException], text: str, call: Any, *arguments: Any, **options: Any) -> None:

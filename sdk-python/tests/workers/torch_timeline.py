@@ -6,9 +6,8 @@ import json
 import pathlib
 import sys
 
-import torch
-
 import ronde.torch as hvd
+import torch
 
 
 def main(folder: str) -> None:

@@ -6,11 +6,10 @@ import copy
 import warnings
 from typing import Any
 
-import torch
-from torch import nn
-
 import ronde.torch as hvd
+import torch
 from ronde.torch import mpi_ops
+from torch import nn
 
 STEPS = 50
 ROWS = 8

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import numpy
-
 import ronde
 
 ARENA_BYTES = 16 << 20

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 import ronde.torch as hvd
+import torch
 
 hvd.init()
 client, rank = hvd.client(), hvd.rank()

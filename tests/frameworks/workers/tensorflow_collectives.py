@@ -6,9 +6,8 @@ import sys
 from typing import Any, Callable
 
 import numpy as np
-import tensorflow as tf
-
 import ronde.tensorflow as hvd
+import tensorflow as tf
 
 tf.get_logger().setLevel("ERROR")  # of functions that are traced often
 
@@ -68,7 +67,9 @@ def reductions() -> None:
 def groups() -> None:
     rank, size = hvd.rank(), hvd.size()
     tensors = [tf.constant(value(rank, shape, dtype)) for shape, dtype in [((3,), "float32"), ((2, 2), "int64")]]
-    total = [sum(value(r, shape, dtype) for r in range(size)) for shape, dtype in [((3,), "float32"), ((2, 2), "int64")]]
+    total = [
+        sum(value(r, shape, dtype) for r in range(size)) for shape, dtype in [((3,), "float32"), ((2, 2), "int64")]
+    ]
     for found in both(lambda *tensors: hvd.grouped_allreduce(list(tensors), op=hvd.Sum), *tensors):
         for each, expected in zip(found, total):
             check(each, expected)
@@ -128,7 +129,9 @@ def slices() -> None:
         expected[: r + 1] += r + 1
     check(tf.convert_to_tensor(hvd.allreduce(mine, op=hvd.Sum)), expected)
     check(tf.convert_to_tensor(hvd.allreduce(mine)), expected / size)
-    traced = tf.function(lambda values: tf.convert_to_tensor(hvd.allreduce(tf.IndexedSlices(values, mine.indices, mine.dense_shape))))
+    traced = tf.function(
+        lambda values: tf.convert_to_tensor(hvd.allreduce(tf.IndexedSlices(values, mine.indices, mine.dense_shape)))
+    )
     check(traced(mine.values), expected / size)
 
 

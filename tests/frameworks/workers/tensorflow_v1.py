@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf2
-
 import ronde.tensorflow as hvd
+import tensorflow as tf2
 
 tf: Any = tf2.compat.v1
 tf.disable_eager_execution()

@@ -109,7 +109,9 @@ def _operations(results: list[Any]) -> list[Any]:
     """
     if tf.executing_eagerly():
         return []
-    operations = [each if isinstance(each, (tf.Tensor, tf.Operation)) else getattr(each, "op", None) for each in results]
+    operations = [
+        each if isinstance(each, (tf.Tensor, tf.Operation)) else getattr(each, "op", None) for each in results
+    ]
     return [each for each in operations if each is not None]
 
 

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 
 import ronde
+
 from horovod.version import __version__
 
 

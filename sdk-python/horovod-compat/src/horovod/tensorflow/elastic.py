@@ -1,6 +1,5 @@
 """`horovod.tensorflow.elastic`: `ronde.tensorflow.elastic` with Horovod's names."""
 
-from horovod.common.elastic import run_fn
 from ronde.frameworks.basics import init_again as reset
 from ronde.tensorflow.elastic import (
     HostsUpdatedInterrupt,
@@ -11,6 +10,8 @@ from ronde.tensorflow.elastic import (
     TensorFlowState,
     run,
 )
+
+from horovod.common.elastic import run_fn
 
 __all__ = [
     "HostUpdateResult",

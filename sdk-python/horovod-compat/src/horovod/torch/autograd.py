@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 import ronde.torch as hvd
+import torch
 
 if TYPE_CHECKING:
     from ronde.torch import ProcessSet

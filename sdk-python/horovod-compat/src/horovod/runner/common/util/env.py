@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 
-from horovod.runner.common.util.secret import HOROVOD_SECRET_KEY
 from ronde import _ronde
+
+from horovod.runner.common.util.secret import HOROVOD_SECRET_KEY
 
 LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
 IGNORE_REGEXES = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", HOROVOD_SECRET_KEY}
