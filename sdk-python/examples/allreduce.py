@@ -4,6 +4,7 @@ ronde run -np 4 --sidecars 2 python sdk-python/examples/allreduce.py
 """
 
 import numpy as np
+
 import ronde
 
 with ronde.connect() as client:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import numpy as np
+
 import ronde
 
 

@@ -16,10 +16,11 @@ import os
 import pathlib
 import time
 
-import ronde.torch as hvd
 import torch
 from digits import GLOBAL_BATCH, Digits, dataset, report
 from torch.nn.functional import cross_entropy
+
+import ronde.torch as hvd
 
 
 def main() -> None:

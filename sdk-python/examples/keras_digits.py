@@ -8,8 +8,9 @@ python keras_digits.py                         one process, on the same global b
 from __future__ import annotations
 
 import keras
-import ronde.keras as hvd
 from tensorflow_data import EPOCHS, GLOBAL_BATCH, model, report, split
+
+import ronde.keras as hvd
 
 
 def main() -> None:

@@ -13,9 +13,10 @@ import os
 import time
 from typing import Any
 
-import ronde.tensorflow.keras as hvd
 import tensorflow as tf
 from tensorflow_data import GLOBAL_BATCH, model, report, split
+
+import ronde.tensorflow.keras as hvd
 
 
 class Pause(tf.keras.callbacks.Callback):

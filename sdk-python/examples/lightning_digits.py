@@ -11,11 +11,12 @@ import argparse
 from typing import Any
 
 import lightning
-import ronde.lightning  # registers the strategies
 import torch
 from digits import GLOBAL_BATCH, Digits, dataset, report, whole_batches
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
+
+import ronde.lightning  # registers the strategies
 
 EPOCHS = 4
 

@@ -9,8 +9,9 @@ import argparse
 import timeit
 
 import numpy as np
-import ronde.tensorflow as hvd
 import tensorflow as tf
+
+import ronde.tensorflow as hvd
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ def split() -> tuple[Split, Split]:
 
 
 def model() -> Any:
-    """Returns a perceptron of Keras for the digits. Keras is that of TensorFlow if the program uses it, else Keras 3."""
+    """Returns a perceptron of Keras for the digits."""
     import keras
 
     layers = keras.layers

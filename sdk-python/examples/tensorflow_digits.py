@@ -6,9 +6,10 @@ python tensorflow_digits.py                    one process, on the same global b
 
 from __future__ import annotations
 
-import ronde.tensorflow as hvd
 import tensorflow as tf
 from tensorflow_data import EPOCHS, GLOBAL_BATCH, model, report, split
+
+import ronde.tensorflow as hvd
 
 
 def main() -> None:

@@ -19,11 +19,12 @@ import pathlib
 import time
 from typing import Any
 
-import ronde.torch as hvd
 import torch
 from digits import GLOBAL_BATCH, Digits, accuracy, dataset
 from torch import nn
 from torch.nn import functional as F
+
+import ronde.torch as hvd
 
 LEARNING_RATE = 3e-3
 # The factor of the learning rate in the last epoch.

@@ -282,8 +282,9 @@ class Automatic:
     def _make(self) -> None:
         try:
             _import()
-            from ronde.torch.distributed import env_rendezvous
             from torch.distributed.constants import default_pg_timeout
+
+            from ronde.torch.distributed import env_rendezvous
 
             env_rendezvous.init_process_group(default_pg_timeout)
         except Exception as error:

@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy
+
 from ronde.errors import PeerLostError, ShutDownError
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import pytest
-import ronde
 from conftest import ronde_binary
+
+import ronde
 from ronde.bench import cases, creation, data, processes
 from ronde.bench.__main__ import main, parse
 from ronde.bench.cases import Case, World

@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import numpy
 import pytest
+
 import ronde
 from ronde import errors
 from ronde.client import Client

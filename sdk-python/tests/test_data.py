@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from ronde.data import AsyncDataLoaderMixin, BaseDataLoader
 
 if TYPE_CHECKING:

@@ -37,6 +37,7 @@ class _Done:
 def test_results_on_gpus_are_there_when_an_operation_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that writes them waits for its stream first; so does the one that begins, for what it has begun."""
     import torch
+
     from ronde.torch.distributed.base import GroupBase
     from ronde.torch.distributed.progress import Completer
 

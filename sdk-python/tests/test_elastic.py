@@ -6,10 +6,11 @@ from typing import Any, Callable
 from unittest import mock
 
 import pytest
+from tracked_state import Tracked
+
 from ronde.elastic import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State, run_fn
 from ronde.elastic.loop import RESETS_MAX
 from ronde.errors import MismatchError, PeerLostError, RondeError, TimedOutError
-from tracked_state import Tracked
 
 
 def run(function: Callable[[Tracked], Any], state: Tracked, reset: Callable[[], None] | None = None) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from unittest import mock
 
 import pytest
+
 from horovod.runner.common.util.hosts import INVALID_SLOT_INFO
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.runner.elastic import constants, discovery

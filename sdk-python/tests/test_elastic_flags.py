@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import horovod.runner
 import pytest
+
+import horovod.runner
 from horovod.runner import launch, translation
 
 

@@ -6,6 +6,7 @@ from typing import Any, Callable
 
 import pytest
 import tracked_state
+
 from ronde.elastic import (
     HostsUpdatedInterrupt,
     HostUpdateResult,

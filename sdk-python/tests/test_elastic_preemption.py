@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import PACKAGE
+
 from ronde.elastic.preemption import notices_taken
 
 # What a worker does: it gets SIGTERM within the block, and prints a line if it goes on.

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 
 from hypothesis import strategies as st  # noqa: E402
+
 from ronde.torch import mpi_ops  # noqa: E402
 from ronde.torch.elastic import ElasticSampler  # noqa: E402
 

@@ -231,9 +231,10 @@ def test_import_torch_calls_no_function_of_torch_cuda(metadata: pathlib.Path) ->
 def test_groups_serve_the_devices_that_exist(
     monkeypatch: pytest.MonkeyPatch, count: int, expected: dict[str, str]
 ) -> None:
-    import ronde.torch.distributed  # noqa: F401
     import torch
     import torch.distributed.distributed_c10d as c10d
+
+    import ronde.torch.distributed  # noqa: F401
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     assert c10d.BackendConfig("ronde").get_device_backend_map() == expected

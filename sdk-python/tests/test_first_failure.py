@@ -11,8 +11,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import ronde
 from conftest import ronde_binary
+
+import ronde
 from ronde.call_site import call_site
 from ronde.errors import from_parts
 

@@ -13,8 +13,9 @@ from conftest import PACKAGE
 
 pytest.importorskip("torch")
 
-import horovod.torch as hvd
 import torch
+
+import horovod.torch as hvd
 from horovod.common import elastic, exceptions, util
 from horovod.torch import mpi_ops, optimizer
 from ronde.elastic import HostsUpdatedInterrupt, HostUpdateResult, ObjectState

@@ -9,12 +9,13 @@ import sys
 import tempfile
 from typing import Any
 
-import horovod
 import pytest
 from conftest import PACKAGE, leave_out, ronde_binary
-from horovod.runner import launch
 from test_horovodrun import COMPAT, TIMEOUT_S
 from two_hosts import TwoHosts, two_hosts
+
+import horovod
+from horovod.runner import launch
 
 pytest.importorskip("torch")
 pytest.importorskip("cloudpickle")
@@ -30,8 +31,9 @@ def mpirun_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def place(base: int) -> tuple[int, float, bool]:
-    import horovod.torch as hvd
     import torch
+
+    import horovod.torch as hvd
 
     hvd.init()
     total = hvd.allreduce(torch.tensor([1.0 * base]), op=hvd.Sum).item()
@@ -42,8 +44,9 @@ def fail_on_last() -> None:
     rank, size = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
     if rank == size - 1:
         raise LookupError(f"nothing at rank {rank}")
-    import horovod.torch as hvd
     import torch
+
+    import horovod.torch as hvd
 
     hvd.init()
     hvd.allreduce(torch.ones(1))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import PACKAGE, WORKERS, ronde_binary
+
 from horovod.runner import config_file, flags, launch, run, translation
 from horovod.runner.common.util import hosts
 

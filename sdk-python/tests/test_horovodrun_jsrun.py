@@ -9,10 +9,11 @@ import sys
 
 import pytest
 from conftest import PACKAGE, ronde_binary
-from horovod.runner import js_run, launch
-from horovod.runner.util.lsf import LSFUtils
 from test_horovodrun import COMPAT, TIMEOUT_S
 from two_hosts import two_hosts
+
+from horovod.runner import js_run, launch
+from horovod.runner.util.lsf import LSFUtils
 
 # As jsrun: its options, and the variables that it sets. It starts the processes of one host, or of two by `ssh`.
 JSRUN = """#!{python}

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conftest import PACKAGE, leave_out, ronde_binary
-from horovod.runner import launch, mpi, translation
 from test_horovodrun import COMPAT, TIMEOUT_S, horovodrun
 from two_hosts import TwoHosts, two_hosts
+
+from horovod.runner import launch, mpi, translation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

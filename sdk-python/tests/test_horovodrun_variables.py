@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from horovod.runner import launch
 from horovod.runner.common.util import config_parser, hosts
 

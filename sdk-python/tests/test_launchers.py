@@ -12,11 +12,12 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-import ronde
 from conftest import PACKAGE, leave_out, ronde_binary
+from two_hosts import two_hosts
+
+import ronde
 from horovod.runner.common.util import env
 from ronde import _ronde, without_launcher
-from two_hosts import two_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 import numpy
 import pytest
+
 import ronde
 from ronde.client import Client
 from ronde.plugins import call_of

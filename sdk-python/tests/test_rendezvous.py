@@ -15,13 +15,14 @@ from dataclasses import asdict, replace
 from typing import Any, Callable
 
 import pytest
-import ronde
 from conftest import PACKAGE, WORKERS, ronde_binary
+from thread_calls import together
+
+import ronde
 from ronde import own_sidecar, private_folder, rendezvous, without_launcher
 from ronde.private_folder import DirectoryStore
 from ronde.processes import HostIdentity, ProcessIdentity, identity_of, is_alive, launcher_of_this_host, own_host
 from ronde.rendezvous import Member, Sidecar, meet, problem
-from thread_calls import together
 
 HOST = HostIdentity("alpha", "boot", "net:[1]")
 OTHER_HOST = HostIdentity("beta", "other boot", "net:[1]")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy
 import pytest
 from replay_cluster import Cluster, HangError
+
 from ronde.elastic import membership
 from ronde.errors import PeerLostError, RefusedError, RondeError, ShutDownError, TimedOutError
 from ronde.replay import Commit, Replay, Report, agreement, held, session

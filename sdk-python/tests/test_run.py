@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import pytest
-import ronde
 from conftest import PACKAGE, ronde_binary
+
+import ronde
 from ronde.private_folder import opened
 from ronde.run import HEADER, environment
 
@@ -53,8 +54,9 @@ def test_sessions_that_the_function_leaves_open_are_closed() -> None:
     pytest.importorskip("torch")
 
     def train() -> int:
-        import ronde.torch as hvd
         import torch
+
+        import ronde.torch as hvd
 
         hvd.init()
         return int(hvd.allreduce(torch.tensor([hvd.rank() + 1]), op=hvd.Sum))

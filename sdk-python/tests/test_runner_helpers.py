@@ -17,6 +17,7 @@ import time
 from typing import Any, Callable
 
 import pytest
+
 from horovod.runner.common.util import (
     codec,
     config_parser,

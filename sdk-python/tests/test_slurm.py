@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conftest import PACKAGE, ronde_binary
-from ronde import _ronde
 from slurm_node import slurm_node
 from test_launchers import without_jobs
+
+from ronde import _ronde
 
 if TYPE_CHECKING:
     import pathlib

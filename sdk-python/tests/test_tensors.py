@@ -7,6 +7,7 @@ import ctypes
 
 import numpy
 import pytest
+
 from ronde.tensors import DTYPES, Bfloat16, Source, kind_of, source_of, target_of
 
 DTYPE_NAMES = sorted(DTYPES - {"bfloat16"})

@@ -14,14 +14,15 @@ from thread_calls import together
 
 pytest.importorskip("torch")
 
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.utils import store as torch_store
+
 import ronde
 from ronde import own_sidecar
 from ronde.torchrun import link as link_module
 from ronde.torchrun.link import Link, LinkEndedError
 from ronde.torchrun.replica import CLOSES, RESTARTS, Operation
 from ronde.torchrun.store import AgentStore, until_all
-from torch.distributed import DistStoreError
-from torch.distributed.elastic.utils import store as torch_store
 
 if TYPE_CHECKING:
     import pathlib

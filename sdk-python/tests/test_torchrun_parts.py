@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousStateError
+
 import ronde_entry_points
 from ronde import _ronde, agent_directory, own_sidecar
 from ronde.agent_directory import AgentDirectory
@@ -32,7 +34,6 @@ from ronde.torchrun.replica import (
     Replica,
     decode,
 )
-from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousStateError
 
 TWO = "alpha:7400,beta:7400"
 SECRET = {"job_secret_file": "/s"}

@@ -15,8 +15,9 @@ from two_hosts import TwoHosts, ip, two_hosts
 
 pytest.importorskip("torch")
 
-from ronde.torchrun.configuration import PORTS_OF_RANGE
 from test_torchrun import begun, ended, environment, finished, metadata, reports, torchrun, wait_until
+
+from ronde.torchrun.configuration import PORTS_OF_RANGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

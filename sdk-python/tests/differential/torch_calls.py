@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-import ronde.torch as hvd
 import torch
-from ronde.frameworks import basics
 
+import ronde.torch as hvd
 from differential import torch_training
 from differential.c10d_worker import failure, groups_of
 from differential.tensors import make, packed
 from differential.torch_reference import BEFORE, ScaledGradient, convention, loss_of, penalty_of, weight_of
+from ronde.frameworks import basics
 
 Fields = dict[str, Any]
 

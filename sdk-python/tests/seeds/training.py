@@ -1,5 +1,6 @@
-import horovod.torch as hvd
 import torch
+
+import horovod.torch as hvd
 
 hvd.init()
 

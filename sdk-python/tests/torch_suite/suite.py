@@ -50,8 +50,9 @@ def _imported(name: str) -> Any:
 
 
 if BACKEND == "ronde":
-    import ronde.torch.distributed  # noqa: F401
     from torch.testing._internal.common_distributed import DistTestCases
+
+    import ronde.torch.distributed  # noqa: F401
 
     # Where a test needs a backend of a set that names Gloo, PyTorch asks also whether that backend is available.
     DistTestCases.backend_feature["plugin"].add("ronde")

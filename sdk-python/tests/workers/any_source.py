@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy
+
 import ronde
 
 ROUNDS = 20

@@ -9,6 +9,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy
+
 import ronde
 
 if TYPE_CHECKING:

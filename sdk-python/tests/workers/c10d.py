@@ -6,12 +6,13 @@ import datetime
 import sys
 from typing import Any
 
-import ronde.torch.distributed
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+import ronde.torch.distributed
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8]
 

@@ -8,16 +8,17 @@ import tempfile
 import threading
 from typing import Any
 
-import ronde.torch.distributed
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from ronde.torch.distributed.group import CAN_EXTEND_BACKEND, group_of
 from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import ronde.torch.distributed
+from ronde.torch.distributed.group import CAN_EXTEND_BACKEND, group_of
 
 
 def check_works() -> None:

@@ -10,11 +10,12 @@ import time
 import warnings
 from typing import Any, Callable
 
-import ronde.torch.distributed
 import torch
 import torch.distributed as dist
-from ronde.torch.distributed.group import CAN_EXTEND_BACKEND, group_of
 from torch.distributed.device_mesh import init_device_mesh
+
+import ronde.torch.distributed
+from ronde.torch.distributed.group import CAN_EXTEND_BACKEND, group_of
 
 
 def total(group: object) -> float:

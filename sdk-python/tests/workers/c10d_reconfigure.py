@@ -16,10 +16,11 @@ import socket
 import sys
 import time
 
-import ronde
-import ronde.torch.distributed
 import torch
 import torch.distributed as dist
+
+import ronde
+import ronde.torch.distributed
 
 CASE, NAME, FOLDER = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
 PHASES = [members.split(",") for members in sys.argv[4:]]

@@ -11,12 +11,13 @@ import signal
 import sys
 import time
 
-import ronde
-import ronde.torch.distributed
 import torch
 import torch.distributed as dist
-from ronde.torch.distributed.group import group_of
 from torch.distributed.distributed_c10d import SHRINK_ABORT
+
+import ronde
+import ronde.torch.distributed
+from ronde.torch.distributed.group import group_of
 
 CASE, RANK, SIZE, STORE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 TIMEOUT = datetime.timedelta(seconds=60)

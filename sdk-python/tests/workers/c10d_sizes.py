@@ -6,9 +6,10 @@ import datetime
 from types import SimpleNamespace
 from typing import Any, Callable
 
-import ronde.torch.distributed
 import torch
 import torch.distributed as dist
+
+import ronde.torch.distributed
 from ronde.errors import RefusedError
 from ronde.torch.distributed.group import group_of
 

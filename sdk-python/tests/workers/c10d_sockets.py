@@ -8,8 +8,9 @@ import sys
 
 import torch
 import torch.distributed as dist
-from ronde.torch.distributed.group import CAN_EXTEND_BACKEND
 from torch.distributed.fsdp import fully_shard
+
+from ronde.torch.distributed.group import CAN_EXTEND_BACKEND
 
 
 def network_sockets() -> list[str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 
-import ronde.torch.distributed
 import torch
 import torch.distributed as dist
+
+import ronde.torch.distributed
 from ronde.torch.distributed.group import group_of
 
 rank, size, method, backend = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]

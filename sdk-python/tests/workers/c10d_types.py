@@ -7,12 +7,13 @@ import functools
 import time
 from typing import Any
 
-import ronde.torch.distributed
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+
+import ronde.torch.distributed
 
 ODD = [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint32, torch.uint64, torch.complex32, torch.complex64]
 

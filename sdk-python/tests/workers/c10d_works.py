@@ -13,9 +13,10 @@ import time
 import weakref
 from typing import Any, Callable
 
-import ronde.torch.distributed
 import torch
 import torch.distributed as dist
+
+import ronde.torch.distributed
 
 
 def begin(backend: str) -> None:

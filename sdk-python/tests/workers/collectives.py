@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy
+
 import ronde
 
 DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"]

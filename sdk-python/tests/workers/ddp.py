@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import ronde
-import ronde.torch.distributed
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+import ronde
+import ronde.torch.distributed
 
 STEPS, ROWS = 6, 16
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-import ronde.torch as hvd
 import torch
+
+import ronde.torch as hvd
 
 STEPS, FAILS_AT = 6, 4
 

@@ -8,8 +8,9 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-import ronde.torch as hvd
 import torch
+
+import ronde.torch as hvd
 from ronde.torch.elastic import chunks, handover
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import signal
 import sys
 
 import numpy
+
 import ronde
 
 

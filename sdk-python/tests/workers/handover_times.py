@@ -14,8 +14,9 @@ import statistics
 import time
 from typing import Any, Callable
 
-import ronde.torch as hvd
 import torch
+
+import ronde.torch as hvd
 from ronde.torch import functions
 from ronde.torch.elastic import chunks, handover, state
 

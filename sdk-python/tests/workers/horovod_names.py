@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import horovod.torch as hvd
 import torch
+
+import horovod.torch as hvd
 from horovod.common import elastic
 from horovod.torch import mpi_ops, optimizer
 

@@ -12,6 +12,7 @@ import traceback
 from typing import Any, Callable
 
 import numpy
+
 import ronde
 
 DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64", "bool"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-import ronde.torch as hvd
 import torch
-from ronde.torch import mpi_ops
 from torch import nn
+
+import ronde.torch as hvd
+from ronde.torch import mpi_ops
 
 STEPS = 4
 Setup = dict[str, Any]

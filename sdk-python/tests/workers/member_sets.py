@@ -6,6 +6,7 @@ import itertools
 from typing import Callable
 
 import numpy
+
 import ronde
 
 TIMEOUT_S = 60.0

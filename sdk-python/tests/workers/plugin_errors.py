@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Callable
 
 import numpy
+
 import ronde
 
 X = numpy.ones(5_000, numpy.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy
+
 import ronde
 
 SHAPES = [(1,), (7,), (3, 5), (300_000,)]

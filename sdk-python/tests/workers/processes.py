@@ -9,6 +9,7 @@ import threading
 import traceback
 
 import numpy
+
 import ronde
 
 

@@ -15,8 +15,9 @@ import random
 from typing import Any
 
 import numpy
-import ronde
 from numpy_reference import CODECS, TYPES, Expected, reduction, rounded
+
+import ronde
 
 Array = Any
 OPS = {

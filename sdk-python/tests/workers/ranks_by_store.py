@@ -9,8 +9,9 @@ import threading
 import time
 
 import numpy
-import ronde
 import torch
+
+import ronde
 from ronde import own_sidecar
 from ronde.without_launcher import settings_for_ranks
 

@@ -9,9 +9,10 @@ import sys
 from typing import Any
 
 import numpy
+import torch
+
 import ronde
 import ronde.torch as hvd
-import torch
 
 WORKER = int(os.environ["RONDE_WORKER"])
 STEPS, LOST_AT = 12, 5

@@ -17,10 +17,11 @@ import traceback
 from types import SimpleNamespace
 from typing import Any, Callable
 
-import horovod.torch as hvd
 import torch
 import torch.nn.functional
 from torch import optim
+
+import horovod.torch as hvd
 
 BATCH = 2
 RANKS = re.compile(r"^# on (?:all ranks|ranks (\d) and (\d))$", re.MULTILINE)

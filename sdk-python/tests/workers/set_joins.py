@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy
+
 import ronde
 
 TIMEOUT_S = 120.0

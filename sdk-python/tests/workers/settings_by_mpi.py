@@ -10,8 +10,9 @@ import sys
 import time
 import urllib.request
 
-import ronde.torch as hvd
 import torch
+
+import ronde.torch as hvd
 from ronde import own_sidecar, without_launcher
 
 STEPS, TENSORS = 60, 20

@@ -8,6 +8,7 @@ import sys
 import time
 
 import numpy
+
 import ronde
 
 

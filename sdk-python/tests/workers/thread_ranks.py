@@ -7,10 +7,11 @@ import threading
 from typing import Any, Callable
 
 import numpy
+from thread_calls import together
+
 import ronde
 from ronde import own_sidecar
 from ronde.without_launcher import settings_for_ranks
-from thread_calls import together
 
 TIMEOUT_S = 60.0
 THREADS_TIMEOUT_S = 2 * TIMEOUT_S
@@ -159,9 +160,10 @@ def clients(size: int) -> None:
 
 def torch_threads() -> None:
     """PyTorch's process groups of threads, as its test suite makes them: ronde refuses a second rank in a process."""
-    import ronde.torch.distributed
     import torch
     from torch.testing._internal.distributed import multi_threaded_pg
+
+    import ronde.torch.distributed
 
     torch.distributed.distributed_c10d._world = multi_threaded_pg.ThreadLocalWorld()
     store = torch.distributed.HashStore()

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import numpy
+
 import ronde
 
 Event = dict[str, Any]

@@ -6,8 +6,9 @@ import sys
 import time
 from typing import Any
 
-import ronde.torch as hvd
 import torch
+
+import ronde.torch as hvd
 
 POLL_TIMEOUT_S = 60
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

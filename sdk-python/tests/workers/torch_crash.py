@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-import ronde.torch as hvd
 import torch
+
+import ronde.torch as hvd
 
 
 def main() -> None:

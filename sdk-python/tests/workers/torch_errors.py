@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable
 
-import ronde.torch as hvd
 import torch
+
+import ronde.torch as hvd
 
 
 def raises(

@@ -10,9 +10,10 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable
 
-import ronde.torch as hvd
 import torch
 from torch import nn
+
+import ronde.torch as hvd
 
 Tensors = list  # of tensors
 ORDERS = 3

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
-import ronde.torch as hvd
 import torch
 from mpi4py import MPI
+
+import ronde.torch as hvd
 
 
 def main() -> None:

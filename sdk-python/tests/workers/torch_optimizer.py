@@ -6,9 +6,10 @@ import sys
 import warnings
 from typing import Any, Callable
 
-import ronde.torch as hvd
 import torch
 from torch import nn
+
+import ronde.torch as hvd
 
 ROWS, STEPS = 4, 6
 

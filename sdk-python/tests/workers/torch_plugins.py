@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import ronde.torch as hvd
 import torch
+
+import ronde.torch as hvd
 
 
 def model() -> Any:

@@ -9,8 +9,9 @@ import sys
 import time
 from typing import Any
 
-import ronde.torch as hvd
 import torch
+
+import ronde.torch as hvd
 
 # `RONDE_ROUNDS=1000` is what is promised; a tenth of it shows a leak as well.
 ROUNDS = int(os.environ.get("RONDE_ROUNDS", "100"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any, Callable
 
-import ronde.torch as hvd
 import torch
 from torch import nn
+
+import ronde.torch as hvd
 
 equal = torch.testing.assert_close
 

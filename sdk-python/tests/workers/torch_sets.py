@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import ronde.torch as hvd
 import torch
+
+import ronde.torch as hvd
 
 
 def raises(kind: type[BaseException], text: str, call: Any, *arguments: Any, **options: Any) -> None:

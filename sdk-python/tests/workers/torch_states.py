@@ -7,9 +7,10 @@ import sys
 from typing import Any, Callable
 
 import numpy
-import ronde.torch as hvd
 import torch
 from torch import nn
+
+import ronde.torch as hvd
 
 Make = Callable[[Any], torch.optim.Optimizer]
 ROOT_STEPS, STEPS = 3, 3

@@ -6,8 +6,9 @@ import json
 import pathlib
 import sys
 
-import ronde.torch as hvd
 import torch
+
+import ronde.torch as hvd
 
 
 def main(folder: str) -> None:

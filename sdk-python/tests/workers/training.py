@@ -6,10 +6,11 @@ import copy
 import warnings
 from typing import Any
 
-import ronde.torch as hvd
 import torch
-from ronde.torch import mpi_ops
 from torch import nn
+
+import ronde.torch as hvd
+from ronde.torch import mpi_ops
 
 STEPS = 50
 ROWS = 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import numpy
+
 import ronde
 
 ARENA_BYTES = 16 << 20

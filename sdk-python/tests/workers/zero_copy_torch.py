@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ronde.torch as hvd
 import torch
+
+import ronde.torch as hvd
 
 hvd.init()
 client, rank = hvd.client(), hvd.rank()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import ronde_entry_points
 import torch
 from lightning.fabric.plugins.environments import ClusterEnvironment
 
+import ronde_entry_points
 from ronde import _ronde
 from ronde.errors import RondeError
 from ronde.torch.distributed import creation

@@ -8,11 +8,10 @@ import warnings
 from typing import TYPE_CHECKING, Any, Callable
 
 import ronde
-from ronde import command
-from ronde.run import Call, LauncherError, environment, run_by
-
 from horovod.runner import mpi
 from horovod.runner.translation import is_elastic, translate
+from ronde import command
+from ronde.run import Call, LauncherError, environment, run_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 
 import ronde
-
 from horovod.version import __version__
 
 

@@ -10,12 +10,11 @@ import shlex
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from ronde import command
-
 from horovod.runner import mpi, translation
 from horovod.runner.common.util import hosts as host_lists
 from horovod.runner.translation import Launcher
 from horovod.runner.util.lsf import LSFUtils
+from ronde import command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

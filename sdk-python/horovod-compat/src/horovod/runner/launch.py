@@ -8,10 +8,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ronde import command
-
 from horovod.runner import check_build, config_file, flags, js_run, mpi
 from horovod.runner.translation import Launcher, interfaces, is_elastic, translate
+from ronde import command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

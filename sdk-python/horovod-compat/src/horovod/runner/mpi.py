@@ -15,11 +15,10 @@ import socket
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from ronde import command
-
 from horovod.runner import translation
 from horovod.runner.common.util import hosts as host_lists
 from horovod.runner.translation import Launcher
+from ronde import command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,10 +1,9 @@
 """`horovod.tensorflow`: the functions and classes of `ronde.tensorflow`."""
 
-from ronde import tensorflow as _tensorflow
-from ronde.tensorflow import *  # noqa: F403
-
 from horovod.tensorflow import compression, functions, mpi_ops, sync_batch_norm  # noqa: F401 -- hvd.mpi_ops
 from horovod.tensorflow import elastic as _elastic
+from ronde import tensorflow as _tensorflow
+from ronde.tensorflow import *  # noqa: F403
 
 # `ronde.tensorflow` has a module of this name, too, but without Horovod's other names.
 elastic = _elastic  # type: ignore[misc]

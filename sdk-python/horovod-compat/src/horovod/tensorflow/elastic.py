@@ -1,5 +1,6 @@
 """`horovod.tensorflow.elastic`: `ronde.tensorflow.elastic` with Horovod's names."""
 
+from horovod.common.elastic import run_fn
 from ronde.frameworks.basics import init_again as reset
 from ronde.tensorflow.elastic import (
     HostsUpdatedInterrupt,
@@ -10,8 +11,6 @@ from ronde.tensorflow.elastic import (
     TensorFlowState,
     run,
 )
-
-from horovod.common.elastic import run_fn
 
 __all__ = [
     "HostUpdateResult",

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import ronde.torch as hvd
 import torch
+
+import ronde.torch as hvd
 
 if TYPE_CHECKING:
     from ronde.torch import ProcessSet

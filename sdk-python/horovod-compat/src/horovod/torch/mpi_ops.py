@@ -1,8 +1,5 @@
 """Horovod's module for the names of `ronde.torch`, including collectives and reduce operators."""
 
-from ronde.torch import *  # noqa: F403
-from ronde.torch.mpi_ops import *  # noqa: F403
-
 from horovod.common.basics import HorovodBasics
 from horovod.common.util import get_average_backwards_compatibility_fun
 from horovod.torch.autograd import (  # noqa: F401
@@ -15,6 +12,8 @@ from horovod.torch.autograd import (  # noqa: F401
     HorovodGroupedReducescatter,
     HorovodReducescatter,
 )
+from ronde.torch import *  # noqa: F403
+from ronde.torch.mpi_ops import *  # noqa: F403
 
 _basics = HorovodBasics()
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(_basics)

@@ -7,10 +7,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-import ronde_entry_points
 import torch.distributed
 
 import ronde.frameworks.basics
+import ronde_entry_points
 from ronde import without_launcher
 from ronde.torch.distributed import env_rendezvous
 from ronde.torch.distributed.group import CAN_EXTEND_BACKEND, group_of

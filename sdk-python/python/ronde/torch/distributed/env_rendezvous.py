@@ -12,12 +12,12 @@ import os
 import urllib.parse
 from typing import TYPE_CHECKING, Any, Callable
 
-import ronde_entry_points
 import torch.distributed
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
+import ronde_entry_points
 from ronde.torch.distributed.lazy_store import LazyStore
 
 if TYPE_CHECKING:

@@ -11,14 +11,13 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ronde.elastic import HostUpdateResult
-
 from horovod.runner.common.util import safe_shell_exec
 from horovod.runner.elastic import constants
 from horovod.runner.elastic.constants import (
     DEFAULT_COOLDOWN_LOWER_LIMIT_SECONDS,
     DEFAULT_COOLDOWN_UPPER_LIMIT_SECONDS,
 )
+from ronde.elastic import HostUpdateResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

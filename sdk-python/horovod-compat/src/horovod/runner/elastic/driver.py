@@ -9,8 +9,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable
 
-from ronde.elastic import HostUpdateResult
-
 from horovod.runner.common.util.hosts import INVALID_SLOT_INFO, HostInfo, SlotInfo, get_host_assignments
 from horovod.runner.common.util.timeout import Timeout
 from horovod.runner.elastic import constants
@@ -18,6 +16,7 @@ from horovod.runner.elastic.constants import DISCOVER_HOSTS_FREQUENCY_SECS, ELAS
 from horovod.runner.elastic.discovery import DiscoveredHosts, HostDiscovery, HostManager
 from horovod.runner.elastic.registration import WorkerStateRegistry
 from horovod.runner.elastic.worker import WorkerNotificationClient
+from ronde.elastic import HostUpdateResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

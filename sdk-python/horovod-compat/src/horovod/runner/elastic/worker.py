@@ -16,12 +16,11 @@ import socketserver
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ronde.elastic import HostUpdateResult, NotificationManager
-
 from horovod.runner.common.util import secret
 from horovod.runner.elastic import constants
 from horovod.runner.elastic.constants import NOTIFICATION_TIMEOUT_SECS
 from horovod.runner.http.http_client import put_data_into_kvstore
+from ronde.elastic import HostUpdateResult, NotificationManager
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,5 +1,8 @@
 """`horovod.torch.elastic`: `ronde.torch.elastic` with Horovod's submodules."""
 
+from horovod.common.elastic import run_fn
+from horovod.torch.elastic import sampler, state
+from horovod.torch.elastic.sampler import ElasticSampler
 from ronde.frameworks.basics import init_again as reset
 from ronde.torch.elastic import (
     HostsUpdatedInterrupt,
@@ -9,10 +12,6 @@ from ronde.torch.elastic import (
     TorchState,
     run,
 )
-
-from horovod.common.elastic import run_fn
-from horovod.torch.elastic import sampler, state
-from horovod.torch.elastic.sampler import ElasticSampler
 
 __all__ = [
     "ElasticSampler",

@@ -1,5 +1,7 @@
 """States of PyTorch's objects, and the registry for further types: `ronde.torch.elastic.state`."""
 
+from horovod.common.elastic import ObjectState
+from horovod.torch.elastic.sampler import ElasticSampler
 from ronde.torch import broadcast_object, broadcast_optimizer_state, broadcast_parameters, rank
 from ronde.torch.elastic.state import (
     ModelStateHandler,
@@ -10,9 +12,6 @@ from ronde.torch.elastic.state import (
     get_handler_registry,
     set_handler_registry,
 )
-
-from horovod.common.elastic import ObjectState
-from horovod.torch.elastic.sampler import ElasticSampler
 
 __all__ = [
     "ElasticSampler",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from ronde import _ronde
-
 from horovod.runner.common.util.secret import HOROVOD_SECRET_KEY
+from ronde import _ronde
 
 LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
 IGNORE_REGEXES = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", HOROVOD_SECRET_KEY}
