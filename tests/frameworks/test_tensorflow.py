@@ -118,6 +118,20 @@ def test_unsupported_versions_are_refused() -> None:
     assert re.search(r"does not work with TensorFlow 2\.12\.0: .*2\.21", done.stdout), done
 
 
+PROGRAMS = re.findall(
+    r"```python\n(# (\w+)\.py: ronde run -np 2 .*?)```", (SDK.parent / "docs/TENSORFLOW.md").read_text(), re.S
+)
+
+
+@pytest.mark.parametrize("program", [text for text, _ in PROGRAMS], ids=[name for _, name in PROGRAMS])
+def test_programs_of_the_documentation(job: Job, program: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "program.py").write_text(program)
+    output = job(tmp_path / "program.py", 2)
+    lines = re.findall(r"rank [01] of 2: (.*)", output)
+    assert len(lines) == 2, output
+    assert set(lines) <= {"the same weights True", "trained"}, output
+
+
 def test_the_documentation_names_the_versions_of_the_refusal() -> None:
     from ronde.tensorflow.native import WORKS_WITH
 
