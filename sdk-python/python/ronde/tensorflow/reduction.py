@@ -86,7 +86,7 @@ def reduce_gradients(gradients: Sequence[Any], variables: Sequence[Any] | None, 
     """
     results = list(gradients)
     if not reduces(options.process_set):
-        return results
+        return [_dense(each) if options.sparse_as_dense else each for each in results]
     sources = list(variables) if variables is not None else [None] * len(results)
     reduced = []
     for index, (each, source) in enumerate(zip(results, sources)):
@@ -95,14 +95,18 @@ def reduce_gradients(gradients: Sequence[Any], variables: Sequence[Any] | None, 
         if source is not None and options.is_local(source):
             results[index] = _local(each, options)
             continue
-        if isinstance(each, tf.IndexedSlices) and options.sparse_as_dense:
-            results[index] = tf.convert_to_tensor(each)
+        if options.sparse_as_dense:
+            results[index] = _dense(each)
         reduced.append(index)
     if options.groups is not None:
         _reduce_groups(results, sources, reduced, options)
     else:
         _reduce_each(results, reduced, options)
     return results
+
+
+def _dense(gradient: Any) -> Any:
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _local(gradient: Any, options: Options) -> Any:

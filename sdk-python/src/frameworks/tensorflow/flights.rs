@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ronde::blocking::{Client, Handle, Progress};
 use ronde::{Cause, Collective, Completions, Detail, Error, Label, Operation, SetId, TensorRef};
@@ -15,7 +15,7 @@ use super::self_test::write_number;
 use super::session::{Attached, attached};
 use super::types::{INT32, dtype_of};
 
-/// How long the thread sleeps when nothing completes, before it checks deadlines.
+/// How often the thread checks deadlines.
 const SLICE: Duration = Duration::from_millis(500);
 
 /// The operations in flight of a session.
@@ -160,11 +160,9 @@ impl Flights {
 
     fn run(&self) {
         let mut in_flight: Vec<Flight> = Vec::new();
-        let mut seen = 0;
+        let (mut seen, mut checked) = (0, Instant::now());
         loop {
-            let count = self.completions.wait(seen, SLICE);
-            let is_slice_over = count == seen;
-            seen = count;
+            seen = self.completions.wait(seen, SLICE);
             let is_closed = {
                 let mut state = self.lock();
                 in_flight.append(&mut state.new);
@@ -175,7 +173,8 @@ impl Flights {
             for flight in ready {
                 self.finish(flight);
             }
-            if is_slice_over {
+            if checked.elapsed() >= SLICE {
+                checked = Instant::now();
                 in_flight = self.finish_overdue(in_flight);
             }
             if is_closed && in_flight.is_empty() && self.lock().new.is_empty() {
