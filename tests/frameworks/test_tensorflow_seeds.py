@@ -50,7 +50,9 @@ def test_the_documentation_runs(job: Job, kind: str, tmp_path: pathlib.Path) -> 
     words, others = KINDS[kind]
     text = "\n".join(path.read_text(errors="replace") for path in sorted(pathlib.Path(named).glob("*.txt")))
     marked = re.findall(r"^( *)\.\. code-block:: python\n((?:\1 +.*\n|\s*\n)+)", text, re.MULTILINE)
-    blocks = [textwrap.dedent(block).strip("\n") + "\n" for _, block in marked]
+    # The options of a block in reStructuredText are before its program.
+    options = re.compile(r"(?m)\A(:[\w-]+:.*\n)+")
+    blocks = [options.sub("", textwrap.dedent(block).strip("\n")) + "\n" for _, block in marked]
     found = [b for b in blocks if all(word in b for word in words) and not any(word in b for word in others)]
     assert found, f"no block of the documentation is of the kind {kind}"
     (tmp_path / f"{kind}.py").write_text(found[0])

@@ -18,9 +18,7 @@ callbacks = [
 
 @hvd.elastic.run
 def train(state):
-    model.fit(
-        dataset, steps_per_epoch=40 // hvd.size(), callbacks=callbacks, epochs=epochs - state.epoch, verbose=0
-    )
+    model.fit(dataset, steps_per_epoch=40 // hvd.size(), callbacks=callbacks, epochs=epochs - state.epoch, verbose=0)
 
 
 train(state)

@@ -16,9 +16,9 @@ SHAPES = [(), (1,), (7,), (3, 4), (0, 5), (2, 3, 4)]
 
 
 def value(rank: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """What a rank contributes: small whole numbers, which are exact in all types."""
+    """What a rank contributes: small whole numbers, whose products over three ranks are exact in all types."""
     count = int(np.prod(shape))
-    return (np.arange(count).reshape(shape) % 5 + rank + 1).astype(tf.as_dtype(dtype).as_numpy_dtype)
+    return (np.arange(count).reshape(shape) % 3 + rank + 1).astype(tf.as_dtype(dtype).as_numpy_dtype)
 
 
 def everybodys(shape: tuple[int, ...], dtype: str) -> list[np.ndarray[Any, Any]]:
