@@ -16,7 +16,7 @@ from conftest import SDK
 
 pytest.importorskip("tensorflow")
 
-from elastic_job import ElasticJob
+from elastic_job import ElasticJob, Hosts
 
 if TYPE_CHECKING:
     from conftest import Job
@@ -57,6 +57,11 @@ def test_keras_2(job: Job) -> None:
     assert output.count("Keras 2 trains as one process") == 2
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_edges(job: Job, ranks: int) -> None:
+    assert job("tensorflow_edges.py", ranks).count("the edges are right") == ranks
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_bad_input(job: Job, ranks: int) -> None:
     assert job("tensorflow_errors.py", ranks).count("all errors are right") == ranks
@@ -95,6 +100,20 @@ def test_an_elastic_training_with_fit_survives_the_loss_of_a_worker() -> None:
         running.await_text("continues as rank 0 of")
         reports = running.finish()
     assert reports[0].accuracy > 0.9
+
+
+def test_an_elastic_training_with_fit_grows_from_one_worker(tmp_path: pathlib.Path) -> None:
+    """Its graphs, which were traced by one rank, have collectives."""
+    hosts = Hosts(tmp_path)
+    hosts.set("127.0.0.1:1")
+    options = ["-np", "1", "--min-np", "1", "--max-np", "2", "--host-discovery-script", str(hosts.script)]
+    command = [str(EXAMPLES / "keras_elastic_digits.py"), "--epochs", "24", "--pause", "0.1"]
+    with ElasticJob(options, command) as running:
+        running.await_text("epoch 1 is complete")
+        hosts.set("127.0.0.1:2")
+        running.await_size(2)
+        reports = running.finish()
+    assert len(reports) == 2
 
 
 def test_import_ronde_imports_no_framework() -> None:

@@ -43,7 +43,6 @@ class GradientAggregation:
         # Which variables have a gradient: in graphs, where all passes have the same, and eagerly since the last step.
         self._traced: set[int] | None = None
         self._added: set[int] = set()
-        self._client: Any = None
         if passes > 1:
             _aggregations.add(self)
 
@@ -109,18 +108,13 @@ class GradientAggregation:
             )
 
     def reset(self) -> None:
-        """Begins again, as the session is another one."""
-        client = world.current().client if world.is_begun() else None
-        if client is None or client is self._client:
+        """Begins again, as the session has ended."""
+        if self._counter is None or tf.is_symbolic_tensor(self._counter.handle):
             return
-        is_first, self._client = self._client is None, client
-        if is_first or self._counter is None or not hasattr(self._counter, "numpy"):
-            return
+        self._added.clear()
         with tf.init_scope():
-            if tf.executing_eagerly():
-                self._added.clear()
-                for each in (self._counter, *self._sums.values()):
-                    each.assign(tf.zeros_like(each))
+            for each in (self._counter, *self._sums.values()):
+                each.assign(tf.zeros_like(each))
 
     def _dense(self, gradient: Any) -> Any:
         if not isinstance(gradient, tf.IndexedSlices):
@@ -145,6 +139,8 @@ _aggregations: weakref.WeakSet[GradientAggregation] = weakref.WeakSet()
 
 
 def _reset_all() -> None:
+    if world.is_begun():
+        return
     for each in list(_aggregations):
         each.reset()
 

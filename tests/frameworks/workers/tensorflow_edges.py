@@ -1,0 +1,154 @@
+"""What is rare: loops within loops, the end of a session with operations in flight, empty batches, barriers in graphs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import ronde.tensorflow as hvd
+import tensorflow as tf
+from ronde.tensorflow import native
+
+tf.get_logger().setLevel("ERROR")
+tf.config.threading.set_inter_op_parallelism_threads(8)
+hvd.init()
+RANK, SIZE = hvd.rank(), hvd.size()
+
+
+def the_self_test_runs_when_a_graph_is_traced() -> None:
+    tf.function(lambda given: hvd.allreduce(given)).get_concrete_function(tf.ones(1))
+    assert native._SelfTest.has_passed
+
+
+def loops_within_loops() -> None:
+    """Iterations of the outer loop run at the same time, and in another order on each rank."""
+
+    def wait(outer: Any) -> Any:
+        time.sleep(0.3 * (int(outer) if RANK % 2 else 2 - int(outer)))
+        return outer
+
+    @tf.function
+    def run() -> Any:
+        found = tf.TensorArray(tf.int32, 6)
+        for outer in tf.range(3):
+            for inner in tf.range(2):
+                late = tf.numpy_function(wait, [outer], tf.int32, stateful=False)
+                found = found.write(outer * 2 + inner, hvd.allreduce(10 * late + inner, op=hvd.Sum, name="nested"))
+        return found.stack()
+
+    np.testing.assert_array_equal(run(), [SIZE * number for number in (0, 1, 10, 11, 20, 21)])
+
+
+def gradients_of_groups_with_integers() -> None:
+    @tf.function
+    def gradient(given: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            reduced, _ = hvd.grouped_allreduce([given, tf.constant([RANK])], op=hvd.Sum, name="group")
+            gathered, _ = hvd.grouped_allgather([given, tf.constant([RANK])], name="gathered")
+            loss = tf.reduce_sum(reduced) + tf.reduce_sum(gathered)
+        return tape.gradient(loss, given)
+
+    np.testing.assert_allclose(gradient(tf.ones(2)), [SIZE + 1] * 2)
+
+
+def an_empty_batch() -> None:
+    """It changes nothing: statistics and gradients are those of the other ranks."""
+    given = np.random.default_rng(1).normal(size=(4 * (SIZE - 1), 3)).astype("float32")
+    mine = tf.constant(given[4 * RANK : 4 * RANK + 4])
+    plain, synchronized = tf.keras.layers.BatchNormalization(), hvd.SyncBatchNormalization()
+    for layer, batch in ((plain, tf.constant(given)), (synchronized, mine)):
+        with tf.GradientTape() as tape:
+            tape.watch(batch)
+            loss = tf.reduce_sum(layer(batch, training=True) ** 3)
+        found = tape.gradient(loss, batch)
+        wanted = found[4 * RANK : 4 * RANK + 4] if layer is plain else wanted
+    np.testing.assert_allclose(synchronized.moving_variance, plain.moving_variance, rtol=1e-5)
+    np.testing.assert_allclose(found, wanted, atol=1e-3)
+
+
+def barriers_wait_for_the_collectives_before_them() -> None:
+    for kind, call in (("RondeBarrier", hvd.barrier), ("RondeJoin", hvd.join)):
+
+        @tf.function
+        def step(given: Any, call: Any = call) -> Any:
+            reduced = hvd.allreduce(given, op=hvd.Sum, name="before")
+            call()
+            return reduced
+
+        graph = step.get_concrete_function(tf.ones(1)).graph
+        (found,) = [each for each in graph.get_operations() if each.type == kind]
+        assert "RondeAllreduce" in [each.type for each in found.control_inputs]
+        assert step(tf.ones(1)).numpy() == [SIZE]
+
+
+def operations_end_with_their_session() -> None:
+    """One in flight, and one that waits for it because it has the same name. None of them reaches the next session."""
+    begun, kinds = threading.Semaphore(0), []
+
+    def mark() -> Any:
+        begun.release()
+        return np.int32(1)
+
+    @tf.function
+    def reduce(given: Any) -> Any:
+        with tf.control_dependencies([tf.numpy_function(mark, [], tf.int32)]):
+            return hvd.allreduce(given, op=hvd.Sum, name="ended")
+
+    def run() -> None:
+        try:
+            reduce(tf.ones(1))
+        except tf.errors.OpError as error:
+            kinds.append(type(error).__name__)
+
+    reduce.get_concrete_function(tf.ones(1))
+    threads = [threading.Thread(target=run) for _ in range(2 if RANK == 0 else 0)]
+    for each in threads:
+        each.start()
+    for _ in threads:
+        assert begun.acquire(timeout=60)
+    if threads:
+        time.sleep(1)  # until the operations after the marks were submitted
+    hvd.barrier()
+    hvd.shutdown()
+    for each in threads:
+        each.join(60)
+    assert kinds == ["AbortedError"] * len(threads), kinds
+    hvd.init()
+    for _ in range(2):
+        assert reduce(tf.ones(1)).numpy() == [SIZE]
+
+
+def an_invalid_argument_of_one_rank() -> None:
+    """The others wait until the deadline, which names that rank."""
+    hvd.shutdown()
+    os.environ["RONDE_OPERATION_TIMEOUT"] = "3"
+    hvd.init()
+    splits, kind = ([-1] * SIZE, "InvalidArgumentError") if RANK == 0 else ([1] * SIZE, "DeadlineExceededError")
+    try:
+        hvd.alltoall(tf.ones(SIZE), splits, name="one")
+    except tf.errors.OpError as error:
+        assert type(error).__name__ == kind, error
+        assert RANK == 0 or "0" in str(error), error
+    else:
+        raise AssertionError("splits of -1 were accepted")
+
+
+PARTS = [
+    the_self_test_runs_when_a_graph_is_traced,
+    loops_within_loops,
+    gradients_of_groups_with_integers,
+    an_empty_batch,
+    barriers_wait_for_the_collectives_before_them,
+    operations_end_with_their_session,
+    an_invalid_argument_of_one_rank,
+]
+for part in PARTS:
+    if not sys.argv[1:] or part.__name__ in sys.argv[1:]:
+        part()
+        print(f"rank {RANK}: {part.__name__}", flush=True)
+print(f"rank {RANK}: the edges are right", flush=True)
