@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-tf = pytest.importorskip("tensorflow")
+pytest.importorskip("tensorflow")
 
+import tensorflow as tf
 from ronde.elastic.state import ObjectState
 from ronde.errors import PeerLostError
 from ronde.frameworks import world
@@ -86,4 +87,3 @@ def test_graphs_refuse_gradients_of_other_variables() -> None:
     add(False)
     with pytest.raises(ValueError, match="the same variables in the same order"):
         aggregation.run([tf.constant(1.0)], variables[:1], list, print, print)
-

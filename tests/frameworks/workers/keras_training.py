@@ -146,16 +146,17 @@ def local_variables() -> None:
     trained.set_weights([weight * 0 + RANK for weight in trained.get_weights()])
     trained.compile(optimizer=keras.optimizers.SGD(0.0), loss="mse")
     kept, inner = trained.trainable_variables[0], keras.backend.backend() == "tensorflow" and not KERAS_2
-    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(SIZE - 1, local_variables=[kept._value if inner else kept])
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(
+        SIZE - 1, local_variables=[kept._value if inner else kept]
+    )
     fit(trained, MINE[:BATCH], BATCH, callbacks=[callback])
     assert [float(weight.flat[0]) for weight in trained.get_weights()] == [RANK, SIZE - 1, SIZE - 1, SIZE - 1]
 
 
 def scales_losses() -> None:
     """An infinite gradient of one rank makes all of them skip the step. A scale around our optimizer is refused."""
-    global DATA
     keras.mixed_precision.set_global_policy("mixed_float16")
-    finite, DATA = DATA, DATA.copy()
+    finite = DATA[0].copy()
     DATA[0] = np.inf  # in the first batch of rank 0
     try:
         trained = model()
@@ -175,7 +176,7 @@ def scales_losses() -> None:
         assert np.isfinite(everybodys).all()
         assert all((each == everybodys[0]).all() for each in everybodys)
     finally:
-        DATA = finite
+        DATA[0] = finite
         keras.mixed_precision.set_global_policy("float32")
 
 

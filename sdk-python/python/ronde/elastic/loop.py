@@ -63,7 +63,7 @@ def run_fn(
 
     If all workers that had the state are gone, the loop raises StateLostError rather than train from the start.
 
-    failures -- a context that converts a framework's errors of failed collectives, those of the state too, to RondeError
+    failures -- a context that converts a framework's errors of failed collectives to RondeError, those of the state too
 
     The loop also raises a failure after which the session cannot restart, and the last one of 10 failures without a
     commit in between.
@@ -85,9 +85,7 @@ def run_fn(
 class _Loop:
     """The calls of a function, and the failures between them."""
 
-    def __init__(
-        self, call: Callable[[], Result], state: State, reset: Callable[[], None], failures: Failures
-    ) -> None:
+    def __init__(self, call: Callable[[], Result], state: State, reset: Callable[[], None], failures: Failures) -> None:
         self._call, self._state, self._reset, self._converted = call, state, reset, failures
         self._failures, self._commits = 0, state.commits
         self._has_state = not is_new_worker()

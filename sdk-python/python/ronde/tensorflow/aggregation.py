@@ -56,9 +56,10 @@ class GradientAggregation:
     ) -> Any:
         """Adds gradients. With the last pass of a step, reduces and applies the sums; otherwise calls `skip`.
 
-        A variable has no gradient in a step if it had none in all of its passes. Returns what `apply` does if each pass is
-        a step; otherwise the operation in a graph of TensorFlow 1, else None. Raises ValueError for `tf.IndexedSlices`
-        that are not converted, for other variables than in the first pass, and if graphs have gradients of others.
+        A variable has no gradient in a step if it had none in all of its passes. Returns what `apply` does if each pass
+        is a step; otherwise the operation in a graph of TensorFlow 1, else None. Raises ValueError for
+        `tf.IndexedSlices` that are not converted, for other variables than in the first pass, and if graphs have
+        gradients of others.
         """
         if self.passes == 1:
             return apply(reduce(list(gradients)))
@@ -94,12 +95,12 @@ class GradientAggregation:
         self._variables = self._variables or known
         if len(known) != len(self._variables) or any(one is not other for one, other in zip(known, self._variables)):
             raise ValueError(
-                "with backward_passes_per_step > 1, all passes have the same variables in the same order; use an optimizer "
-                "for each list of variables"
+                "with backward_passes_per_step > 1, all passes have the same variables in the same order; use an "
+                "optimizer for each list of variables"
             )
         if self._traced is None and not tf.executing_eagerly():
             self._traced = set(present)
-        if self._traced is not None and not self._traced == self._added | set(present):
+        if self._traced is not None and self._traced != self._added | set(present):
             odd = sorted(self._traced ^ (self._added | set(present)))
             names = ", ".join(str(getattr(self._variables[index], "name", index)) for index in odd)
             raise ValueError(

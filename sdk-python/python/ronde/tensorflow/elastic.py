@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """Decorates `func(state, *args, **kwargs)` with the loop of `ronde.elastic.run_fn`, on the session of `init`.
 
-    Errors of TensorFlow that failed collectives raise are failures of collectives, also while the state is synchronized.
+    Errors of TensorFlow that failed collectives raise are failures of collectives, also those of the state.
     """
     return run_fn(func, basics.init_again, converted)
 

@@ -81,9 +81,7 @@ def _allgather(operation: Any, gradient: Any) -> Any:
 @tf.RegisterGradient("RondeGroupedAllgather")
 def _grouped_allgather(operation: Any, *gradients: Any) -> Any:
     options = {"tensor_name": gradient_name(operation), "process_set_id": operation.get_attr("process_set_id")}
-    reduced = _of_present(
-        gradients, lambda present: ops.ronde_grouped_allreduce(present, reduce_op=Average, **options)
-    )
+    reduced = _of_present(gradients, lambda present: ops.ronde_grouped_allreduce(present, reduce_op=Average, **options))
     return [
         None if each is None else _own_rows(operation, each, tensor, f"gradient.rows.{index}")
         for index, (each, tensor) in enumerate(zip(reduced, operation.inputs))

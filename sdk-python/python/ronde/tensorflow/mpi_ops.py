@@ -13,9 +13,12 @@ They work eagerly, in `tf.function` and in graphs of TensorFlow 1, and have grad
 of one graph run in parallel and in any order.
 
 They raise ValueError for invalid arguments, for a process set that is not registered or does not contain this process,
-and before `init`. If the operation fails, running it raises an error of `tf.errors` with the same text on all ranks:
-InvalidArgumentError when ranks disagree, AbortedError when a rank was lost or shut down, DeadlineExceededError after a
-timeout, FailedPreconditionError after `shutdown`, ResourceExhaustedError when shared memory is full.
+and before `init`. An argument that is invalid by itself, such as negative splits, raises InvalidArgumentError on the
+rank that gives it; the others wait for that rank until its program ends, or until the deadline.
+
+If the operation fails, running it raises an error of `tf.errors` with the same text on all ranks: InvalidArgumentError
+when ranks disagree, AbortedError when a rank was lost or shut down, DeadlineExceededError after a timeout,
+FailedPreconditionError after `shutdown`, ResourceExhaustedError when shared memory is full.
 """
 
 from __future__ import annotations
@@ -338,7 +341,9 @@ def _after_collectives() -> contextlib.AbstractContextManager[Any]:
     if not tf.inside_function():
         return contextlib.nullcontext()
     graph = tf.compat.v1.get_default_graph()
-    return tf.control_dependencies([each for each in graph.get_operations() if each.type in UNORDERED])
+    earlier = [each for each in graph.get_operations() if each.type in UNORDERED]
+    context: contextlib.AbstractContextManager[Any] = tf.control_dependencies(earlier)
+    return context
 
 
 def join() -> Any:

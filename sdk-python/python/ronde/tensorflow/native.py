@@ -89,9 +89,9 @@ class _SelfTest:
 def self_test() -> None:
     """Runs an operation that ends in another thread, eagerly and in a graph, the first time.
 
-    It starts TensorFlow, so it runs before the first collective, or when a `tf.function` with one is traced, and not when
-    this module is imported. In a graph of TensorFlow 1 it does not run. Raises
-    ImportError that names the versions that work.
+    It starts TensorFlow, so it runs before the first collective, or when a `tf.function` with one is traced, and not
+    when this module is imported. In a graph of TensorFlow 1 it does not run. Raises ImportError that names the versions
+    that work.
     """
     if _SelfTest.has_passed:
         return

@@ -20,8 +20,8 @@ class SyncBatchNormalization(_Base):
 
     fused -- False; a fused kernel does not synchronize
 
-    Ranks may have batches of different lengths, and some of them empty ones. While training, all ranks must run the layer. Raises ValueError for
-    another `fused`.
+    Ranks may have batches of different lengths, and some of them empty ones. While training, all ranks must run the
+    layer. Raises ValueError for another `fused`.
     """
 
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:

@@ -64,8 +64,8 @@ class _Distributed:
 def refuse_loss_scale(optimizer: Any) -> None:
     """Raises ValueError if a LossScaleOptimizer calls this optimizer.
 
-    It looks for infinities in the gradients of its rank only, and skips the call when it finds one: then the other ranks
-    wait for this one, or are a step ahead of it.
+    It looks for infinities in the gradients of its rank only, and skips the call when it finds one: then the other
+    ranks wait for this one, or are a step ahead of it.
     """
     frame = sys._getframe(1)
     for _ in range(_FRAMES_MAX):
