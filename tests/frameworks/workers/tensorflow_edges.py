@@ -24,35 +24,43 @@ def the_self_test_runs_when_a_graph_is_traced() -> None:
 
 
 def loops_within_loops() -> None:
-    """Iterations of the outer loop run at the same time, and in another order on each rank."""
+    """Iterations of the outer loop run at the same time, and in another order on each rank, in graphs of TensorFlow 1."""
+    v1 = tf.compat.v1
 
     def wait(outer: Any) -> Any:
         time.sleep(0.3 * (int(outer) if RANK % 2 else 2 - int(outer)))
         return outer
 
-    @tf.function
-    def run() -> Any:
-        found = tf.TensorArray(tf.int32, 6)
-        for outer in tf.range(3):
-            for inner in tf.range(2):
-                late = tf.numpy_function(wait, [outer], tf.int32, stateful=False)
-                found = found.write(outer * 2 + inner, hvd.allreduce(10 * late + inner, op=hvd.Sum, name="nested"))
-        return found.stack()
+    def outer_body(outer: Any, total: Any) -> Any:
+        late = tf.ensure_shape(v1.py_func(wait, [outer], tf.int32, stateful=False), [])
 
-    np.testing.assert_array_equal(run(), [SIZE * number for number in (0, 1, 10, 11, 20, 21)])
+        def inner_body(inner: Any, part: Any) -> Any:
+            value = hvd.allreduce(10 * late + inner, op=hvd.Sum, name="nested")
+            return inner + 1, part + value * (1 + 2 * outer + inner) ** 2
+
+        return outer + 1, total + v1.while_loop(lambda inner, _: inner < 2, inner_body, (0, 0))[1]
+
+    v1.disable_control_flow_v2()
+    config = v1.ConfigProto(inter_op_parallelism_threads=8)
+    with tf.Graph().as_default(), v1.Session(config=config) as session:
+        found = session.run(v1.while_loop(lambda outer, _: outer < 3, outer_body, (0, 0))[1])
+    v1.enable_control_flow_v2()
+    pairs = [(outer, inner) for outer in range(3) for inner in range(2)]
+    assert found == sum(SIZE * (10 * outer + inner) * (1 + 2 * outer + inner) ** 2 for outer, inner in pairs), found
 
 
 def gradients_of_groups_with_integers() -> None:
-    @tf.function
-    def gradient(given: Any) -> Any:
+    for call, wanted in (
+        (lambda tensors: hvd.grouped_allreduce(tensors, op=hvd.Sum, name="reduced"), SIZE),
+        (lambda tensors: hvd.grouped_allgather(tensors, name="gathered"), 1),
+        (lambda tensors: hvd.grouped_reducescatter(tensors, op=hvd.Sum, name="scattered"), SIZE),
+    ):
+        given = tf.ones(SIZE)
         with tf.GradientTape() as tape:
             tape.watch(given)
-            reduced, _ = hvd.grouped_allreduce([given, tf.constant([RANK])], op=hvd.Sum, name="group")
-            gathered, _ = hvd.grouped_allgather([given, tf.constant([RANK])], name="gathered")
-            loss = tf.reduce_sum(reduced) + tf.reduce_sum(gathered)
-        return tape.gradient(loss, given)
-
-    np.testing.assert_allclose(gradient(tf.ones(2)), [SIZE + 1] * 2)
+            # Recorded outside of the function, which gives integers no gradients.
+            loss = tf.reduce_sum(tf.function(lambda tensor, call=call: call([tensor, tf.range(SIZE)])[0])(given))
+        np.testing.assert_allclose(tape.gradient(loss, given), [wanted] * SIZE)
 
 
 def an_empty_batch() -> None:
