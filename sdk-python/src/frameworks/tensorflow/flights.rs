@@ -124,15 +124,15 @@ impl Flights {
             }
             state.names.insert(key, VecDeque::new());
         }
-        self.submit(attached.client(), task);
+        self.submit(&attached.client(), task);
     }
 
     /// Submits an operation whose turn it is. When that fails, the next one of its name follows.
-    fn submit(&self, client: Result<Arc<Client>, Failed>, task: Task) {
+    fn submit(&self, client: &Result<Arc<Client>, Failed>, task: Task) {
         let mut next = Some(task);
         while let Some(task) = next.take() {
             let key = task.key();
-            let submitted = client.clone().and_then(|client| task.submit(&client));
+            let submitted = client.as_ref().map_err(Failed::clone).and_then(|client| task.submit(client));
             match submitted {
                 Ok((handles, dtypes)) => {
                     let Task { spec, call, .. } = task;
@@ -168,7 +168,7 @@ impl Flights {
                 in_flight.append(&mut state.new);
                 state.is_closed
             };
-            let (ready, rest) = in_flight.into_iter().partition(|flight| flight.is_ready());
+            let (ready, rest) = in_flight.into_iter().partition(Flight::is_ready);
             in_flight = rest;
             for flight in ready {
                 self.finish(flight);
@@ -188,7 +188,7 @@ impl Flights {
         let key = flight.key.clone();
         flight.end();
         if let Some(next) = self.next_of(key.as_ref()) {
-            self.submit(attached().and_then(|attached| attached.client()), next);
+            self.submit(&attached().and_then(|attached| attached.client()), next);
         }
     }
 
