@@ -24,7 +24,7 @@ def the_self_test_runs_when_a_graph_is_traced() -> None:
 
 
 def loops_within_loops() -> None:
-    """Iterations of the outer loop run at the same time, and in another order on each rank, in graphs of TensorFlow 1."""
+    """In graphs of TensorFlow 1, outer iterations run at the same time, and in another order on each rank."""
     v1 = tf.compat.v1
 
     def wait(outer: Any) -> Any:

@@ -139,7 +139,7 @@ impl InFlight {
         let mut next = Some(task);
         while let Some(task) = next.take() {
             let key = task.key();
-            let submitted = client.clone().and_then(|client| task.submit(&client));
+            let submitted = client.as_ref().map_err(Failed::clone).and_then(|client| task.submit(client));
             match submitted {
                 Ok((handles, dtypes)) => {
                     let Task { spec, call, .. } = task;

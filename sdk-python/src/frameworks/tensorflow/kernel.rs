@@ -127,6 +127,10 @@ pub(super) fn functions(kind: Kind) -> (Create, Compute, Delete) {
     (create, compute, delete)
 }
 
+/// Makes a kernel of a kind from the attributes of a node.
+///
+/// # Safety
+/// TensorFlow calls it, with a construction that lives as long as the call.
 unsafe extern "C" fn create<const KIND: usize>(construction: Opaque) -> *mut c_void {
     // Kernels exist only after the functions were found.
     let Some(api) = api() else { return null_mut() };
@@ -142,6 +146,10 @@ unsafe extern "C" fn create<const KIND: usize>(construction: Opaque) -> *mut c_v
     }
 }
 
+/// Starts a kernel.
+///
+/// # Safety
+/// TensorFlow calls it, with a kernel of `create`, its context, and the callback that ends it.
 unsafe extern "C" fn compute(kernel: *mut c_void, context: Opaque, done: *mut c_void) {
     let Some(api) = api() else { return };
     // SAFETY: made by `create`, and TensorFlow keeps it while it runs.
@@ -162,6 +170,10 @@ unsafe extern "C" fn compute(kernel: *mut c_void, context: Opaque, done: *mut c_
     }
 }
 
+/// Drops a kernel.
+///
+/// # Safety
+/// TensorFlow calls it once, with a kernel of `create` or null.
 unsafe extern "C" fn delete(kernel: *mut c_void) {
     if !kernel.is_null() {
         // SAFETY: made by `create`, deleted once.
