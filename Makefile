@@ -23,6 +23,8 @@ PYTEST_WORKERS ?= 3
 
 PYTHON ?= python3
 CARGO ?= cargo
+FRAMEWORK_TESTS := $(addprefix tests/frameworks/test_tensorflow,.py _units.py _seeds.py)
+TENSORFLOW_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path tensorflow)
 FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
 TORCHFT_PYTHONS = $(foreach kind,torchft torchft-nightly,$(shell $(PYTHON) tests/setup/environment.py path $(kind)))
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
@@ -34,7 +36,7 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frontends tests/torchft tests/soak tests/kills compose
+PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frameworks tests/frontends tests/torchft tests/soak tests/kills compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -140,6 +142,21 @@ frontends-test: build ## Train with Lightning, Accelerate, Transformers and Deep
 	@tests/setup/debian.sh
 	@$(PYTHON) tests/setup/environment.py frontends
 	$(FRONTENDS_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frontends
+
+.PHONY: framework-test
+framework-test: build ## Train with TensorFlow and Keras: installs 1.7 GB, takes 15 minutes
+	@$(PYTHON) tests/setup/environment.py tensorflow
+	$(TENSORFLOW_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml $(FRAMEWORK_TESTS) $(OPTIONS)
+
+.PHONY: framework-versions-test
+framework-versions-test: build ## The same with TensorFlow 2.20 and 2.19, and Keras on PyTorch: installs 3.5 GB, takes an hour
+	@$(PYTHON) tests/setup/environment.py tensorflow-2.20 tensorflow-2.19 keras-torch
+	for stage in tensorflow-2.20 tensorflow-2.19; do \
+	    $$($(PYTHON) tests/setup/environment.py path $$stage) -m pytest -q -rs -c sdk-python/pyproject.toml \
+	        $(FRAMEWORK_TESTS) $(OPTIONS) || exit 1; \
+	done
+	$$($(PYTHON) tests/setup/environment.py path keras-torch) -m pytest -q -rs -c sdk-python/pyproject.toml \
+	    tests/frameworks/test_keras_torch.py $(OPTIONS)
 
 # OPTIONS="-k dies" runs one test.
 .PHONY: torchft-test

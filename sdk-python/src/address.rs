@@ -1,4 +1,4 @@
-//! Access to the memory of Python's tensors by address and length. The only file of this crate with unsafe code.
+//! Access to the memory of Python's tensors by address and length.
 //!
 //! Safe Rust cannot express the contract, so `ronde/tensors.py`, the only caller, upholds it: an address belongs to a live,
 //! contiguous tensor with at least that many bytes. The caller holds the tensor for the whole call and does not write to it

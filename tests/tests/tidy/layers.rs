@@ -67,7 +67,7 @@ const EXTERNAL: [(&str, &[&str]); 15] = [
     ("anyhow", &["ronde-bootstrap", "ronde-launcher", "ronde-sidecar", "ronde-tests"]),
     ("axum", &["ronde-sidecar"]),
     ("clap", &["ronde-bootstrap", "ronde-launcher", "ronde-sidecar"]),
-    ("libc", &["ronde-shm"]),
+    ("libc", &["ronde-shm", "ronde-python"]),
     (
         "nix",
         &[

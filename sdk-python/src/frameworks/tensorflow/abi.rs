@@ -69,6 +69,7 @@ functions! {
     TF_OpKernelConstruction_GetAttrInt64(Opaque, *const c_char, *mut i64, Opaque);
     TF_OpKernelConstruction_Failure(Opaque, Opaque);
     TF_OpKernelContext_Failure(Opaque, Opaque);
+    TF_GetFrameId(Opaque) -> u64;
     TF_GetIterId(Opaque) -> i64;
     TF_NumInputs(Opaque) -> c_int;
     TF_GetInput(Opaque, c_int, *mut Opaque, Opaque);
