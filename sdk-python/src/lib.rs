@@ -1,7 +1,7 @@
 //! `ronde._ronde`: the blocking client for Python. The package `ronde` wraps it; nothing here is for users.
 //!
-//! Tensors are passed as address and length, because the stable ABI of Python 3.9 has no buffer protocol. `address.rs` is
-//! the only file with unsafe code. Blocking calls detach from the interpreter and wait in slices, between which they check
+//! Tensors are passed as address and length, because the stable ABI of Python 3.9 has no buffer protocol. `address.rs` and
+//! `frameworks/jax/ffi.rs` are the only files with unsafe code. Blocking calls detach from the interpreter and wait in slices, between which they check
 //! for signals. No lock is held while attached.
 
 #![deny(unsafe_code)]
@@ -10,6 +10,7 @@ mod address;
 mod arguments;
 mod completions;
 mod errors;
+mod frameworks;
 mod launched;
 mod memory;
 mod operation;
@@ -24,6 +25,8 @@ mod _ronde {
 
     #[pymodule_export]
     use crate::completions::Completions;
+    #[pymodule_export]
+    use crate::frameworks::jax::{jax_bind, jax_failure, jax_handler};
     #[pymodule_export]
     use crate::launched::LaunchedBy;
     #[pymodule_export]

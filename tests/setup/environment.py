@@ -20,6 +20,7 @@ Further stages have separate environments, as tests import nothing from there (`
     helm       helm, which renders them; with `deploy`
     frontends  Lightning, Accelerate, Transformers and DeepSpeed (0.3 GB); a layer on the environment of `training`,
                whose packages it sees, PyTorch too
+    jax        JAX for CPUs, Optax and Flax (0.8 GB)
     torchft    torchft's last release, and `torchft-nightly`, a later one with another interface; layers, too
 
 The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
@@ -53,6 +54,7 @@ ENVIRONMENTS = {
     "mpich": ["mpich"],
     "deploy": ["deploy", "helm"],
     "frontends": ["frontends"],
+    "jax": ["jax"],
     "torchft": ["torchft"],
     "torchft-nightly": ["torchft-nightly"],
 }

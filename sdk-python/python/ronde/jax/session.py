@@ -1,0 +1,169 @@
+"""The session of this process for JAX: `init`, `shutdown`, ranks and process sets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from ronde import _ronde, without_launcher
+from ronde.client import connect
+from ronde.elastic import membership
+from ronde.jax import internals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ronde.client import Client
+    from ronde.errors import RondeError
+    from ronde.process_set import ProcessSet
+
+
+class _State:
+    """The state of the process."""
+
+    client: Client | None = None
+    is_own: bool = False  # whether `init` has connected it
+    last_size: int | None = None
+
+
+_state = _State()
+
+
+def init(client: Client | None = None, **settings: Any) -> None:
+    """Connects this process to its sidecar. Does nothing if it is connected already.
+
+    client   -- a session to use, such as `ronde.torch`'s; default: a new one. A process has one session: the sidecar
+                accepts each rank once. `shutdown` does not close a given one.
+    settings -- arguments of `ronde.connect`
+
+    Ranks are those of the launcher: `ronde run`, or another one on this host, for which rank 0 starts the sidecar. A
+    process without a launcher is a job of one rank. In an elastic job this waits for a membership with this worker. If
+    the number of ranks differs from that of the last session, it drops JAX's compiled programs.
+
+    Raises what `ronde.connect` does, and ValueError if a client and settings are given.
+    """
+    if _state.client is not None:
+        return
+    if client is not None and settings:
+        raise ValueError(f"init was given a client and settings for another one: {', '.join(settings)}")
+    if client is None:
+        options = {**without_launcher.settings_without_launcher(settings), **settings}
+        found: Client = membership.connected(lambda: connect(**options))
+    else:
+        found = client
+    try:
+        bind(found)
+    except BaseException:
+        if client is None:
+            found.close()
+        raise
+    _state.client, _state.is_own = found, client is None
+
+
+def bind(client: Client) -> None:
+    """Makes compiled programs use this client's session, and that of each membership which it enters."""
+    _ronde.jax_bind(client._session)
+    client.on_membership(lambda: _bind_again(client))
+    _forget_programs(client.size)
+
+
+def _bind_again(client: Client) -> None:
+    if _state.client is client:
+        _ronde.jax_bind(client._session)
+        _forget_programs(client.size)
+
+
+def _forget_programs(size: int) -> None:
+    """Drops compiled programs if they were made for another number of ranks, which is part of their shapes."""
+    if _state.last_size not in (None, size):
+        jax.clear_caches()
+    _state.last_size = size
+
+
+def shutdown() -> None:
+    """Ends the session for all ranks, after the programs in flight. Runs automatically when the program ends.
+
+    Does nothing without a session. Raises the failure of a program in flight. A client that `init` was given stays open. `init` may be called again.
+    """
+    ended, _state.client = _state.client, None
+    if ended is None:
+        return
+    # The program has received the failure with the results.
+    internals.forget_failures()
+    try:
+        jax.effects_barrier()
+    finally:
+        if _state.is_own:
+            ended.close()
+
+
+def is_initialized() -> bool:
+    """Returns whether `init` has been called, and `shutdown` has not been called since."""
+    return _state.client is not None
+
+
+def client() -> Client:
+    """Returns the process's client, ronde's native interface. Raises ValueError before `init`."""
+    if _state.client is None:
+        raise ValueError("ronde.jax has not been initialized; call ronde.jax.init() first")
+    return _state.client
+
+
+def rank() -> int:
+    """This process's number, from 0. Raises ValueError before `init`, as the following functions do."""
+    return client().rank
+
+
+def size() -> int:
+    """The number of processes."""
+    return client().size
+
+
+def local_rank() -> int:
+    """This process's number among those of the same sidecar."""
+    return client().local_rank
+
+
+def local_size() -> int:
+    """The number of processes of the same sidecar."""
+    return client().local_size
+
+
+def cross_rank() -> int:
+    """The number of this process's sidecar among those that have a process of this local rank."""
+    return client().cross_rank
+
+
+def cross_size() -> int:
+    """The number of sidecars that have a process of this local rank."""
+    return client().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether all sidecars serve the same number of processes."""
+    return client().is_homogeneous
+
+
+def add_process_set(ranks: Iterable[int]) -> ProcessSet:
+    """Adds a process set of these ranks. All ranks call it, with the same ranks. Not in a compiled program."""
+    return client().add_process_set(list(ranks))
+
+
+def remove_process_set(process_set: ProcessSet) -> None:
+    """Removes a process set. All ranks call it. Not in a compiled program.
+
+    Programs that were compiled with the set fail from then on.
+    """
+    client().remove_process_set(process_set)
+
+
+def failure_of(error: BaseException) -> RondeError | ValueError | None:
+    """Returns the exception of ronde for an error that JAX has raised; None if ronde has not caused it.
+
+    A compiled program raises `jax.errors.JaxRuntimeError` with the text of ronde's exception. This is that exception,
+    such as `ronde.MismatchError` or `ronde.PeerLostError`, with its cause, rank and record. The last 16 failures are
+    known.
+    """
+    found: RondeError | ValueError | None = _ronde.jax_failure(str(error))
+    return found
