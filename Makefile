@@ -24,6 +24,7 @@ PYTEST_WORKERS ?= 3
 PYTHON ?= python3
 CARGO ?= cargo
 FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
+JAX_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path jax)
 TORCHFT_PYTHONS = $(foreach kind,torchft torchft-nightly,$(shell $(PYTHON) tests/setup/environment.py path $(kind)))
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
 WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
@@ -34,7 +35,7 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frontends tests/torchft tests/soak tests/kills compose
+PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frontends tests/frameworks tests/torchft tests/soak tests/kills compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -59,7 +60,7 @@ test: setup lint build-tests test-rust test-python ## Do everything that CI does
 .PHONY: setup
 setup: ## Install what the tests need: packages of the distribution, a Python environment
 	@tests/setup/debian.sh
-	@$(PYTHON) tests/setup/environment.py tools training bench torch-suite packaging mpich deploy helm
+	@$(PYTHON) tests/setup/environment.py tools training bench torch-suite packaging mpich deploy helm jax
 
 .PHONY: build
 build: plugins ## Build the binary ronde, the crates, the plugins and the Python extension
@@ -141,6 +142,11 @@ frontends-test: build ## Train with Lightning, Accelerate, Transformers and Deep
 	@$(PYTHON) tests/setup/environment.py frontends
 	$(FRONTENDS_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frontends
 
+.PHONY: framework-test
+framework-test: build ## Train with JAX (installs 0.8 GB, minutes)
+	@$(PYTHON) tests/setup/environment.py tools jax
+	$(JAX_PYTHON) -m pytest -q -rs -n 2 -c sdk-python/pyproject.toml tests/frameworks/test_jax.py
+
 # OPTIONS="-k dies" runs one test.
 .PHONY: torchft-test
 torchft-test: build ## Train with torchft's Manager, its last release and a nightly one, and run torchft's own tests (3 minutes)
@@ -203,6 +209,7 @@ test-python:
 	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -m "not heavy"
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/product
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml -m "not heavy" tests/deploy
+	$(JAX_PYTHON) -m pytest -q -n 2 -c sdk-python/pyproject.toml -m "not heavy" tests/frameworks/test_jax.py
 
 # The binary and the extension are release builds, in a package of their own that nothing else imports.
 .PHONY: bench

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy
-
 import ronde.jax as hvd
 
 if TYPE_CHECKING:
@@ -74,7 +73,12 @@ def reductions(rank: int, size: int) -> None:
     tensors = inputs((6,), "int32", size)
     bits = {hvd.BitAnd: numpy.bitwise_and, hvd.BitOr: numpy.bitwise_or, hvd.BitXor: numpy.bitwise_xor}
     for op, function in bits.items():
-        both("bits", lambda x, op=op: hvd.allreduce(x, op), tensors[rank], function.reduce([*map(numpy.asarray, tensors)]))
+        both(
+            "bits",
+            lambda x, op=op: hvd.allreduce(x, op),
+            tensors[rank],
+            function.reduce([*map(numpy.asarray, tensors)]),
+        )
 
 
 def scales_and_complex(rank: int, size: int) -> None:
@@ -84,7 +88,10 @@ def scales_and_complex(rank: int, size: int) -> None:
     both("scales", scaled, tensors[rank], 2 * total)
     both("codec", lambda x: hvd.allreduce(x, hvd.Sum, codec="bfloat16"), tensors[rank], total)
     for shape in [(), (2, 3), (0,)]:
-        waves = [(a + 1j * b).astype("complex64") for a, b in zip(inputs(shape, "float32", size), inputs(shape, "float32", size, 1))]
+        waves = [
+            (a + 1j * b).astype("complex64")
+            for a, b in zip(inputs(shape, "float32", size), inputs(shape, "float32", size, 1))
+        ]
         both("complex", lambda x: hvd.allreduce(x, hvd.Sum), waves[rank], sum(waves[1:], waves[0]))
         both("complex", lambda x: hvd.broadcast(x, size - 1), waves[rank], waves[size - 1])
     thirds = inputs((5,), "float32", size)
@@ -98,7 +105,11 @@ def scales_and_complex(rank: int, size: int) -> None:
 
 def groups(rank: int, size: int) -> None:
     trees = [
-        {"a": inputs((3,), "float32", size, 5)[each], "b": [inputs((2, 2), "bfloat16", size, 6)[each]], "c": inputs((), "int32", size)[each]}
+        {
+            "a": inputs((3,), "float32", size, 5)[each],
+            "b": [inputs((2, 2), "bfloat16", size, 6)[each]],
+            "c": inputs((), "int32", size)[each],
+        }
         for each in range(size)
     ]
     for call in (lambda t: hvd.grouped_allreduce(t, hvd.Sum), jax.jit(lambda t: hvd.grouped_allreduce(t, hvd.Sum))):

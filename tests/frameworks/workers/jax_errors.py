@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-
 import ronde
 import ronde.jax as hvd
 
@@ -48,6 +47,12 @@ def in_flight(rank: int, size: int) -> None:
         with pytest.raises(jax.errors.JaxRuntimeError, match="rank"):
             jax.block_until_ready(fails(big))
         next_step_works(rank, size)
+    # Independent programs after it work on all ranks, and what depends on it fails on all ranks.
+    failing = fails(big)
+    assert float(works(big)[0, 0]) == 600 * size
+    with pytest.raises(jax.errors.JaxRuntimeError, match="rank"):
+        jax.block_until_ready(works(jnp.pad(failing, ((0, 597 - rank), (0, 0)))))
+    next_step_works(rank, size)
     failing = fails(big)
     with pytest.raises(jax.errors.JaxRuntimeError, match="rank"):
         jax.effects_barrier()
@@ -68,7 +73,10 @@ def arguments(rank: int, size: int) -> None:
         ("a scalar", lambda: hvd.reducescatter(jnp.float32(1))),
         ("rows is", lambda: hvd.allgather(three, rows=[7] * size)),
         ("a number from 0 for each", lambda: hvd.allgather(three, rows=[3])),
-        ("does not add up", lambda: hvd.alltoall(three, [1] * (size + 5))[0] if size < 0 else hvd.alltoall(three, [9] * size)),
+        (
+            "does not add up",
+            lambda: hvd.alltoall(three, [1] * (size + 5))[0] if size < 0 else hvd.alltoall(three, [9] * size),
+        ),
         ("give splits", lambda: hvd.alltoall(jnp.ones(size + 1))),
         ("root_rank is", lambda: hvd.broadcast(three, size)),
         ("other than 0", lambda: hvd.allreduce(three, prescale_factor=0.0)),
@@ -87,13 +95,13 @@ def arguments(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match="needs received_splits"):
         jax.jit(lambda x: hvd.alltoall(x, [1] * size))(jnp.ones(size))
     with pytest.raises(ValueError, match="so give numbers"):
-        jax.jit(lambda x, s: hvd.alltoall(x, s))(jnp.ones(size), jnp.ones(size, int))
+        jax.jit(hvd.alltoall)(jnp.ones(size), jnp.ones(size, int))
     next_step_works(rank, size)
 
 
 def shapes(rank: int, size: int) -> None:
     """Rows that differ from what the program was compiled for."""
-    with pytest.raises(jax.errors.JaxRuntimeError, match="was compiled for .* rows="):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"was compiled for .* rows="):
         jax.block_until_ready(jax.jit(hvd.allgather)(jnp.ones(2 + rank * rank)))
     next_step_works(rank, size)
     if size == 2:
@@ -104,7 +112,7 @@ def shapes(rank: int, size: int) -> None:
 
 def devices() -> None:
     """A program for another device is refused while it is compiled."""
-    traced = jax.jit(lambda x: hvd.allreduce(x)).trace(jnp.ones(3))
+    traced = jax.jit(hvd.allreduce).trace(jnp.ones(3))
     with pytest.raises(NotImplementedError, match="runs on CPUs only, and this one is compiled for cuda"):
         traced.lower(lowering_platforms=("cuda",))
 

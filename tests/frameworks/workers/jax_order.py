@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy
-
 import ronde.jax as hvd
 
 COUNT = 24
@@ -16,7 +15,7 @@ def main() -> None:
     rank, size = hvd.rank(), hvd.size()
 
     def program(x):  # type: ignore[no-untyped-def]
-        """Independent collectives. What each rank computes before them differs, so their inputs are ready at other times."""
+        """Independent collectives, whose inputs are ready at other times on each rank."""
         results = []
         for index in range(COUNT):
             tensor = x * index

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy
-
 import ronde.jax as hvd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 ROWS, COLUMNS = 6, 3
 
@@ -37,11 +36,9 @@ def loss(result: Any, rank: int) -> Any:
     return jnp.sum(weight(rank, result.shape[0]) * result**2)
 
 
-# For each collective: its call here, and what each rank gets from all ranks' inputs.
-Reference = "Callable[[Sequence[Any]], list[Any]]"
-
-
 def cases(rank: int, size: int) -> dict[str, tuple[Callable[[Any], Any], Any, int]]:
+    """For each collective: its call here, what each rank gets from all ranks' inputs, and the number of rows."""
+
     def same(make: Callable[[Any], Any]) -> Any:
         return lambda inputs: [make(inputs)] * size
 
@@ -110,14 +107,16 @@ def gradients(rank: int, size: int) -> None:
         close(jax.jit(jax.grad(mine))(inputs[rank]), expected, f"compiled gradient of {what}")
         close(jax.jit(jax.grad(jax.checkpoint(mine)))(inputs[rank]), expected, f"gradient of {what} with checkpoint")
         # Forward mode: the derivative along all ranks' directions.
-        _, tangent = jax.jit(lambda x: jax.jvp(call, (x,), (jnp.cos(x),)))(inputs[rank])
+        _, tangent = jax.jit(lambda x, call=call: jax.jvp(call, (x,), (jnp.cos(x),)))(inputs[rank])
         _, known = jax.jvp(reference, (inputs,), ([jnp.cos(x) for x in inputs],))
         close(tangent, known[rank], f"tangent of {what}")
 
 
 def second_order(rank: int, size: int) -> None:
     inputs = [data(each, 2) for each in range(size)]
-    curve = jax.jit(jax.grad(lambda x: jnp.sum(jax.grad(lambda y: loss(hvd.allreduce(jnp.sin(y), hvd.Sum), 0))(x) ** 2)))
+    curve = jax.jit(
+        jax.grad(lambda x: jnp.sum(jax.grad(lambda y: loss(hvd.allreduce(jnp.sin(y), hvd.Sum), 0))(x) ** 2))
+    )
 
     def everybodys(xs: Any) -> Any:
         inner = jax.grad(lambda ys: size * loss(sum(jnp.sin(y) for y in ys), 0))

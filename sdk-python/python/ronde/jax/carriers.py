@@ -62,7 +62,8 @@ def to_carrier(array: numpy.ndarray[Any, Any], carrier: Carrier) -> numpy.ndarra
         return array
     tail = () if carrier.factor == 1 else (carrier.factor,)
     flat = numpy.ascontiguousarray(array).reshape(-1)
-    return flat.view(carrier.dtype).reshape(array.shape + tail)
+    view: numpy.ndarray[Any, Any] = flat.view(carrier.dtype).reshape(array.shape + tail)
+    return view
 
 
 def from_carrier(array: numpy.ndarray[Any, Any], carrier: Carrier, dtype: Any) -> numpy.ndarray[Any, Any]:
@@ -70,4 +71,5 @@ def from_carrier(array: numpy.ndarray[Any, Any], carrier: Carrier, dtype: Any) -
     if carrier == Carrier(numpy.dtype(dtype).name):
         return array
     shape = array.shape if carrier.factor == 1 else array.shape[:-1]
-    return array.reshape(-1).view(dtype).reshape(shape)
+    view: numpy.ndarray[Any, Any] = array.reshape(-1).view(dtype).reshape(shape)
+    return view

@@ -103,9 +103,7 @@ def allgather(
     return _perform([array], request)[0]
 
 
-def broadcast(
-    tensor: Any, root_rank: int, name: str | None = None, *, process_set: ProcessSet | None = None
-) -> Any:
+def broadcast(tensor: Any, root_rank: int, name: str | None = None, *, process_set: ProcessSet | None = None) -> Any:
     """Sends the array of rank `root_rank` to every rank.
 
     tensor    -- an array; its type and shape are the same on all ranks. Any type of `allgather`
@@ -193,7 +191,12 @@ def broadcast_all(
 
 
 def _reduce(
-    kind: str, tensors: Sequence[Any], op: Any, name: str | None, process_set: ProcessSet | None, options: dict[str, Any]
+    kind: str,
+    tensors: Sequence[Any],
+    op: Any,
+    name: str | None,
+    process_set: ProcessSet | None,
+    options: dict[str, Any],
 ) -> list[Any]:
     if not isinstance(op, int):
         raise ValueError(f"op is {op!r}; give ronde.jax.Average, Sum, Min, Max, Product or Adasum")
@@ -247,8 +250,8 @@ def _received(array: Any, given: Sequence[int] | None, request: Request, sent: t
         return _counts(given, request, "received_splits")
     if isinstance(array, jax.core.Tracer):
         raise ValueError(
-            "alltoall with splits needs received_splits in a compiled program and for gradients: the shape of the result "
-            "depends on it"
+            "alltoall with splits needs received_splits in a compiled program and for gradients: the shape of the "
+            "result depends on it"
         )
     counts = numpy.asarray(sent, numpy.int64)
     members = session.client()._sets.get(request.set) if request.set else None

@@ -1,8 +1,9 @@
 """What `ronde.jax` needs of JAX beyond its public interface, in one place: ordered effects and their tokens.
 
-JAX keeps the token of each thread's last program and passes it to the next one. If a program fails while it is in flight,
-its token fails with it, and JAX would pass it to every later program, which all would fail. So the token of a program that
-has failed is replaced by a new one. A program that starts while a failing one is in flight still fails like it.
+JAX keeps the token of each thread's last program and passes it to the next one. If a program fails while it is in
+flight, its token fails with it, and JAX would pass it to every later program, which all would fail. So a program with
+collectives starts when the one before it has ended, and gets a new token if that has failed. All ranks know the outcome
+by then: none of them performs collectives that another one leaves out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import jax
 
-VERSIONS = "0.8 to 0.12"
+VERSIONS = "0.10 to 0.12"
 
 _SETS = (
     "lowerable_effects",
@@ -70,9 +71,13 @@ def forget_failures() -> None:
 
 
 def _get_working_token(tokens: Any, effect: Any, devices: Any) -> Any:
-    """Returns the token for the next program, a new one after a program that has failed."""
-    if type(effect) is _CollectiveEffect:
-        _forget_failed(tokens)
+    """Returns the token for the next program, after the end of the last one: a new token if that has failed."""
+    if type(effect) is _CollectiveEffect and hasattr(kept := tokens.current_tokens.get(effect), "block_until_ready"):
+        try:
+            kept.block_until_ready()
+        except Exception:
+            # It is raised where the results are used.
+            del tokens.current_tokens[effect]
     return _get_token_input(tokens, effect, devices)
 
 

@@ -1,8 +1,8 @@
 """The primitive of all collectives, and its rules for JAX's transformations.
 
-JAX performs the primitive at once on concrete arrays, and compiles it into a call of ronde's handler in a program. It has
-an *ordered effect*: JAX passes a token from each call to the next one, within a program, through its loops and branches,
-and from program to program. XLA cannot reorder the calls then, whatever each rank's program computes besides.
+JAX performs the primitive at once on concrete arrays, and compiles it into a call of ronde's handler in a program. It
+has an *ordered effect*: JAX passes a token from each call to the next one, within a program, through its loops and
+branches, and from program to program. XLA cannot reorder the calls then, whatever each rank's program computes besides.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _lower(context: Any, *operands: Any, request: Request) -> Sequence[Any]:
         site=request.site,
     )
     context.set_tokens_out(mlir.TokenSet({_effect: token}))
-    return results
+    return list(results)
 
 
 def _refuse_device(context: Any, *operands: Any, request: Request) -> Sequence[Any]:
@@ -105,8 +105,8 @@ def _check_shapes(primals: Sequence[Any], results: Sequence[Any], request: Reque
     for primal, result in zip(primals, results):
         if result.shape != (expected := request.result_shape(jnp.shape(primal))):
             raise ValueError(
-                f"the result of {request.kind} has shape {result.shape}, not {expected}, as ranks have different numbers "
-                "of rows; give rows= or received_splits=, which the gradient needs"
+                f"the result of {request.kind} has shape {result.shape}, not {expected}, as ranks have different "
+                "numbers of rows; give rows= or received_splits=, which the gradient needs"
             )
 
 
@@ -118,7 +118,10 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, request: Request) -> l
 
 
 def _transposed(given: Sequence[Any], avals: Sequence[Any], request: Request) -> list[Any]:
-    """Returns the gradients of the sum of all ranks' losses for arguments of these types, from those for the results."""
+    """Returns the gradients of the sum of all ranks' losses for arguments of these types.
+
+    given -- the gradients for the results
+    """
     if request.kind == "allreduce":
         return perform(given, request.derived("gradient"))
     if request.kind == "broadcast":

@@ -84,7 +84,8 @@ def _forget_programs(size: int) -> None:
 def shutdown() -> None:
     """Ends the session for all ranks, after the programs in flight. Runs automatically when the program ends.
 
-    Does nothing without a session. Raises the failure of a program in flight. A client that `init` was given stays open. `init` may be called again.
+    Does nothing without a session. A client that `init` was given stays open. `init` may be called again. Raises the
+    failure of a program in flight.
     """
     ended, _state.client = _state.client, None
     if ended is None:

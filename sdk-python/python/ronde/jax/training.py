@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GradientTransformation(NamedTuple):
-    """An optimizer as Optax defines them: `init(parameters)` and `update(gradients, state, parameters)`."""
+    """An optimizer as Optax defines them: `init(params)` and `update(updates, state, params)`."""
 
     init: Callable[..., Any]
     update: Callable[..., Any]
@@ -96,7 +96,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
 ) -> Any:
     """Returns an optimizer of Optax that reduces the gradients over all ranks, then does what the given one does.
 
-    optimizer -- one of Optax, or any object with `init(parameters)` and `update(gradients, state, parameters)`
+    optimizer -- one of Optax, or any object with `init(params)` and `update(updates, state, params)`
 
     The state is the given optimizer's. The result works where Optax's optimizers do: in `optax.chain`, in
     `optax.MultiSteps` (which then reduces once for several steps) and in Flax's `TrainState`. The other arguments are
@@ -107,9 +107,9 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     # Optax passes further arguments of `update` to one of its own types alone.
     inner = optimizer if optax is None else optax.with_extra_args_support(optimizer)
 
-    def update(gradients: Any, state: Any, parameters: Any = None, **extra: Any) -> Any:
-        reduced = allreduce_gradients(gradients, op, name, codec=codec, process_set=process_set)
-        return inner.update(reduced, state, parameters, **extra)
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        reduced = allreduce_gradients(updates, op, name, codec=codec, process_set=process_set)
+        return inner.update(reduced, state, params, **extra)
 
     kind = GradientTransformation if optax is None else optax.GradientTransformationExtraArgs
     return kind(optimizer.init, update)
@@ -120,8 +120,8 @@ def broadcast_parameters(
 ) -> Any:
     """Sends a pytree of rank `root_rank` to all ranks: parameters, an optimizer's state, keys of `jax.random`.
 
-    parameters -- a pytree of arrays and numbers, of the same structure, types and shapes on all ranks. Numbers of Python
-                  stay such, and travel as JAX's default types of them
+    parameters -- a pytree of arrays and numbers, of the same structure, types and shapes on all ranks. Numbers of
+                  Python stay such, and travel as JAX's default types of them
 
     Returns the pytree of the root. Arguments and errors are those of `broadcast`; it raises ValueError for a leaf that
     is neither an array nor a number.

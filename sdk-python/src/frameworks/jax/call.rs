@@ -132,6 +132,7 @@ fn extent(mut shape: Vec<u64>, (dtype, factor): Carrier) -> Result<(Vec<u64>, us
 }
 
 fn unknown(what: &str) -> Failure {
-    let text = format!("a compiled program calls ronde with a {what} that this release does not have; compile it again");
+    let text =
+        format!("a compiled program calls ronde with a {what} that this release does not have; compile it again");
     Failure { code: Code::InvalidArgument, text }
 }

@@ -38,7 +38,11 @@ impl InFlight {
     /// Reads the results of complete operations.
     fn finish(mut self) -> Result<(), Failure> {
         if self.results.is_empty() {
-            return self.handles.iter().try_for_each(|handle| handle.shape().map(drop)).map_err(|error| failure(&error));
+            return self
+                .handles
+                .iter()
+                .try_for_each(|handle| handle.shape().map(drop))
+                .map_err(|error| failure(&error));
         }
         for (handle, result) in self.handles.iter_mut().zip(&mut self.results) {
             let shape = handle.shape().map_err(|error| failure(&error))?.dimensions().to_vec();

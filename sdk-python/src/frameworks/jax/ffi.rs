@@ -112,8 +112,7 @@ impl Call<'_> {
         let Attributes { size, kinds, names, values, .. } = self.frame.attributes;
         for index in 0..usize::try_from(size).unwrap_or(0) {
             // SAFETY: XLA passes three arrays of `size` elements, and names as pointers to byte spans.
-            let (each, found, value) =
-                unsafe { ((**names.add(index)).bytes(), *kinds.add(index), *values.add(index)) };
+            let (each, found, value) = unsafe { ((**names.add(index)).bytes(), *kinds.add(index), *values.add(index)) };
             if each == name.as_bytes() && found == kind {
                 return Ok(value);
             }
@@ -140,7 +139,8 @@ impl Promise {
             let covers = (*api).struct_size >= offset_of!(Api, future_set_error) + size_of::<usize>();
             if covers { (*api).future_create } else { None }
         }?;
-        let mut arguments = FutureCreate { struct_size: 2 * size_of::<usize>(), extension: null_mut(), future: null_mut() };
+        let mut arguments =
+            FutureCreate { struct_size: 2 * size_of::<usize>(), extension: null_mut(), future: null_mut() };
         // SAFETY: the arguments are as the interface defines them. An error is destroyed by the one who gets it.
         let future = unsafe {
             let error = create(&raw mut arguments);

@@ -32,8 +32,9 @@ pub(crate) fn jax_handler() -> usize {
 pub(crate) fn jax_bind(session: &Session) -> PyResult<()> {
     let client = session.client()?;
     let completions = client.completions().map_err(|error| raise(&error))?;
-    let completer = Completer::start(Arc::downgrade(&client), completions)
-        .map_err(|error| PyRuntimeError::new_err(format!("the thread that completes calls cannot be started: {error}")))?;
+    let completer = Completer::start(Arc::downgrade(&client), completions).map_err(|error| {
+        PyRuntimeError::new_err(format!("the thread that completes calls cannot be started: {error}"))
+    })?;
     *lock(&BOUND) = Some(Bound { client: Arc::downgrade(&client), completer });
     Ok(())
 }
