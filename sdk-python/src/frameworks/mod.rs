@@ -1,3 +1,6 @@
-//! What the runtimes of frameworks call from their own threads, without Python. Nothing here is linked to a framework.
+//! What frameworks call from threads of their own, without Python. Nothing here is linked to a framework: functions of
+//! TensorFlow are found by name in the library that Python has loaded, and XLA passes its own to the handler for JAX.
 
 pub(crate) mod jax;
+mod library;
+pub(crate) mod tensorflow;

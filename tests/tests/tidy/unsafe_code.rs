@@ -7,12 +7,12 @@ use crate::hold;
 use crate::layers::workspace;
 use crate::source::{Source, files, lines, root};
 
-/// The library crate whose purpose it is, the files where tensors of Python and calls of XLA become Rust's, and the one where
+/// The library crate whose purpose it is, where tensors of Python, and calls of TensorFlow and XLA, become Rust's, and the one where
 /// a WebAssembly plugin's buffers become slices.
 const ALLOWED: [&str; 4] = [
     "sidecar/crates/shm/",
     "sdk-python/src/address.rs",
-    "sdk-python/src/frameworks/jax/ffi.rs",
+    "sdk-python/src/frameworks/",
     "plugins/sdk/src/support.rs",
 ];
 /// The packages whose roots cannot forbid it.
