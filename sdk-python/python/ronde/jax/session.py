@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -33,8 +34,8 @@ _state = _State()
 def init(client: Client | None = None, **settings: Any) -> None:
     """Connects this process to its sidecar. Does nothing if it is connected already.
 
-    client   -- a session to use, such as `ronde.torch`'s; default: a new one. A process has one session: the sidecar
-                accepts each rank once. `shutdown` does not close a given one.
+    client   -- a session to use. Default: that of `ronde.torch` or `ronde.tensorflow` in this process if there is one,
+                else a new one: the sidecar accepts each rank once. `shutdown` closes only a new one.
     settings -- arguments of `ronde.connect`
 
     Ranks are those of the launcher: `ronde run`, or another one on this host, for which rank 0 starts the sidecar. A
@@ -47,6 +48,7 @@ def init(client: Client | None = None, **settings: Any) -> None:
         return
     if client is not None and settings:
         raise ValueError(f"init was given a client and settings for another one: {', '.join(settings)}")
+    client = client or _client_of_other_frameworks()
     if client is None:
         options = {**without_launcher.settings_without_launcher(settings), **settings}
         found: Client = membership.connected(lambda: connect(**options))
@@ -61,16 +63,25 @@ def init(client: Client | None = None, **settings: Any) -> None:
     _state.client, _state.is_own = found, client is None
 
 
+def _client_of_other_frameworks() -> Client | None:
+    """Returns the client of `ronde.torch` or `ronde.tensorflow`, if one of them has a session."""
+    world = sys.modules.get("ronde.frameworks.world")
+    if world is None or not world.is_begun():
+        return None
+    found: Client = world.current().client
+    return found
+
+
 def bind(client: Client) -> None:
     """Makes compiled programs use this client's session, and that of each membership which it enters."""
-    _ronde.jax_bind(client._session)
+    _ronde.jax_bind(client.native_session)
     client.on_membership(lambda: _bind_again(client))
     _forget_programs(client.size)
 
 
 def _bind_again(client: Client) -> None:
     if _state.client is client:
-        _ronde.jax_bind(client._session)
+        _ronde.jax_bind(client.native_session)
         _forget_programs(client.size)
 
 
@@ -84,8 +95,8 @@ def _forget_programs(size: int) -> None:
 def shutdown() -> None:
     """Ends the session for all ranks, after the programs in flight. Runs automatically when the program ends.
 
-    Does nothing without a session. A client that `init` was given stays open. `init` may be called again. Raises the
-    failure of a program in flight.
+    Does nothing without a session. A client that another framework or the program has made stays open. `init` may be
+    called again. Raises the failure of a program in flight.
     """
     ended, _state.client = _state.client, None
     if ended is None:
