@@ -25,6 +25,7 @@ PYTHON ?= python3
 CARGO ?= cargo
 FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
 JAX_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path jax)
+TENSORFLOW_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path tensorflow)
 TORCHFT_PYTHONS = $(foreach kind,torchft torchft-nightly,$(shell $(PYTHON) tests/setup/environment.py path $(kind)))
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
 WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
@@ -143,9 +144,10 @@ frontends-test: build ## Train with Lightning, Accelerate, Transformers and Deep
 	$(FRONTENDS_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frontends
 
 .PHONY: framework-test
-framework-test: build ## Train with JAX (installs 0.8 GB, minutes)
-	@$(PYTHON) tests/setup/environment.py tools jax
+framework-test: build ## Train with JAX, and data of tf.data's service (installs 2.5 GB, takes half an hour)
+	@$(PYTHON) tests/setup/environment.py jax tensorflow
 	$(JAX_PYTHON) -m pytest -q -rs -n 2 -c sdk-python/pyproject.toml tests/frameworks/test_jax.py
+	$(TENSORFLOW_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frameworks/test_tf_data_service.py
 
 # OPTIONS="-k dies" runs one test.
 .PHONY: torchft-test

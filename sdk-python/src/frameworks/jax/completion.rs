@@ -67,14 +67,15 @@ fn other_shape(handle: &Handle, found: &[u64], expected: &[u64]) -> String {
 /// Completes the calls of one session.
 #[derive(Clone)]
 pub(super) struct Completer {
-    added: Arc<Mutex<Vec<(InFlight, Promise)>>>,
+    /// Calls for the thread; `None` once it has ended.
+    added: Arc<Mutex<Option<Vec<(InFlight, Promise)>>>>,
     completions: Completions,
 }
 
 impl Completer {
     /// Starts the thread. It ends with the session.
     pub(super) fn start(client: Weak<Client>, completions: Completions) -> std::io::Result<Self> {
-        let completer = Self { added: Arc::default(), completions };
+        let completer = Self { added: Arc::new(Mutex::new(Some(Vec::new()))), completions };
         let own = completer.clone();
         std::thread::Builder::new().name("ronde-jax".to_owned()).spawn(move || own.run(&client))?;
         Ok(completer)
@@ -82,17 +83,20 @@ impl Completer {
 
     /// Completes a call when its operations are complete or have failed. Call it while a reference to the client exists.
     pub(super) fn add(&self, in_flight: InFlight, promise: Promise) {
-        lock(&self.added).push((in_flight, promise));
+        if let Some(added) = lock(&self.added).as_mut() {
+            added.push((in_flight, promise));
+        }
         self.completions.wake();
     }
 
     fn run(&self, client: &Weak<Client>) {
+        let _end = End(self);
         let mut waiting: Vec<(InFlight, Promise)> = Vec::new();
         let mut seen = 0;
         loop {
             // In this order: a call that is added later has a client.
             let is_over = client.strong_count() == 0;
-            waiting.append(&mut lock(&self.added));
+            waiting.extend(lock(&self.added).as_mut().map(std::mem::take).unwrap_or_default());
             for (in_flight, promise) in waiting.extract_if(.., |(in_flight, _)| in_flight.is_ready()) {
                 promise.complete(in_flight.finish());
             }
@@ -101,6 +105,16 @@ impl Completer {
             }
             seen = self.completions.wait(seen, PERIOD);
         }
+    }
+}
+
+/// Rejects calls after the end of the thread, also if it panics: their promises are dropped.
+struct End<'a>(&'a Completer);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        let rest = lock(&self.0.added).take();
+        drop(rest);
     }
 }
 

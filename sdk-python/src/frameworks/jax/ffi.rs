@@ -121,9 +121,10 @@ impl Call<'_> {
     }
 }
 
-/// Completes a call, also after its return. A promise is always fulfilled.
+/// Completes a call, also after its return. One that is dropped completes it with a failure, so that XLA never waits in vain.
 pub(super) struct Promise {
     api: *const Api,
+    /// Null once it is completed.
     future: *mut c_void,
 }
 
@@ -150,14 +151,19 @@ impl Promise {
     }
 
     /// Completes the call.
-    pub(super) fn complete(self, outcome: Result<(), Failure>) {
+    pub(super) fn complete(mut self, outcome: Result<(), Failure>) {
+        self.set(outcome);
+    }
+
+    fn set(&mut self, outcome: Result<(), Failure>) {
+        let future = std::mem::replace(&mut self.future, null_mut());
         let size = 3 * size_of::<usize>();
         // SAFETY: `new` has checked that the table has these functions. XLA takes ownership of an error. What the functions
-        // return is null, because the future is completed only once: this method consumes the promise.
+        // return is null, because the future is completed only once: it is null from now on.
         unsafe {
             match outcome {
                 Ok(()) => {
-                    let mut arguments = FutureSet { struct_size: size, extension: null_mut(), future: self.future };
+                    let mut arguments = FutureSet { struct_size: size, extension: null_mut(), future };
                     if let Some(set) = (*self.api).future_set_available {
                         set(&raw mut arguments);
                     }
@@ -165,12 +171,21 @@ impl Promise {
                 Err(failure) => {
                     let error = error_of(self.api, &failure);
                     let struct_size = size + size_of::<usize>();
-                    let mut arguments = FutureFail { struct_size, extension: null_mut(), future: self.future, error };
+                    let mut arguments = FutureFail { struct_size, extension: null_mut(), future, error };
                     if let Some(set) = (*self.api).future_set_error {
                         set(&raw mut arguments);
                     }
                 }
             }
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if !self.future.is_null() {
+            let text = "ronde has a bug: the thread that completes calls has panicked".to_owned();
+            self.set(Err(Failure { code: Code::Internal, text }));
         }
     }
 }
