@@ -31,13 +31,13 @@ def run(command: list[str], status: int = 0) -> str:
     return done.stdout
 
 
-def job(program: pathlib.Path, ranks: int, sidecars: int, *arguments: str, status: int = 0) -> str:
-    """Runs a program as a job."""
+def job(program: pathlib.Path, ranks: int, sidecars: int, status: int = 0, options: tuple[str, ...] = ()) -> str:
+    """Runs a program as a job, with further options of `ronde run`."""
     binary = os.environ.get("RONDE_BIN")
     if not binary or not pathlib.Path(binary).is_file():
         pytest.fail("RONDE_BIN does not name the binary `ronde`; run the tests by `make framework-test`")
-    launcher = [binary, "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120"]
-    return run([*launcher, sys.executable, str(program), *arguments], status)
+    launcher = [binary, "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120", *options]
+    return run([*launcher, sys.executable, str(program)], status)
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.heavy)])
@@ -55,6 +55,18 @@ def test_ranks_agree_with_one_process(program: str, words: str, ranks: int, side
     printed = job(WORKERS / program, ranks, sidecars)
     for rank in range(ranks):
         assert re.search(rf"rank {rank} of {ranks}: .*{words}", printed), printed
+
+
+@pytest.mark.heavy
+def test_sessions_after_one_another() -> None:
+    printed = job(WORKERS / "jax_sessions.py", 2, 1)
+    assert len(re.findall(r"rank [01] of 2: sessions passed", printed)) == 2, printed
+
+
+@pytest.mark.heavy
+def test_a_job_continues_without_a_rank_that_dies() -> None:
+    printed = job(WORKERS / "jax_continues.py", 3, 1, options=("--min-np", "2", "--max-np", "3"))
+    assert len(re.findall(r"worker [02]: rank [01] of 2 continues", printed)) == 2, printed
 
 
 @pytest.mark.heavy

@@ -3,4 +3,5 @@
 
 pub(crate) mod jax;
 mod library;
+mod status;
 pub(crate) mod tensorflow;

@@ -25,7 +25,7 @@ def main() -> None:
         assert failure.rank == 1
         assert failure.record is not None
         assert failure.record.signal == signal.SIGKILL
-        assert str(error).startswith("UNAVAILABLE: ")
+        assert str(error).startswith("ABORTED: ")
         print(f"rank {hvd.rank()} knows: {failure.record.last_call}", flush=True)
     else:
         raise AssertionError("a program completed without rank 1")

@@ -117,6 +117,14 @@ def states(rank: int, size: int) -> None:
     assert (found["old key"] == jax.random.PRNGKey(last)).all()
     assert found["array"].tolist() == [last, last]
     assert found["half"].dtype == jnp.bfloat16
+    # JAX has no types of 64 bits, and all bits arrive.
+    big = 2**40 + rank
+    wide = {"count": numpy.full((2, 3), big), "rate": numpy.float64(0.1 + rank), "step": big, "tenth": 0.1}
+    found = hvd.broadcast_parameters(wide, root_rank=last)
+    assert (found["count"].dtype, found["count"].tolist()) == (numpy.int64, [[2**40 + last] * 3] * 2)
+    assert (found["rate"], found["step"], found["tenth"]) == (0.1 + last, 2**40 + last, 0.1)
+    compiled = jax.jit(lambda: hvd.broadcast_parameters(numpy.full(2, rank + 0.5), root_rank=last))()
+    assert (compiled.dtype, compiled.tolist()) == (jnp.float32, [last + 0.5] * 2)
     adam = optax.adam(1e-3)
     moments = adam.init({"a": jnp.ones(3) * rank})
     assert jax.tree.structure(hvd.broadcast_parameters(moments)) == jax.tree.structure(moments)

@@ -9,12 +9,8 @@ use crate::source::{Source, files, lines, root};
 
 /// The library crate whose purpose it is, where tensors of Python, and calls of TensorFlow and XLA, become Rust's, and the one where
 /// a WebAssembly plugin's buffers become slices.
-const ALLOWED: [&str; 4] = [
-    "sidecar/crates/shm/",
-    "sdk-python/src/address.rs",
-    "sdk-python/src/frameworks/",
-    "plugins/sdk/src/support.rs",
-];
+const ALLOWED: [&str; 4] =
+    ["sidecar/crates/shm/", "sdk-python/src/address.rs", "sdk-python/src/frameworks/", "plugins/sdk/src/support.rs"];
 /// The packages whose roots cannot forbid it.
 const PACKAGES_WITH_UNSAFE: [&str; 3] = ["ronde-shm", "ronde-python", "ronde-plugin"];
 

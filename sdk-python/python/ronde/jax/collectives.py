@@ -254,6 +254,6 @@ def _received(array: Any, given: Sequence[int] | None, request: Request, sent: t
             "result depends on it"
         )
     counts = numpy.asarray(sent, numpy.int64)
-    members = session.client()._sets.get(request.set) if request.set else None
-    received = session.client().alltoall(counts, name=request.name and f"{request.name}.splits", process_set=members)
+    name = request.name and f"{request.name}.splits"
+    received = session.client().alltoall(counts, name=name, process_set=session.set_of(request))
     return tuple(received.tolist())

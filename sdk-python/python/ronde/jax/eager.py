@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from ronde.client import Client
     from ronde.handle import GroupHandle, Handle
     from ronde.jax.request import Request
-    from ronde.process_set import ProcessSet
 
 
 def perform(*arrays: Any, request: Request) -> list[Any]:
     """Performs a collective, as a group if there are several arrays. Results are on the devices of the arrays."""
     client = session.client()
     if request.kind == "barrier":
-        client.barrier(request.name, process_set=_set_of(client, request))
+        client.barrier(request.name, process_set=session.set_of(request))
         return []
     carriers = [carrier_of(array.dtype, request.kind, request.op, request.is_scaled) for array in arrays]
     tensors = [to_carrier(numpy.asarray(array), carrier) for array, carrier in zip(arrays, carriers)]
@@ -42,7 +41,7 @@ def perform(*arrays: Any, request: Request) -> list[Any]:
 
 def _begin(client: Client, tensors: Sequence[Any], request: Request) -> Handle | GroupHandle:
     """Submits the operation, or the group if there are several tensors."""
-    options: dict[str, Any] = {"name": request.name, "process_set": _set_of(client, request)}
+    options: dict[str, Any] = {"name": request.name, "process_set": session.set_of(request)}
     if request.kind in ("allreduce", "reducescatter"):
         options.update(op=request.op, prescale_factor=request.prescale, postscale_factor=request.postscale)
     if request.kind == "allreduce":
@@ -57,10 +56,6 @@ def _begin(client: Client, tensors: Sequence[Any], request: Request) -> Handle |
         return begun
     group: GroupHandle = getattr(client, f"grouped_{kind}_async")(tensors, **options)
     return group
-
-
-def _set_of(client: Client, request: Request) -> ProcessSet | None:
-    return client._sets.get(request.set) if request.set else None
 
 
 def _on_device_of(array: Any, result: Any) -> Any:

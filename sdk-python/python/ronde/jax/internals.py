@@ -61,13 +61,13 @@ def ordered_effect() -> Any:
     type(_tokens).get_token_input = _get_working_token
     type(_tokens).block_until_ready = _wait_once
     # Runs before JAX waits for tokens at exit: a failure that the program has handled is no news then.
-    atexit.register(forget_failures)
+    atexit.register(clear_failures)
     return _CollectiveEffect()
 
 
-def forget_failures() -> None:
+def clear_failures() -> None:
     """Makes JAX not report the failure of this thread's last program again, when it waits for programs."""
-    _forget_failed(_tokens)
+    _drop_failed(_tokens)
 
 
 def _get_working_token(tokens: Any, effect: Any, devices: Any) -> Any:
@@ -107,7 +107,7 @@ def _has_failed(token_of_program: Any) -> bool:
     return False
 
 
-def _forget_failed(tokens: Any) -> None:
+def _drop_failed(tokens: Any) -> None:
     """Drops this thread's tokens if its last program with collectives has ended with a failure."""
     effect = _CollectiveEffect()
     if _has_failed(tokens.current_tokens.get(effect)):

@@ -61,6 +61,8 @@ def _lower(context: Any, *operands: Any, request: Request) -> Sequence[Any]:
         codec=request.codec,
         root=numpy.int64(request.root),
         set=numpy.int64(request.set),
+        rank=numpy.int64(request.ranks[request.place]),
+        size=numpy.int64(len(request.ranks)),
         splits=",".join(map(str, request.splits or ())),
         types=",".join(map(str, types)),
         name=request.name or UNNAMED,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ronde.client import Client
     from ronde.errors import RondeError
+    from ronde.jax.request import Request
     from ronde.process_set import ProcessSet
 
 
@@ -25,7 +26,7 @@ class _State:
 
     client: Client | None = None
     is_own: bool = False  # whether `init` has connected it
-    last_size: int | None = None
+    has_bound: bool = False  # whether there may be programs of an earlier session
 
 
 _state = _State()
@@ -39,8 +40,8 @@ def init(client: Client | None = None, **settings: Any) -> None:
     settings -- arguments of `ronde.connect`
 
     Ranks are those of the launcher: `ronde run`, or another one on this host, for which rank 0 starts the sidecar. A
-    process without a launcher is a job of one rank. In an elastic job this waits for a membership with this worker. If
-    the number of ranks differs from that of the last session, it drops JAX's compiled programs.
+    process without a launcher is a job of one rank. In an elastic job this waits for a membership with this worker. A
+    second session drops JAX's compiled programs, because they depend on ranks, their number and process sets.
 
     Raises what `ronde.connect` does, and ValueError if a client and settings are given.
     """
@@ -76,20 +77,20 @@ def bind(client: Client) -> None:
     """Makes compiled programs use this client's session, and that of each membership which it enters."""
     _ronde.jax_bind(client.native_session)
     client.on_membership(lambda: _bind_again(client))
-    _forget_programs(client.size)
+    _drop_programs()
 
 
 def _bind_again(client: Client) -> None:
     if _state.client is client:
         _ronde.jax_bind(client.native_session)
-        _forget_programs(client.size)
+        _drop_programs()
 
 
-def _forget_programs(size: int) -> None:
-    """Drops compiled programs if they were made for another number of ranks, which is part of their shapes."""
-    if _state.last_size not in (None, size):
+def _drop_programs() -> None:
+    """Drops the compiled programs of an earlier session: this rank, the number of ranks and sets are parts of them."""
+    if _state.has_bound:
         jax.clear_caches()
-    _state.last_size = size
+    _state.has_bound = True
 
 
 def shutdown() -> None:
@@ -102,7 +103,7 @@ def shutdown() -> None:
     if ended is None:
         return
     # The program has received the failure with the results.
-    internals.forget_failures()
+    internals.clear_failures()
     try:
         jax.effects_barrier()
     finally:
@@ -120,6 +121,22 @@ def client() -> Client:
     if _state.client is None:
         raise ValueError("ronde.jax has not been initialized; call ronde.jax.init() first")
     return _state.client
+
+
+def set_of(request: Request) -> ProcessSet | None:
+    """Returns the process set of a request, which an earlier session may have made; None for all ranks.
+
+    Raises ValueError before `init`, and if the set has been removed or has other ranks now.
+    """
+    found = client()._sets.get(request.set)
+    ranks = [] if found is None else found.ranks
+    rank = request.ranks[request.place]
+    if tuple(ranks) != request.ranks or rank != client().rank:
+        raise ValueError(
+            f"{request.kind} was traced as rank {rank} of the process set {list(request.ranks)}, and the set has "
+            "been removed, or the ranks have changed since. Trace the function again"
+        )
+    return found if request.set else None
 
 
 def rank() -> int:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ronde.process_set import ProcessSet
 
 
+_HALVES = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+
+
 class GradientTransformation(NamedTuple):
     """An optimizer as Optax defines them: `init(params)` and `update(updates, state, params)`."""
 
@@ -120,29 +123,47 @@ def broadcast_parameters(
 ) -> Any:
     """Sends a pytree of rank `root_rank` to all ranks: parameters, an optimizer's state, keys of `jax.random`.
 
-    parameters -- a pytree of arrays and numbers, of the same structure, types and shapes on all ranks. Numbers of
-                  Python stay such, and travel as JAX's default types of them
+    parameters -- a pytree of arrays and numbers, of the same structure, types and shapes on all ranks
 
-    Returns the pytree of the root. Arguments and errors are those of `broadcast`; it raises ValueError for a leaf that
-    is neither an array nor a number.
+    Returns the pytree of the root. Numbers of Python stay such, and arrays of NumPy become those of JAX. Without
+    `jax_enable_x64` JAX has no types of 64 bits; then NumPy's arrays of such types stay NumPy's, with all bits. In a
+    compiled program, where they would be constants of the program, they become JAX's types of 32 bits. Arguments and
+    errors are those of `broadcast`; it raises ValueError for a leaf that is neither an array nor a number.
     """
     leaves, structure = jax.tree.flatten(parameters)
     if not leaves:
         return parameters
-    sent = [_as_array(leaf) for leaf in leaves]
+    halves = [_halves_of(leaf) for leaf in leaves]
+    sent = [_as_array(leaf, half) for leaf, half in zip(leaves, halves)]
     received = broadcast_all(sent, root_rank, name, process_set)
-    return jax.tree.unflatten(structure, [_as_given(leaf, array) for leaf, array in zip(leaves, received)])
+    given = [_as_given(leaf, array, half) for leaf, array, half in zip(leaves, received, halves)]
+    return jax.tree.unflatten(structure, given)
 
 
-def _as_array(leaf: Any) -> Any:
+def _halves_of(leaf: Any) -> str | None:
+    """Returns the type as two elements of which each element of a leaf travels, if JAX has no type of its size."""
+    if isinstance(leaf, jax.Array) or jax.config.jax_enable_x64:
+        return None
+    if isinstance(jnp.asarray(numpy.zeros(1, "int32")), jax.core.Tracer):  # a program is being traced
+        return None
+    return _HALVES.get(numpy.asarray(leaf).dtype.name)
+
+
+def _as_array(leaf: Any, half: str | None) -> Any:
     if isinstance(leaf, jax.Array):
         return jax.random.key_data(leaf) if _is_key(leaf) else leaf
     if isinstance(leaf, (bool, int, float, complex, numpy.ndarray, numpy.generic)):
-        return jnp.asarray(leaf)
+        if half is None:
+            return jnp.asarray(leaf)
+        array = numpy.asarray(leaf)
+        return jnp.asarray(numpy.ascontiguousarray(array).reshape(-1).view(half).reshape(*array.shape, 2))
     raise ValueError(f"a leaf is a {type(leaf).__module__}.{type(leaf).__qualname__}; give arrays and numbers")
 
 
-def _as_given(leaf: Any, array: Any) -> Any:
+def _as_given(leaf: Any, array: Any, half: str | None) -> Any:
+    if half is not None:
+        known = numpy.asarray(leaf)
+        array = numpy.array(array).reshape(-1).view(known.dtype).reshape(known.shape)
     if isinstance(leaf, jax.Array):
         return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else array
     if isinstance(leaf, (bool, int, float, complex)) and not isinstance(array, jax.core.Tracer):

@@ -4,9 +4,10 @@ use ronde::blocking::{Client, Handle};
 use ronde::{Collective, DType, Label, Operation, SetId, TensorRef};
 
 use super::failure;
-use super::ffi::{Call, Code, Failure, Tensor};
+use super::ffi::{Call, Failure, Tensor};
 use crate::address::{Source, Target};
 use crate::arguments::{Arguments, Options};
+use crate::frameworks::status::Code;
 
 /// Where a result goes.
 pub(super) struct ResultBuffer {
@@ -33,6 +34,7 @@ pub(super) fn submit(client: &Client, call: &Call<'_>) -> Result<(Vec<Handle>, V
     let results = call.results().into_iter().zip(&types).map(|(tensor, carrier)| result(tensor, *carrier));
     let results = results.collect::<Result<Vec<_>, _>>()?;
     let set = u32::try_from(call.integer("set")?).map_err(|_| unknown("set"))?;
+    check_ranks(client, call, set)?;
     let label = Label { name: Some(call.text("name")?), set: SetId(set) };
     let site = Some(call.text("site")?).filter(|site| !site.is_empty());
     let request = Request { label, collective, options, site };
@@ -53,6 +55,20 @@ pub(super) fn submit(client: &Client, call: &Call<'_>) -> Result<(Vec<Handle>, V
         }
     };
     Ok((handles.map_err(|error| failure(&error))?, results))
+}
+
+/// Checks that this process has the rank for which the program was compiled, and for a set of all ranks their number.
+fn check_ranks(client: &Client, call: &Call<'_>, set: u32) -> Result<(), Failure> {
+    let (rank, size) = (call.integer("rank")?, call.integer("size")?);
+    let (rank_now, size_now) = (i64::from(client.rank()), i64::from(client.size()));
+    if rank == rank_now && (set != SetId::WORLD.0 || size == size_now) {
+        return Ok(());
+    }
+    let text = format!(
+        "a program that was compiled for rank {rank} in a set of {size} runs as rank {rank_now} of {size_now}: its shapes \
+         and gradients depend on both. Compile it again after ronde.jax.init()"
+    );
+    Err(Failure { code: Code::FailedPrecondition, text })
 }
 
 /// What the operations of a call have in common.

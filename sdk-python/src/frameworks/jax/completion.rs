@@ -1,5 +1,6 @@
 //! Completes calls whose operations are in flight: one thread waits for any of them.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -7,8 +8,9 @@ use ronde::blocking::{Client, Handle, Progress};
 use ronde::{Completions, Error};
 
 use super::call::ResultBuffer;
-use super::ffi::{Code, Failure, Promise};
+use super::ffi::{Failure, Promise};
 use super::{failure, lock};
+use crate::frameworks::status::Code;
 
 /// The operations of one call.
 pub(super) struct InFlight {
@@ -33,6 +35,14 @@ impl InFlight {
     /// Whether all operations are complete or have failed. A failure to wait is one that `finish` reports.
     fn is_ready(&mut self) -> bool {
         self.handles.iter_mut().all(|handle| !matches!(handle.wait_timeout(Duration::ZERO), Ok(Progress::NotReady)))
+    }
+
+    /// `finish`, for which a panic is a failure of this call alone.
+    fn finish_or_fail(self) -> Result<(), Failure> {
+        catch_unwind(AssertUnwindSafe(|| self.finish())).unwrap_or_else(|_| {
+            let text = "ronde has a bug: it panicked when it read the results of a call".to_owned();
+            Err(Failure { code: Code::Internal, text })
+        })
     }
 
     /// Reads the results of complete operations.
@@ -98,7 +108,7 @@ impl Completer {
             let is_over = client.strong_count() == 0;
             waiting.extend(lock(&self.added).as_mut().map(std::mem::take).unwrap_or_default());
             for (in_flight, promise) in waiting.extract_if(.., |(in_flight, _)| in_flight.is_ready()) {
-                promise.complete(in_flight.finish());
+                promise.complete(in_flight.finish_or_fail());
             }
             if is_over && waiting.is_empty() {
                 return;

@@ -14,6 +14,8 @@ use std::mem::{offset_of, size_of};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 
+use crate::frameworks::status::Code;
+
 /// Returns the address of the function that XLA calls for each collective.
 pub(super) fn handler_address() -> usize {
     handler as *const () as usize
@@ -30,19 +32,6 @@ pub(super) trait Handler {
 pub(super) struct Failure {
     pub(super) code: Code,
     pub(super) text: String,
-}
-
-/// XLA's status codes, as many as are used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
-pub(super) enum Code {
-    InvalidArgument = 3,
-    DeadlineExceeded = 4,
-    ResourceExhausted = 8,
-    FailedPrecondition = 9,
-    Aborted = 10,
-    Internal = 13,
-    Unavailable = 14,
 }
 
 /// A call's arguments, attributes and results.
@@ -184,7 +173,7 @@ impl Promise {
 impl Drop for Promise {
     fn drop(&mut self) {
         if !self.future.is_null() {
-            let text = "ronde has a bug: the thread that completes calls has panicked".to_owned();
+            let text = "ronde has a bug: a call was dropped before its end".to_owned();
             self.set(Err(Failure { code: Code::Internal, text }));
         }
     }
@@ -201,13 +190,13 @@ extern "C" fn handler(frame: *mut CallFrame) -> *mut c_void {
         let call = Call { frame: &*frame, future: Cell::new(null_mut()) };
         let outcome = catch_unwind(AssertUnwindSafe(|| <super::Submitter as Handler>::call(&call)));
         let future = call.future.get();
+        if !future.is_null() {
+            // Also after a panic: the promise completes the future, and until then the thread may write to XLA's buffers.
+            (*frame).future = future;
+            return null_mut();
+        }
         let failure = match outcome {
-            Ok(Ok(())) => {
-                if !future.is_null() {
-                    (*frame).future = future;
-                }
-                return null_mut();
-            }
+            Ok(Ok(())) => return null_mut(),
             Ok(Err(failure)) => failure,
             Err(_) => Failure { code: Code::Internal, text: "ronde has a bug: its handler panicked".to_owned() },
         };

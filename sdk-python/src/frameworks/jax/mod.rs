@@ -17,8 +17,9 @@ use ronde::Error;
 use ronde::blocking::Client;
 
 use self::completion::{Completer, InFlight};
-use self::ffi::{Call, Code, Failure, Handler};
+use self::ffi::{Call, Failure, Handler};
 use crate::errors::raise;
+use crate::frameworks::status::{Code, code_of};
 use crate::session::Session;
 
 /// Returns the address of the handler.
@@ -81,25 +82,7 @@ fn failure(error: &Error) -> Failure {
     }
     recent.push_back(error.clone());
     drop(recent);
-    Failure { code: code(error), text: error.to_string() }
-}
-
-fn code(error: &Error) -> Code {
-    use ronde::Cause;
-    match error {
-        Error::Argument { .. } => Code::InvalidArgument,
-        Error::Limit { .. } => Code::ResourceExhausted,
-        Error::Closed => Code::FailedPrecondition,
-        Error::Failure(failure) => match failure.cause {
-            Cause::Mismatch => Code::InvalidArgument,
-            Cause::Refused => Code::FailedPrecondition,
-            Cause::RankLost | Cause::SidecarLost => Code::Unavailable,
-            Cause::ShutDown => Code::Aborted,
-            Cause::TimedOut => Code::DeadlineExceeded,
-            _ => Code::Internal,
-        },
-        _ => Code::Internal,
-    }
+    Failure { code: code_of(error), text: error.to_string() }
 }
 
 /// Ignores poisoning: what is locked is valid after each statement.

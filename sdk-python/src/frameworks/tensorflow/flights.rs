@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ronde::blocking::{Client, Handle, Progress};
-use ronde::{Cause, Collective, Completions, Detail, Error, Label, Operation, SetId, TensorRef};
+use ronde::{Collective, Completions, Detail, Error, Label, Operation, SetId, TensorRef};
 
 use super::abi::{Code, Failed, Tensor};
 use super::done::Call;
@@ -14,6 +14,7 @@ use super::kernel::{Kind, Spec};
 use super::self_test::write_number;
 use super::session::{Attached, attached};
 use super::types::{INT32, dtype_of};
+use crate::frameworks::status::code_of;
 
 /// How long the thread sleeps when nothing completes, before it checks deadlines.
 const SLICE: Duration = Duration::from_millis(500);
@@ -318,9 +319,7 @@ impl Flight {
             Kind::Barrier => is_over(&handles),
             Kind::Join => last_joined(&handles).and_then(|rank| write_number(&call, rank)),
             // Reading a result forgets the splits.
-            Kind::AllToAll => {
-                write_splits(&call, &handles).and_then(|()| write_tensors(&call, &mut handles, &dtypes))
-            }
+            Kind::AllToAll => write_splits(&call, &handles).and_then(|()| write_tensors(&call, &mut handles, &dtypes)),
             _ => write_tensors(&call, &mut handles, &dtypes),
         });
         call.end(outcome);
@@ -376,18 +375,5 @@ fn last_joined(handles: &[Handle]) -> Result<i32, Failed> {
 
 /// The failure of a kernel: the text is that of the client, so it is the same on all ranks.
 fn failed(error: &Error) -> Failed {
-    let code = match error {
-        Error::Argument { .. } => Code::InvalidArgument,
-        Error::Limit { .. } => Code::ResourceExhausted,
-        Error::Closed => Code::Aborted,
-        Error::UsedAfterFork(_) => Code::FailedPrecondition,
-        Error::Failure(failure) => match failure.cause {
-            Cause::Mismatch | Cause::Refused => Code::InvalidArgument,
-            Cause::TimedOut => Code::DeadlineExceeded,
-            Cause::RankLost | Cause::SidecarLost | Cause::ShutDown => Code::Aborted,
-            _ => Code::Internal,
-        },
-        _ => Code::Unknown,
-    };
-    Failed::new(code, error.to_string())
+    Failed::new(code_of(error), error.to_string())
 }
