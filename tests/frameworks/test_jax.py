@@ -31,13 +31,17 @@ def run(command: list[str], status: int = 0) -> str:
     return done.stdout
 
 
-def job(program: pathlib.Path, ranks: int, sidecars: int, status: int = 0, options: tuple[str, ...] = ()) -> str:
-    """Runs a program as a job, with further options of `ronde run`."""
+def job(program: pathlib.Path, ranks: int, sidecars: int, status: int = 0) -> str:
+    """Runs a program as a job."""
+    return launched(program, ["-np", str(ranks), "--sidecars", str(sidecars)], status)
+
+
+def launched(program: pathlib.Path, options: list[str], status: int = 0) -> str:
+    """Runs a program by `ronde run` with these options."""
     binary = os.environ.get("RONDE_BIN")
     if not binary or not pathlib.Path(binary).is_file():
         pytest.fail("RONDE_BIN does not name the binary `ronde`; run the tests by `make framework-test`")
-    launcher = [binary, "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120", *options]
-    return run([*launcher, sys.executable, str(program)], status)
+    return run([binary, "run", *options, "--start-timeout", "120", sys.executable, str(program)], status)
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.heavy)])
@@ -65,7 +69,7 @@ def test_sessions_after_one_another() -> None:
 
 @pytest.mark.heavy
 def test_a_job_continues_without_a_rank_that_dies() -> None:
-    printed = job(WORKERS / "jax_continues.py", 3, 1, options=("--min-np", "2", "--max-np", "3"))
+    printed = launched(WORKERS / "jax_continues.py", ["-np", "3", "--min-np", "2", "--max-np", "3"])
     assert len(re.findall(r"worker [02]: rank [01] of 2 continues", printed)) == 2, printed
 
 

@@ -74,11 +74,14 @@ fn other_shape(handle: &Handle, found: &[u64], expected: &[u64]) -> String {
     )
 }
 
+/// A call and what completes it.
+type Added = (InFlight, Promise);
+
 /// Completes the calls of one session.
 #[derive(Clone)]
 pub(super) struct Completer {
     /// Calls for the thread; `None` once it has ended.
-    added: Arc<Mutex<Option<Vec<(InFlight, Promise)>>>>,
+    added: Arc<Mutex<Option<Vec<Added>>>>,
     completions: Completions,
 }
 
@@ -101,7 +104,7 @@ impl Completer {
 
     fn run(&self, client: &Weak<Client>) {
         let _end = End(self);
-        let mut waiting: Vec<(InFlight, Promise)> = Vec::new();
+        let mut waiting: Vec<Added> = Vec::new();
         let mut seen = 0;
         loop {
             // In this order: a call that is added later has a client.
