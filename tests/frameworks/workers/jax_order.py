@@ -20,11 +20,11 @@ def main() -> None:
         for index in range(COUNT):
             tensor = x * index
             for _ in range((index * 7 + rank * 11) % 5):
-                tensor = jnp.linalg.inv(tensor @ tensor.T + jnp.eye(len(x))) * 0 + tensor
+                tensor = tensor @ tensor * 0 + tensor
             results.append(hvd.allreduce(tensor + rank, hvd.Sum))
         return results if rank % 2 else results[::-1]
 
-    for height in (4, 300):  # XLA performs programs of small tensors step by step, and others in parallel
+    for height in (4, 200):  # XLA performs programs of small tensors step by step, and others in parallel
         x = jnp.ones((height, height))
         for _ in range(3):
             found = jax.jit(program)(x)
