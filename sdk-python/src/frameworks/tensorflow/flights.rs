@@ -318,7 +318,7 @@ impl Flight {
         let outcome = written.map_err(|error| failed(&error)).and_then(|()| match spec.kind {
             Kind::Barrier => is_over(&handles),
             Kind::Join => last_joined(&handles).and_then(|rank| write_number(&call, rank)),
-            // Reading a result forgets the splits.
+            // Reading a result drops the splits.
             Kind::AllToAll => write_splits(&call, &handles).and_then(|()| write_tensors(&call, &mut handles, &dtypes)),
             _ => write_tensors(&call, &mut handles, &dtypes),
         });
