@@ -26,6 +26,7 @@ CARGO ?= cargo
 FRAMEWORK_TESTS := $(addprefix tests/frameworks/test_tensorflow,.py _units.py _seeds.py)
 TENSORFLOW_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path tensorflow)
 FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
+JAX_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path jax)
 TORCHFT_PYTHONS = $(foreach kind,torchft torchft-nightly,$(shell $(PYTHON) tests/setup/environment.py path $(kind)))
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
 WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
@@ -61,7 +62,7 @@ test: setup lint build-tests test-rust test-python ## Do everything that CI does
 .PHONY: setup
 setup: ## Install what the tests need: packages of the distribution, a Python environment
 	@tests/setup/debian.sh
-	@$(PYTHON) tests/setup/environment.py tools training bench torch-suite packaging mpich deploy helm
+	@$(PYTHON) tests/setup/environment.py tools training bench torch-suite packaging mpich deploy helm jax
 
 .PHONY: build
 build: plugins ## Build the binary ronde, the crates, the plugins and the Python extension
@@ -144,9 +145,10 @@ frontends-test: build ## Train with Lightning, Accelerate, Transformers and Deep
 	$(FRONTENDS_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frontends
 
 .PHONY: framework-test
-framework-test: build ## Train with TensorFlow and Keras: installs 1.7 GB, takes 15 minutes
-	@$(PYTHON) tests/setup/environment.py tensorflow
-	$(TENSORFLOW_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml $(FRAMEWORK_TESTS) $(OPTIONS)
+framework-test: build ## Train with TensorFlow, Keras and JAX, and data of tf.data's service: installs 2.5 GB, takes 30 minutes
+	@$(PYTHON) tests/setup/environment.py tensorflow jax
+	$(TENSORFLOW_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml $(FRAMEWORK_TESTS) tests/frameworks/test_tf_data_service.py $(OPTIONS)
+	$(JAX_PYTHON) -m pytest -q -rs -n 2 -c sdk-python/pyproject.toml tests/frameworks/test_jax.py $(OPTIONS)
 
 .PHONY: framework-versions-test
 framework-versions-test: build ## The same with TensorFlow 2.20 and 2.19, and Keras on PyTorch: installs 3.5 GB, takes an hour
@@ -220,6 +222,7 @@ test-python:
 	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -m "not heavy"
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/product
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml -m "not heavy" tests/deploy
+	$(JAX_PYTHON) -m pytest -q -n 2 -c sdk-python/pyproject.toml -m "not heavy" tests/frameworks/test_jax.py
 
 # The binary and the extension are release builds, in a package of their own that nothing else imports.
 .PHONY: bench

@@ -110,7 +110,7 @@ impl Session {
         let dtypes = tensors.iter().map(|(dtype, ..)| dtype_of(dtype)).collect::<PyResult<Vec<_>>>()?;
         py.detach(|| {
             let label = Label { name: name.as_deref(), set: SetId(set) };
-            let handles = Source::with_all(&sources, |contents| {
+            let handles = Source::with_all(&sources.iter().collect::<Vec<_>>(), |contents| {
                 let parts = contents.iter().zip(&dtypes).zip(&tensors);
                 let operations = parts.map(|((bytes, dtype), (_, shape, ..))| {
                     let tensor = Some(TensorRef { dtype: *dtype, shape, bytes });
