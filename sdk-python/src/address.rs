@@ -6,8 +6,11 @@
 
 #![allow(unsafe_code, reason = "addresses of tensors that Python owns, under the module's contract")]
 
-use pyo3::PyResult;
+use std::sync::Arc;
+
 use pyo3::exceptions::PyValueError;
+use pyo3::{FromPyObject, Py, PyAny, PyResult};
+use ronde::gpu::{CallerStream, DeviceSpan};
 
 /// The bytes of a tensor to read.
 pub(crate) struct Source(Span);
@@ -23,8 +26,8 @@ impl Source {
     }
 
     /// Calls `read` with the bytes of several tensors.
-    pub(crate) fn with_all<R>(sources: &[Self], read: impl FnOnce(&[&[u8]]) -> R) -> R {
-        let contents: Vec<&[u8]> = sources.iter().map(Self::bytes).collect();
+    pub(crate) fn with_all<R>(sources: &[&Self], read: impl FnOnce(&[&[u8]]) -> R) -> R {
+        let contents: Vec<&[u8]> = sources.iter().map(|source| source.bytes()).collect();
         read(&contents)
     }
 
@@ -59,6 +62,31 @@ impl Target {
         // nothing else uses them during the call.
         write(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) })
     }
+}
+
+/// A tensor in device memory, in Python: its address, its GPU's number, the handle of the stream that computes it, and its
+/// owner. By the module's contract the address belongs to a live, contiguous tensor of that GPU while the owner exists, and the
+/// stream exists until the program ends, as PyTorch's streams do.
+#[derive(FromPyObject)]
+pub(crate) struct Device {
+    ordinal: u32,
+    stream: usize,
+    owner: Py<PyAny>,
+}
+
+impl Device {
+    /// The tensor's memory. Copies keep the owner.
+    pub(crate) fn memory(self, address: usize, bytes: usize) -> (DeviceSpan, CallerStream) {
+        let (stream, keep) = (caller_stream(self.stream), Arc::new(self.owner));
+        // SAFETY: by the module's contract the memory lives as long as the owner, which the span keeps.
+        (unsafe { DeviceSpan::new(self.ordinal, address as u64, bytes, Some(keep)) }, stream)
+    }
+}
+
+/// A stream by its handle.
+pub(crate) fn caller_stream(handle: usize) -> CallerStream {
+    // SAFETY: by the module's contract it exists until the program ends.
+    unsafe { CallerStream::new(handle) }
 }
 
 #[derive(Clone, Copy)]

@@ -9,6 +9,7 @@
 mod address;
 mod arguments;
 mod completions;
+mod device;
 mod errors;
 mod launched;
 mod memory;
@@ -24,6 +25,8 @@ mod _ronde {
 
     #[pymodule_export]
     use crate::completions::Completions;
+    #[pymodule_export]
+    use crate::device::{Arrival, gpus};
     #[pymodule_export]
     use crate::launched::LaunchedBy;
     #[pymodule_export]

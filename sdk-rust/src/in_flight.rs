@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ronde_gpu::{Arrival, CallerStream, DeviceSpan, Event};
 use ronde_wire::{Collective, RequestId, TensorName};
 
 use crate::buffer::Buffer;
@@ -31,6 +32,8 @@ pub(crate) struct InFlight {
     result: Option<Result<ResultData, Error>>,
     /// Whether the result has been read. The promise gives no other one.
     is_read: bool,
+    /// An event of the caller's stream at the time of the submission, if the input is in device memory.
+    submitted: Option<Arc<Event>>,
 }
 
 impl InFlight {
@@ -44,8 +47,26 @@ impl InFlight {
         let timeout = session.options.operation_timeout.filter(|_| collective != Collective::Join);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let timeout = timeout.unwrap_or_default();
-        let (result, is_read) = (None, false);
-        Self { session, request, name, collective, promise, deadline, timeout, spin, notify_flag, result, is_read }
+        Self {
+            session,
+            request,
+            name,
+            collective,
+            promise,
+            deadline,
+            timeout,
+            spin,
+            notify_flag,
+            result: None,
+            is_read: false,
+            submitted: None,
+        }
+    }
+
+    /// The operation with an event of the caller's stream at the time of its submission.
+    pub(crate) fn submitted_after(mut self, event: Arc<Event>) -> Self {
+        self.submitted = Some(event);
+        self
     }
 
     /// The operation's name.
@@ -153,6 +174,15 @@ impl InFlight {
         let result = self.take()?;
         result.read_into(&self.session, target)?;
         Ok(result)
+    }
+
+    /// Takes the result and starts to copy it to device memory, ordered after `stream`, or else after the submission.
+    pub(crate) fn deliver(&mut self, target: DeviceSpan, stream: Option<CallerStream>) -> Result<Arrival, Error> {
+        if let Some(Ok(result)) = &self.result {
+            result.check_bytes(target.bytes() as u64)?;
+        }
+        let result = self.take()?;
+        self.session.deliver(result, target, (stream, self.submitted.as_ref()))
     }
 
     /// Takes the result if it stays in shared memory; `None` leaves it to be read.

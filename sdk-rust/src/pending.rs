@@ -75,6 +75,8 @@ pub(crate) struct Entry<R, T> {
     pub(crate) waiter: Option<Fulfil<T>>,
     /// The parts of the result that have arrived.
     pub(crate) parts: Vec<u8>,
+    /// Whether it is not sent yet, because its input is on its way from a device.
+    is_held: bool,
     /// What the session keeps until the sidecar answers.
     pub(crate) resources: R,
 }
@@ -141,7 +143,8 @@ impl<R, T> Pending<R, T> {
     pub(crate) fn insert(&self, request: &Request, resources: R) -> Result<(RequestId, Promise<T>), Error> {
         let (fulfil, promise) = promise();
         let (set, collective) = (request.set, request.collective.clone());
-        let entry = Entry { set, collective, waiter: Some(fulfil), parts: Vec::new(), resources };
+        let (waiter, parts, is_held) = (Some(fulfil), Vec::new(), false);
+        let entry = Entry { set, collective, waiter, parts, is_held, resources };
         let mut table = lock(&self.table);
         table.check_room(self.pending_max)?;
         table.last += 1;
@@ -160,11 +163,10 @@ impl<R, T> Pending<R, T> {
     /// Removes the waiter of a request. Returns the message to send, if there is one: not for a request that has been
     /// answered, nor for a join, which cannot be withdrawn.
     pub(crate) fn withdraw(&self, request: RequestId, reason: &str) -> Option<client_message::Message> {
-        let leave = |entry: &mut Entry<R, T>| (entry.waiter.take(), entry.collective == Collective::Join);
+        let leave = |entry: &mut Entry<R, T>| (entry.waiter.take(), entry.collective == Collective::Join || entry.is_held);
         let left = lock(&self.table).entries.get_mut(&request).map(leave);
-        let (_, is_join) = left?;
-        let withdraw = || v1::Withdraw { request: request.0, reason: reason.to_owned() };
-        (!is_join).then(|| client_message::Message::Withdraw(withdraw()))
+        let (_, is_silent) = left?;
+        (!is_silent).then(|| withdrawal(request, reason))
     }
 
     /// Handles the part of a message that is the same for all sessions.
@@ -309,6 +311,55 @@ impl<R, T> Pending<R, T> {
     }
 }
 
+/// Requests that are inserted before they can be sent, because their input is on its way from a device.
+#[cfg(not(target_arch = "wasm32"))]
+impl<R, T> Pending<R, T> {
+    /// [`Pending::insert`] for a held request: until [`Pending::release_held`], withdrawing it sends nothing.
+    ///
+    /// # Errors
+    /// Those of [`Pending::insert`].
+    pub(crate) fn insert_held(&self, request: &Request, resources: R) -> Result<(RequestId, Promise<T>), Error> {
+        let (request, promise) = self.insert(request, resources)?;
+        if let Some(entry) = lock(&self.table).entries.get_mut(&request) {
+            entry.is_held = true;
+        }
+        Ok((request, promise))
+    }
+
+    /// Adds what the sidecar will use to a held request, before it is sent. Returns `false`, and removes the request, when
+    /// nobody waits for it any more or the session is over.
+    pub(crate) fn fill(&self, request: RequestId, add: impl FnOnce(&mut R)) -> bool {
+        let mut table = lock(&self.table);
+        let Some(entry) = table.entries.get_mut(&request) else { return false };
+        if entry.waiter.is_some() {
+            add(&mut entry.resources);
+            return true;
+        }
+        let abandoned = table.entries.remove(&request);
+        drop(table);
+        drop(abandoned);
+        false
+    }
+
+    /// The held request has been sent. Returns the message that withdraws it, if its waiter has gone meanwhile.
+    pub(crate) fn release_held(&self, request: RequestId) -> Option<client_message::Message> {
+        let mut table = lock(&self.table);
+        let entry = table.entries.get_mut(&request)?;
+        entry.is_held = false;
+        entry.waiter.is_none().then(|| withdrawal(request, WITHDRAWN_EARLY))
+    }
+
+    /// Removes a held request that will not be sent. Its waiter gets the error. Returns its resources.
+    pub(crate) fn fail_held(&self, request: RequestId, error: &Error) -> Option<R> {
+        let removed = lock(&self.table).entries.remove(&request);
+        let Entry { waiter, resources, .. } = removed?;
+        if let Some(waiter) = waiter {
+            waiter.with(Err(error.clone()));
+        }
+        Some(resources)
+    }
+}
+
 impl<R, T> Table<R, T> {
     fn check_room(&self, pending_max: usize) -> Result<(), Error> {
         if let Some(error) = &self.over {
@@ -323,6 +374,10 @@ impl<R, T> Table<R, T> {
         }
         Ok(())
     }
+}
+
+fn withdrawal(request: RequestId, reason: &str) -> client_message::Message {
+    client_message::Message::Withdraw(v1::Withdraw { request: request.0, reason: reason.to_owned() })
 }
 
 /// The message that this rank takes no part in an operation that other ranks may wait for.
@@ -353,5 +408,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Why a request is withdrawn that lost its waiter while its input was on its way from a device.
+#[cfg(not(target_arch = "wasm32"))]
+const WITHDRAWN_EARLY: &str = "its handle was dropped, or its operation timeout passed, before its input arrived from the GPU";
 /// Notices kept for the program; a further one replaces the newest.
 const NOTICES_MAX: usize = 64;

@@ -17,6 +17,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::buffer::{self, Buffer, SharedMemory};
 use crate::completions::{Completions, NotifyFlag};
+use crate::device::Devices;
 use crate::error::{Error, queue_full, sidecar_gone};
 use crate::in_flight::InFlight;
 use crate::inline;
@@ -50,6 +51,8 @@ pub(crate) struct Session {
     pub(crate) completions: Completions,
     pub(crate) closing: Notify,
     pub(crate) recorder: Recorder,
+    /// What copies tensors in device memory.
+    pub(crate) devices: Devices,
 }
 
 /// How a session treats its operations.
@@ -65,24 +68,24 @@ pub(crate) struct SessionOptions {
 #[derive(Debug)]
 pub(crate) struct Resources {
     /// Whether the completion is counted because no thread waits for it.
-    notify_flag: NotifyFlag,
+    pub(crate) notify_flag: NotifyFlag,
     /// The input, which the sidecar may read.
-    input: Option<SlotHold>,
+    pub(crate) input: Option<SlotHold>,
     /// The slot for the result, which the sidecar may write.
-    output: Option<LeasedSlot>,
+    pub(crate) output: Option<LeasedSlot>,
 }
 
 /// An operation that has a name and is not submitted yet. Dropping it notifies the other ranks that this rank takes no part.
 #[derive(Debug)]
 pub(crate) struct Draft {
-    session: Arc<Session>,
+    pub(crate) session: Arc<Session>,
     /// `None` once it has been submitted or rejected.
-    request: Option<Request>,
+    pub(crate) request: Option<Request>,
     /// Whether its completion is counted when no thread waits for it.
-    notify: bool,
-    plugin: Option<PluginCall>,
+    pub(crate) notify: bool,
+    pub(crate) plugin: Option<PluginCall>,
     /// The caller's file and line.
-    site: Option<String>,
+    pub(crate) site: Option<String>,
     /// The bytes of the result, when it may stay in shared memory.
     result_bytes: Option<u64>,
 }
@@ -137,6 +140,7 @@ impl Session {
             completions: Completions::default(),
             closing: Notify::new(),
             recorder,
+            devices: Devices::default(),
         }
     }
 
@@ -228,7 +232,7 @@ impl Session {
         drafts.map(|(draft, operation)| self.submit_bytes(draft, operation.bytes()).map(&wrap)).collect()
     }
 
-    fn submit_bytes(self: &Arc<Self>, draft: Draft, bytes: &[u8]) -> Result<InFlight, Error> {
+    pub(crate) fn submit_bytes(self: &Arc<Self>, draft: Draft, bytes: &[u8]) -> Result<InFlight, Error> {
         // The input gets a slot first, because it needs one and the result does not.
         let input = match self.memory.as_ref().filter(|_| !bytes.is_empty() && self.result_slot(&draft).is_some()) {
             Some(memory) => match memory.input(bytes) {
@@ -319,7 +323,7 @@ impl Session {
     }
 
     /// Reports that this rank takes no part in an operation that other ranks may wait for.
-    fn abstain(&self, request: Request, reason: &str) {
+    pub(crate) fn abstain(&self, request: Request, reason: &str) {
         if !self.fork_guard.is_child() {
             self.send_or_end(abstention(request, reason));
         }
@@ -430,7 +434,7 @@ impl Session {
     }
 
     /// Counts a completion that no thread waits for. Called after it has been delivered: see [`NotifyFlag::set`].
-    fn count(&self, notify_flag: &NotifyFlag) {
+    pub(crate) fn count(&self, notify_flag: &NotifyFlag) {
         if notify_flag.is_set() {
             self.completions.add();
         }
@@ -516,7 +520,7 @@ impl Session {
     // === Sending ===
 
     /// Sends a message over the ring if there is one, else on the stream.
-    fn send(&self, message: Message, flush: Flush) -> Result<(), Error> {
+    pub(crate) fn send(&self, message: Message, flush: Flush) -> Result<(), Error> {
         let Some(ring) = &self.ring else { return self.send_on_stream(message) };
         if ring.is_over() {
             return Err(self.stream_closed());
@@ -534,7 +538,7 @@ impl Session {
     }
 
     /// Sends a message that other ranks depend on: when the queue is full, the session ends.
-    fn send_or_end(&self, message: Message) {
+    pub(crate) fn send_or_end(&self, message: Message) {
         let sent = self.send(message, Flush::Now);
         self.end_if_full(sent);
     }
@@ -553,7 +557,7 @@ impl Session {
     }
 }
 
-fn output_place(slot: Slot) -> OutputPlace {
+pub(crate) fn output_place(slot: Slot) -> OutputPlace {
     OutputPlace { segment: slot.segment.0, offset: slot.offset, bytes: slot.len }
 }
 

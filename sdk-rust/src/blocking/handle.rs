@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::time::Duration;
 
+use ronde_gpu::{Arrival, CallerStream, DeviceSpan};
 use ronde_shm::ForkSafe;
 use ronde_wire::{DType, Detail, Shape};
 
@@ -107,6 +108,18 @@ impl<T: Outcome> Handle<T> {
     pub fn read_into(&mut self, target: &mut [u8]) -> Result<(), Error> {
         self.result()?;
         self.in_flight.get_mut()?.read_into(target)
+    }
+
+    /// Starts to copy the result to device memory, once it is [`Progress::Ready`]. Returns at once. The copy is ordered after
+    /// the present work of `stream`; without one, after what the stream of the input had when the operation was submitted.
+    /// Work that uses the memory must be ordered after the [`Arrival`]. Once only.
+    ///
+    /// # Errors
+    /// The operation's failure; [`Error::Argument`] when it is not ready or the target has another length;
+    /// [`Error::Device`] for memory of another device, and when the driver fails.
+    pub fn deliver(&mut self, target: DeviceSpan, stream: Option<CallerStream>) -> Result<Arrival, Error> {
+        self.result()?;
+        self.in_flight.get_mut()?.deliver(target, stream)
     }
 
     /// Takes the result if it stays in shared memory, once it is [`Progress::Ready`]; `None` leaves it to be read.

@@ -11,9 +11,10 @@ mod pipeline;
 mod registrations;
 mod thread;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use ronde_shm::LeasedSlot;
@@ -50,10 +51,11 @@ pub struct Staging {
     /// `None` once it is being dropped.
     messages: Option<Sender<Message>>,
     /// Closed when the thread has ended.
-    ended: Receiver<()>,
+    ended: Mutex<Receiver<()>>,
     next: AtomicU64,
     config: StagingConfig,
     process: u32,
+    thread: ThreadId,
 }
 
 /// Receives a slot that a copy has filled, or why it has not.
@@ -76,16 +78,18 @@ impl Staging {
         let (alive, ended) = channel();
         let thread = Thread::new(down, received, Arc::clone(registrations), config, alive);
         let named = std::thread::Builder::new().name(format!("ronde-gpu-{ordinal}"));
-        named.spawn(move || thread.run()).map_err(|error| GpuError::Thread { reason: error.to_string() })?;
+        let spawned = named.spawn(move || thread.run());
+        let thread = spawned.map_err(|error| GpuError::Thread { reason: error.to_string() })?.thread().id();
         Ok(Self {
             context,
             registrations: Arc::clone(registrations),
             up,
             messages: Some(messages),
-            ended,
+            ended: Mutex::new(ended),
             next: AtomicU64::new(0),
             config,
             process: std::process::id(),
+            thread,
         })
     }
 
@@ -109,6 +113,14 @@ impl Staging {
     /// [`GpuError::Argument`] that says where the memory is.
     pub fn check(&self, memory: &DeviceSpan) -> Result<(), GpuError> {
         self.context.check_span(memory)
+    }
+
+    /// Registers the segment of a slot, unless it is registered. The first call for a segment takes about 1 ms a MiB.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`] when the system cannot lock so much memory, and the driver's other errors.
+    pub fn register(&self, slot: &LeasedSlot) -> Result<(), GpuError> {
+        self.registrations.ensure(&self.context, slot)
     }
 
     /// Copies device memory into the start of a slot, after an event. Returns at once. The thread then calls `filled`, which
@@ -164,10 +176,12 @@ impl Drop for Staging {
     fn drop(&mut self) {
         // The thread ends when it has no more to do.
         self.messages = None;
-        if std::process::id() != self.process {
+        // The last owner may be the thread itself, which passes filled slots on.
+        if std::process::id() != self.process || std::thread::current().id() == self.thread {
             return;
         }
-        if let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = self.ended.recv_timeout(self.config.drain_timeout) {
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(self.config.drain_timeout) {
             tracing::warn!(
                 target: "ronde",
                 "copies of GPU {} have not ended within {:?}; their memory is kept until the process ends",
