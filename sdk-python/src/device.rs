@@ -48,6 +48,18 @@ pub(crate) fn gpus(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
     found.into_iter().map(|info| described(py, info)).collect()
 }
 
+/// Returns the number of the GPU with memory at an address. Raises ValueError if there is none, and why there are no GPUs.
+#[pyfunction]
+pub(crate) fn gpu_of(py: Python<'_>, address: u64) -> PyResult<u32> {
+    py.detach(|| Driver::get().and_then(|driver| driver.device_of(address))).map_err(|error| raise(&Error::from(error)))
+}
+
+/// Returns whether NVIDIA's driver is installed. Does not initialize it, which forked children would not survive.
+#[pyfunction]
+pub(crate) fn has_gpu_driver() -> bool {
+    Driver::is_installed()
+}
+
 fn described(py: Python<'_>, info: gpu::DeviceInfo) -> PyResult<Bound<'_, PyDict>> {
     let gpu::DeviceInfo { ordinal, name, bus_id, memory_bytes, peers } = info;
     let entry = PyDict::new(py);

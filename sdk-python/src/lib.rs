@@ -26,7 +26,7 @@ mod _ronde {
     #[pymodule_export]
     use crate::completions::Completions;
     #[pymodule_export]
-    use crate::device::{Arrival, gpus};
+    use crate::device::{Arrival, gpu_of, gpus, has_gpu_driver};
     #[pymodule_export]
     use crate::launched::LaunchedBy;
     #[pymodule_export]

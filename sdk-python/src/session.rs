@@ -29,7 +29,10 @@ struct Part {
 }
 
 impl Part {
-    fn new((dtype, shape, address, nbytes, device): (String, Vec<u64>, usize, usize, Option<Device>)) -> PyResult<Self> {
+    fn new(
+        (dtype, shape, address, nbytes): (String, Vec<u64>, usize, usize),
+        device: Option<Device>,
+    ) -> PyResult<Self> {
         let dtype = dtype_of(&dtype)?;
         let (host, device) = match device {
             Some(device) => (Source::new(0, 0)?, Some(device.memory(address, nbytes))),
@@ -133,15 +136,16 @@ impl Session {
         })
     }
 
-    /// Submits a group of one collective on tensors, each given as type, shape, address, length, and None or `device` as for
-    /// `submit`.
-    #[pyo3(signature = (kind, tensors, *, mapped=false, notify=false, name=None, set=0, site=None, **arguments))]
+    /// Submits a group of one collective on tensors, each given as type, shape, address and length. With `devices`, each also has
+    /// None or a `device` as for `submit`.
+    #[pyo3(signature = (kind, tensors, *, devices=None, mapped=false, notify=false, name=None, set=0, site=None, **arguments))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn submit_group(
         &self,
         py: Python<'_>,
         kind: &str,
-        tensors: Vec<(String, Vec<u64>, usize, usize, Option<Device>)>,
+        tensors: Vec<(String, Vec<u64>, usize, usize)>,
+        devices: Option<Vec<Option<Device>>>,
         mapped: bool,
         notify: bool,
         name: Option<String>,
@@ -153,7 +157,9 @@ impl Session {
         let arguments = arguments.unwrap_or_default();
         let collective = arguments.collective(kind)?;
         let options = arguments.options()?;
-        let parts = tensors.into_iter().map(Part::new).collect::<PyResult<Vec<_>>>()?;
+        let devices = devices.unwrap_or_default().into_iter().chain(std::iter::repeat_with(|| None));
+        let parts = tensors.into_iter().zip(devices).map(|(tensor, device)| Part::new(tensor, device));
+        let parts = parts.collect::<PyResult<Vec<_>>>()?;
         py.detach(|| {
             let label = Label { name: name.as_deref(), set: SetId(set) };
             let sources: Vec<&Source> = parts.iter().map(|part| &part.host).collect();

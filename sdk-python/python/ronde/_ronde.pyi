@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+from ronde.device import Place
+
 __version__: str
 DTYPES: list[str]
 
@@ -18,6 +20,7 @@ class Session:
         address: int,
         nbytes: int,
         *,
+        device: Place | None = None,
         mapped: bool = False,
         notify: bool = False,
         name: str | None = None,
@@ -41,6 +44,7 @@ class Session:
         kind: str,
         tensors: Sequence[tuple[str, Sequence[int], int, int]],
         *,
+        devices: Sequence[Place | None] | None = None,
         mapped: bool = False,
         notify: bool = False,
         name: str | None = None,
@@ -101,6 +105,13 @@ class Operation:
     def source(self) -> int: ...
     def take_mapped(self) -> Memory | None: ...
     def read_into(self, address: int, nbytes: int) -> None: ...
+    def deliver(self, device: Place, address: int, nbytes: int, *, at_submission: bool = False) -> Arrival: ...
+
+@final
+class Arrival:
+    def order(self, stream: int) -> None: ...
+    def has_occurred(self) -> bool: ...
+    def synchronize(self) -> None: ...
 
 @final
 class Memory:
@@ -136,3 +147,7 @@ class LaunchedBy:
     def is_on_one_host(self) -> bool: ...
     def is_one_of_several(self) -> bool: ...
     def refusal(self) -> str: ...
+
+def gpus() -> list[dict[str, Any]]: ...
+def gpu_of(address: int) -> int: ...
+def has_gpu_driver() -> bool: ...

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, PoisonError};
 
 use crate::control::{COUNTERS, Code, change, injected, number};
@@ -47,6 +47,16 @@ struct Communicator {
 static CLIQUES: LazyLock<Mutex<HashMap<u64, Arc<Clique>>>> = LazyLock::new(Mutex::default);
 static COMMUNICATORS: LazyLock<Mutex<HashMap<usize, Communicator>>> = LazyLock::new(Mutex::default);
 static NEXT: AtomicUsize = AtomicUsize::new(1);
+static VERSION: LazyLock<AtomicI32> = LazyLock::new(|| {
+    AtomicI32::new(c_int::try_from(number("RONDE_DEVICE_NCCL_VERSION", 22_304)).unwrap_or_default())
+});
+
+/// Sets the version that the library reports.
+// SAFETY: no other library of the process exports this name.
+#[unsafe(no_mangle)]
+extern "C" fn ronde_device_set_nccl_version(version: c_int) {
+    VERSION.store(version, Ordering::SeqCst);
+}
 
 impl Clique {
     fn abort(&self) {
@@ -84,7 +94,7 @@ fn give<T>(place: *mut T, value: T) -> Code {
 #[unsafe(no_mangle)]
 extern "C" fn ncclGetVersion(version: *mut c_int) -> Code {
     match injected("ncclGetVersion") {
-        SUCCESS => give(version, c_int::try_from(number("RONDE_DEVICE_NCCL_VERSION", 22_304)).unwrap_or_default()),
+        SUCCESS => give(version, VERSION.load(Ordering::SeqCst)),
         code => code,
     }
 }

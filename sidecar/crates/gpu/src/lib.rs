@@ -8,10 +8,11 @@
 //! - [`Staging`]: copies between device memory and slots of shared memory
 //! - [`nccl`]: communicators that do not block
 
+#![deny(unsafe_code)]
+
 mod driver;
 mod error;
 mod library;
-#[cfg(any())]
 pub mod nccl;
 mod span;
 mod staging;

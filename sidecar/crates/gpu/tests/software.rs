@@ -7,5 +7,7 @@
 mod device;
 #[path = "software/driver.rs"]
 mod driver;
+#[path = "software/nccl.rs"]
+mod nccl;
 #[path = "software/staging.rs"]
 mod staging;

@@ -111,7 +111,8 @@ def read_into(tensor: torch.Tensor, from_rank: str = "the ranks", source: Source
     The reader raises ValueError for a result that does not fit.
     """
     if source is not None and source.is_writable:
-        target = Target(source.owner, source.address, source.dtype, source.shape, source.nbytes, lambda: None)
+        parts = (source.owner, source.address, source.dtype, source.shape, source.nbytes)
+        target = Target(*parts, lambda: None, source.place)
     else:
         target = place_in(tensor)
     wanted = math.prod(target.shape)
@@ -123,8 +124,7 @@ def read_into(tensor: torch.Tensor, from_rank: str = "the ranks", source: Source
                 f"{from_rank} sent {elements} elements of {dtype}, where the tensor for them has {wanted} of "
                 f"{target.dtype}"
             )
-        operation.read_into(target.address, target.nbytes)
-        target.finish()
+        target.fill(operation)
 
     return read
 

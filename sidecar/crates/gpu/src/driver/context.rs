@@ -8,7 +8,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUevent_flags, CUmemorytype, CUpointer_attribute, CUresult, CUstream_flags};
+use cudarc::driver::sys::{CUevent_flags, CUpointer_attribute, CUresult, CUstream_flags};
 use ronde_shm::LeasedSlot;
 
 use super::Driver;
@@ -46,20 +46,22 @@ impl Context {
     }
 
     /// Calls the driver with this context on top of the calling thread's stack.
-    fn call(
-        &self,
-        function: &'static str,
-        call: impl FnOnce(&DriverTable) -> c_int,
-    ) -> Result<(), GpuError> {
+    fn call(&self, function: &'static str, call: impl FnOnce(&DriverTable) -> c_int) -> Result<(), GpuError> {
+        let code = self.with(|| call(&self.driver.table))?;
+        self.driver.check(function, code)
+    }
+
+    /// Acts with this context on top of the calling thread's stack.
+    pub(crate) fn with<R>(&self, act: impl FnOnce() -> R) -> Result<R, GpuError> {
         let Driver { table, .. } = &*self.driver;
         self.driver.check_process()?;
         // SAFETY: the context is retained for the life of this value.
         self.driver.check("cuCtxPushCurrent", unsafe { (table.cuCtxPushCurrent_v2)(self.handle) })?;
-        let called = self.driver.check(function, call(table));
+        let acted = act();
         let mut popped = 0;
         // SAFETY: the place for the result is a local of the right type, and the stack has the context pushed above.
         let code = unsafe { (table.cuCtxPopCurrent_v2)(&raw mut popped) };
-        called.and(self.driver.check("cuCtxPopCurrent", code))
+        self.driver.check("cuCtxPopCurrent", code).map(|()| acted)
     }
 
     /// Calls the driver when a value is dropped.
@@ -85,20 +87,15 @@ impl Context {
         if span.bytes() == 0 {
             return Ok(());
         }
-        let not_device = || GpuError::argument(format!("no GPU has memory at {address:#x}; give a tensor on GPU {}", self.ordinal));
-        let kind: c_uint = self.attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address).map_err(|_| not_device())?;
-        if kind != CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint {
-            return Err(not_device());
-        }
-        let found: c_int = self.attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)?;
-        if u32::try_from(found) != Ok(self.ordinal) {
+        let found = self.driver.device_of(address)?;
+        if found != self.ordinal {
             return Err(GpuError::argument(format!(
                 "the memory at {address:#x} is on GPU {found}, but the tensor was given as one on GPU {}; move it there",
                 self.ordinal
             )));
         }
-        let start: u64 = self.attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address)?;
-        let bytes: usize = self.attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, address)?;
+        let start: u64 = self.driver.attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address)?;
+        let bytes: usize = self.driver.attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, address)?;
         if address - start + span.bytes() as u64 > bytes as u64 {
             return Err(GpuError::argument(format!(
                 "the tensor of {} bytes at {address:#x} reaches past its allocation of {bytes} bytes at {start:#x}",
@@ -106,16 +103,6 @@ impl Context {
             )));
         }
         Ok(())
-    }
-
-    fn attribute<T: Default>(&self, attribute: CUpointer_attribute, address: u64) -> Result<T, GpuError> {
-        let mut value = T::default();
-        // SAFETY: the place for the result is a local of the type that the header gives for the attribute.
-        let get = |table: &DriverTable| unsafe {
-            (table.cuPointerGetAttribute)((&raw mut value).cast::<c_void>(), attribute as c_int, address)
-        };
-        self.call("cuPointerGetAttribute", get)?;
-        Ok(value)
     }
 }
 
@@ -159,6 +146,11 @@ impl Stream {
             (table.cuStreamCreate)(&raw mut handle, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint)
         })?;
         Ok(Self { context: Arc::clone(context), handle })
+    }
+
+    /// The driver's handle.
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle
     }
 
     /// Makes later work of this stream wait for an event, without blocking the thread.

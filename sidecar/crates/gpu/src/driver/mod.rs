@@ -5,11 +5,11 @@
 mod context;
 mod table;
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use cudarc::driver::sys::CUresult;
+use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute, CUresult};
 
 use crate::error::GpuError;
 use crate::library::Library;
@@ -52,6 +52,12 @@ impl Driver {
     pub fn get() -> Result<Arc<Self>, GpuError> {
         static DRIVER: OnceLock<Result<Arc<Driver>, GpuError>> = OnceLock::new();
         DRIVER.get_or_init(|| Self::open(Path::new(LIBRARY))).clone()
+    }
+
+    /// Whether the driver is installed. Does not initialize it.
+    #[must_use]
+    pub fn is_installed() -> bool {
+        Library::open(LIBRARY, vec![LIBRARY.into()]).and_then(|library| DriverTable::load(&library)).is_ok()
     }
 
     /// Opens the driver from a file.
@@ -119,6 +125,31 @@ impl Driver {
         let name = self.text("cuDeviceGetName", self.table.cuDeviceGetName, device)?;
         let bus_id = self.text("cuDeviceGetPCIBusId", self.table.cuDeviceGetPCIBusId, device)?;
         Ok(DeviceInfo { ordinal, name, bus_id, memory_bytes: memory_bytes as u64, peers })
+    }
+
+    /// The device with memory at an address.
+    ///
+    /// # Errors
+    /// [`GpuError::Argument`] when no device has.
+    pub fn device_of(&self, address: u64) -> Result<u32, GpuError> {
+        let none = || GpuError::argument(format!("no GPU has memory at {address:#x}; give a tensor on a GPU"));
+        let kind: c_uint = self.attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address).map_err(|_| none())?;
+        if kind != CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint {
+            return Err(none());
+        }
+        let device: c_int = self.attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)?;
+        u32::try_from(device).map_err(|_| none())
+    }
+
+    fn attribute<T: Default>(&self, attribute: CUpointer_attribute, address: u64) -> Result<T, GpuError> {
+        let mut value = T::default();
+        self.check_process()?;
+        // SAFETY: the place for the result is a local of the type that the header gives for the attribute.
+        let code = unsafe {
+            (self.table.cuPointerGetAttribute)((&raw mut value).cast::<c_void>(), attribute as c_int, address)
+        };
+        self.check("cuPointerGetAttribute", code)?;
+        Ok(value)
     }
 
     fn text(

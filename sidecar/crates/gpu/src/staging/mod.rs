@@ -148,18 +148,14 @@ impl Staging {
         self.context.check_span(&target)?;
         self.registrations.ensure(&self.context, &slot)?;
         self.up.wait(after)?;
-        let arrived = self.start(&slot, &target);
+        if target.bytes() > 0 {
+            self.up.copy(Direction::ToDevice, &target, &slot, 0..target.bytes())?;
+        }
+        let arrived = Event::after(&self.up).map(Arc::new);
         let event = arrived.as_ref().ok().map(Arc::clone);
-        // The copy may have begun even if a later call failed: the thread keeps what it uses.
+        // The copy has begun, also if its event could not be recorded: the thread keeps what it uses.
         self.send(Message::Arriving { event, slot, target })?;
         arrived.map(Arrival)
-    }
-
-    fn start(&self, slot: &LeasedSlot, target: &DeviceSpan) -> Result<Arc<Event>, GpuError> {
-        if target.bytes() > 0 {
-            self.up.copy(Direction::ToDevice, target, slot, 0..target.bytes())?;
-        }
-        Event::after(&self.up).map(Arc::new)
     }
 
     fn send(&self, message: Message) -> Result<(), GpuError> {

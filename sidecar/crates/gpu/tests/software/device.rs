@@ -73,6 +73,12 @@ impl Device {
         self.call("ronde_device_set_copy_delay_us", |set: unsafe extern "C" fn(u64)| unsafe { set(delay) });
     }
 
+    /// Sets the version that NCCL reports.
+    pub(crate) fn set_version(&self, version: c_int) {
+        // SAFETY: the signature is that of `nccl.rs`.
+        self.call("ronde_device_set_nccl_version", |set: unsafe extern "C" fn(c_int)| unsafe { set(version) });
+    }
+
     /// Allocates on device 0, as PyTorch's runtime would in this thread.
     fn push_context(&self) {
         self.push_context_of(0);
