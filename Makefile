@@ -25,6 +25,7 @@ PYTHON ?= python3
 CARGO ?= cargo
 FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
 TORCHFT_PYTHONS = $(foreach kind,torchft torchft-nightly,$(shell $(PYTHON) tests/setup/environment.py path $(kind)))
+GPU_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path gpu)
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
 WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
 FIRST ?= 0
@@ -34,7 +35,7 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frontends tests/torchft tests/soak tests/kills compose
+PYTHON_FOLDERS := tests/gpu tests/setup tests/product tests/containers tests/deploy tests/frontends tests/torchft tests/soak tests/kills compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -147,9 +148,15 @@ torchft-test: build ## Train with torchft's Manager, its last release and a nigh
 	@$(PYTHON) tests/setup/environment.py torchft torchft-nightly
 	for python in $(TORCHFT_PYTHONS); do $$python -m pytest -q -rs -c sdk-python/pyproject.toml tests/torchft $(OPTIONS) || exit 1; done
 
+# Installs PyTorch for CUDA (3 GB) in an environment of its own.
+.PHONY: gpu-test
+gpu-test: build ## Test and measure on a GPU of this machine, and print a table (8 minutes); without one, say why and fail
+	@$(PYTHON) tests/setup/environment.py gpu
+	cd tests && $(GPU_PYTHON) -m gpu $(OPTIONS)
+
 .PHONY: package
 package: ## Check that the published crates can be packaged, and build each from its package
-	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --exclude ronde-tests-web --allow-dirty
+	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --exclude ronde-tests-device --exclude ronde-tests-web --allow-dirty
 
 .PHONY: lint
 lint: lint-rust lint-fuzz lint-pure lint-deny lint-python ## Check formatting, lints, documentation, purity and types

@@ -15,7 +15,7 @@ from typing import Callable
 
 import numpy
 import pytest
-from conftest import ronde_binary
+from conftest import PACKAGE, WORKERS, ronde_binary
 
 from ronde import device
 
@@ -64,6 +64,55 @@ def test_refusals(world: World, software_device: pathlib.Path) -> None:
     assert world("gpu_refusals.py", 1, 1).count("refusals hold") == 1
 
 
+def test_a_rank_that_is_killed_during_a_copy_is_lost(software_device: pathlib.Path) -> None:
+    command = [ronde_binary(), "run", "-np", "2", "--sidecars", "2", sys.executable, str(WORKERS / "gpu_killed.py")]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert done.returncode != 0
+    assert "rank 1 is lost" in done.stdout, done.stdout + done.stderr
+    assert "the session is closed" in done.stdout, done.stdout + done.stderr
+    assert "killed by signal" in done.stderr or "SIGKILL" in done.stderr, done.stderr
+
+
+def test_a_forked_child_leaves_the_device_alone(world: World, software_device: pathlib.Path) -> None:
+    assert world("gpu_forked.py", 1, 1).count("the child was refused") == 1
+
+
+def checked(**variables: str) -> str:
+    """The lines of `ronde check` about GPUs."""
+    environment = {**os.environ, **variables}
+    command = [ronde_binary(), "check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return "\n".join(line for line in done.stdout.splitlines() if any(word in line for word in ("GPU", "NCCL", "peer")))
+
+
+def test_a_host_is_checked(software_device: pathlib.Path) -> None:
+    found = checked()
+    assert found.startswith("ok    GPU: 0: software device (tests only) at 0000:01:00.0, 0 GiB; 1: "), found
+    assert "the driver supports CUDA 12.4" in found
+    assert "ok    NCCL: 2.23.4, " in found
+    assert "ok    peer access: each GPU reads the others' memory directly" in found
+    old = checked(RONDE_DEVICE_NCCL_VERSION="21703", RONDE_DEVICE_DRIVER_VERSION="11030", RONDE_DEVICE_COUNT="1")
+    assert "warn  GPU: 0: software device" in old, old
+    assert "install a driver for CUDA 11.4 or later" in old, old
+    assert "warn  NCCL: libnccl.so.2 is of version 2.17.3" in old, old
+    assert "peer access" not in old, old
+
+
+def test_nccl_is_found_by_its_path(software_device: pathlib.Path) -> None:
+    moved = software_device / "nccl-elsewhere.so"
+    (software_device / "libnccl.so.2").rename(moved)
+    assert f"ok    NCCL: 2.23.4, {moved}" in checked(RONDE_NCCL_LIBRARY=str(moved))
+    assert "warn  NCCL: libnccl.so.2 cannot be opened (tried /nowhere): " in checked(RONDE_NCCL_LIBRARY="/nowhere")
+
+
+def test_build_flags_ask_this_machine(software_device: pathlib.Path) -> None:
+    pytest.importorskip("torch")
+    program = "import ronde.torch as hvd; print(hvd.cuda_built(), hvd.rocm_built(), hvd.nccl_built())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["True", "False", "0"]
+
+
 def test_a_machine_without_a_driver_says_so() -> None:
     program = ASKED.format("_ronde.gpu_of(4096)")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
@@ -88,7 +137,8 @@ def test_strides_of_dense_arrays() -> None:
 
 def test_an_interface_without_streams_is_refused() -> None:
     class Array:
-        __cuda_array_interface__ = {"version": 2, "shape": (2,), "typestr": "<f4", "data": (4096, False)}
+        def __init__(self) -> None:
+            self.__cuda_array_interface__ = {"version": 2, "shape": (2,), "typestr": "<f4", "data": (4096, False)}
 
     with pytest.raises(ValueError, match="version 2"):
         device.array_of(Array())

@@ -20,6 +20,7 @@ Further stages have separate environments, as tests import nothing from there (`
     helm       helm, which renders them; with `deploy`
     frontends  Lightning, Accelerate, Transformers and DeepSpeed (0.3 GB); a layer on the environment of `training`,
                whose packages it sees, PyTorch too
+    gpu        PyTorch for CUDA with its libraries (3 GB)
     torchft    torchft's last release, and `torchft-nightly`, a later one with another interface; layers, too
 
 The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
@@ -52,6 +53,7 @@ ENVIRONMENTS = {
     "packaging": ["packaging", "cross"],
     "mpich": ["mpich"],
     "deploy": ["deploy", "helm"],
+    "gpu": ["gpu"],
     "frontends": ["frontends"],
     "torchft": ["torchft"],
     "torchft-nightly": ["torchft-nightly"],

@@ -62,7 +62,9 @@ def array_of(owner: Any) -> Array:
     """
     interface = owner.__cuda_array_interface__
     if interface.get("version", 0) < _INTERFACE_VERSION:
-        raise ValueError(f"the array's __cuda_array_interface__ is of version {interface.get('version')}; ronde needs 3")
+        raise ValueError(
+            f"the array's __cuda_array_interface__ is of version {interface.get('version')}; ronde needs 3"
+        )
     if interface.get("mask") is not None:
         raise ValueError("arrays with a mask are not supported; give one without")
     dtype, shape = numpy.dtype(interface["typestr"]), tuple(interface["shape"])
@@ -98,8 +100,8 @@ def place_of(tensor: torch.Tensor) -> Place:
 def is_copied_by_torch() -> bool:
     """Returns whether PyTorch copies tensors on its GPUs, and the host waits for the copies.
 
-    It does on GPUs of AMD, of which the native client knows nothing, and with RONDE_GPU_STAGING=torch. Raises ValueError
-    for another value of that variable than "ronde" and "torch".
+    It does on GPUs of AMD, of which the native client knows nothing, and with RONDE_GPU_STAGING=torch. Raises
+    ValueError for another value of that variable than "ronde" and "torch".
     """
     import torch
 

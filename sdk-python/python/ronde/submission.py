@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple, cast
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, cast
 
 import numpy
 
@@ -23,6 +23,24 @@ if TYPE_CHECKING:
     from ronde.process_set import ProcessSet
     from ronde.replay import Replay
     from ronde.tensors import Target
+
+
+class Part(NamedTuple):
+    """A tensor as the native client takes it.
+
+    place -- where it is, if that is on a GPU
+    """
+
+    dtype: str | None
+    shape: Sequence[int]
+    address: int
+    nbytes: int
+    place: device.Place | None
+
+    @property
+    def tensor(self) -> tuple[str | None, Sequence[int], int, int]:
+        """All but the place."""
+        return self.dtype, self.shape, self.address, self.nbytes
 
 
 class Submission:
@@ -145,7 +163,9 @@ class Submission:
     def _begin(self, kind: str, part: Part, options: dict[str, Any]) -> _ronde.Operation:
         """Submits an operation, in a way that survives the loss of a rank if the client has been asked for that."""
         if self._replay is None:
-            return self._session.submit(kind, *part[:4], **_on_device("device", part[4]), **options)
+            if part.place is not None:
+                options["device"] = part.place
+            return self._session.submit(kind, *part.tensor, **options)
         kept, tensor = _in_host_memory(part)
         if self._replay.takes(kind, options):
             return cast("_ronde.Operation", self._replay.submit(kind, *tensor, options))
@@ -155,9 +175,9 @@ class Submission:
 
     def _begin_group(self, kind: str, parts: Sequence[Part], options: dict[str, Any]) -> Sequence[_ronde.Operation]:
         if self._replay is None:
-            places = [part[4] for part in parts] if any(part[4] is not None for part in parts) else None
-            tensors = cast("Any", [part[:4] for part in parts])
-            return self._session.submit_group(kind, tensors, **_on_device("devices", places), **options)
+            if any(part.place is not None for part in parts):
+                options["devices"] = [part.place for part in parts]
+            return self._session.submit_group(kind, cast("Any", [part.tensor for part in parts]), **options)
         kept = [_in_host_memory(part) for part in parts]
         tensors = cast("Any", [tensor for _, tensor in kept])
         if self._replay.takes(kind, options):
@@ -233,12 +253,7 @@ def read_nothing(operation: _ronde.Operation) -> None:
 
 def _part(source: Source) -> Part:
     """Returns a tensor as the native client takes it."""
-    return source.dtype, source.shape, source.address, source.nbytes, source.place
-
-
-def _on_device(option: str, place: Any) -> dict[str, Any]:
-    """Returns the option for tensors on GPUs, if there are any."""
-    return {} if place is None else {option: place}
+    return Part(source.dtype, source.shape, source.address, source.nbytes, source.place)
 
 
 def _in_host_memory(part: Part) -> tuple[Any, tuple[str | None, Sequence[int], int, int]]:
@@ -246,11 +261,10 @@ def _in_host_memory(part: Part) -> tuple[Any, tuple[str | None, Sequence[int], i
 
     Operations that may be performed again keep their inputs, which a copy on a GPU could not survive.
     """
-    dtype, shape, address, nbytes, place = part
-    if place is None:
-        return None, (dtype, shape, address, nbytes)
-    lease = device.copied_to_host(place)
-    return lease, (dtype, shape, lease.tensor.data_ptr(), nbytes)
+    if part.place is None:
+        return None, part.tensor
+    lease = device.copied_to_host(part.place)
+    return lease, part._replace(address=lease.tensor.data_ptr()).tensor
 
 
 def _targets_like(out: Sequence[Any] | None, sources: Sequence[Source]) -> list[Target | None]:
@@ -333,8 +347,6 @@ _LIKE_THE_INPUT = frozenset(("allreduce", "broadcast"))
 # The native client's number of a reduction by a plugin.
 BY_PLUGIN = 8
 
-# Type, shape, address, length, and the place of what is on a GPU.
-Part = Tuple[Optional[str], "Sequence[int]", int, int, Optional[device.Place]]
-_NO_TENSOR: Part = (None, (), 0, 0, None)
+_NO_TENSOR = Part(None, (), 0, 0, None)
 
 _log = logging.getLogger("ronde")

@@ -441,9 +441,7 @@ def _interface_source(owner: Any) -> Source:
             f"ronde cannot allocate memory for a result of {_kind(owner)}; give out=, an array of shape {tuple(shape)}"
         )
 
-    return Source(
-        owner, array.address, array.dtype.name, array.shape, array.nbytes, empty, place=array.place
-    )
+    return Source(owner, array.address, array.dtype.name, array.shape, array.nbytes, empty, place=array.place)
 
 
 def _interface_target(owner: Any) -> Target:

@@ -87,7 +87,6 @@ def main() -> None:
     assert software.count("registrations_made") <= segments, "each segment is registered once"
     software.eventually("slots are released", lambda: client.shared_memory.slots == 0)
     client.close()
-    del client
     print("devices hold")
 
 

@@ -98,7 +98,9 @@ def check_failed_result(client: ronde.Client, stream: software.Stream) -> None:
     try:
         client.allreduce(array, ronde.Sum, "unread", out=array)
     except ronde.RondeError as error:
-        assert client.rank == 1 and error.cause == "device" and "out of memory" in str(error), error
+        assert client.rank == 1, error
+        assert error.cause == "device", error
+        assert "out of memory" in str(error), error
     else:
         assert client.rank != 1
     client.barrier()

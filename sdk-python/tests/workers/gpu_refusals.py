@@ -21,20 +21,24 @@ def check_arrays(client: ronde.Client) -> None:
     array = software.DeviceArray(numpy.ones((4, 6), "float32"))
     array.strides = (4, 16)
     error = refused(client, array, array)
-    assert isinstance(error, ValueError) and "not contiguous, its strides are (4, 16)" in str(error), error
+    assert isinstance(error, ValueError), error
+    assert "not contiguous, its strides are (4, 16)" in str(error), error
     array.strides = (24, 4)
     assert client.allreduce(array, ronde.Sum, out=array) is array
     error = refused(client, array)
-    assert isinstance(error, ValueError) and "give out=" in str(error), error
+    assert isinstance(error, ValueError), error
+    assert "give out=" in str(error), error
     other = software.DeviceArray(numpy.ones((4, 5), "float32"))
     error = refused(client, array, other)
-    assert isinstance(error, ValueError) and "out is of type float32 and shape (4, 5)" in str(error), error
+    assert isinstance(error, ValueError), error
+    assert "out is of type float32 and shape (4, 5)" in str(error), error
     dates = software.DeviceArray(numpy.zeros(3, "complex64"))
     assert "dtype complex64 is not supported" in str(refused(client, dates, dates))
     host = software.DeviceArray(numpy.ones(3, "float32"))
     address, host.address = host.address, numpy.ones(100).ctypes.data
     error = refused(client, host, host)
-    assert isinstance(error, ValueError) and "no GPU has memory at" in str(error), error
+    assert isinstance(error, ValueError), error
+    assert "no GPU has memory at" in str(error), error
     host.address = address
 
 
@@ -48,9 +52,11 @@ def check_devices(client: ronde.Client) -> None:
     del there
     # A tensor that says it is of another device.
     error = refused_place(client, here, 1)
-    assert isinstance(error, ValueError) and "is on GPU 0, but the tensor was given as one on GPU 1" in str(error), error
+    assert isinstance(error, ValueError), error
+    assert "is on GPU 0, but the tensor was given as one on GPU 1" in str(error), error
     error = refused_place(client, here, 7)
-    assert isinstance(error, ValueError) and "there is no GPU 7" in str(error), error
+    assert isinstance(error, ValueError), error
+    assert "there is no GPU 7" in str(error), error
     software.use(0)
 
 
@@ -70,7 +76,8 @@ def check_memory(client: ronde.Client) -> None:
     software.fail("cuMemHostRegister_v2", 2)
     big = software.DeviceArray(numpy.ones(3 << 20))  # needs another segment
     error = refused(client, big, big)
-    assert isinstance(error, ronde.RondeError) and error.cause == "device", error
+    assert isinstance(error, ronde.RondeError), error
+    assert error.cause == "device", error
     assert "out of memory: cuMemHostRegister" in str(error), error
     assert client.allreduce(big, ronde.Sum, out=big) is big
     software.fail("cuEventCreate", 2)
@@ -87,7 +94,6 @@ def main() -> None:
     check_memory(client)
     software.eventually("slots are released", lambda: client.shared_memory.slots == 0)
     client.close()
-    del client
     print("refusals hold")
 
 

@@ -26,7 +26,7 @@ impl Library {
             // SAFETY: the constructors of NVIDIA's libraries, and of those that take their place, have no preconditions.
             match unsafe { libloading::Library::new(path) } {
                 Ok(inner) => return Ok(Self { inner: ManuallyDrop::new(inner), name, path: path.clone() }),
-                Err(error) => reason = error.to_string(),
+                Err(error) => reason = with_cause(&error),
             }
         }
         Err(GpuError::NoLibrary { library: name, tried: candidates, reason })
@@ -49,6 +49,11 @@ impl Library {
         let found = unsafe { self.inner.get::<F>(name.as_bytes()) };
         found.map(|symbol| *symbol).map_err(|_| GpuError::NoFunction { library: self.name, function: name })
     }
+}
+
+/// An error with the loader's text, which is its cause.
+fn with_cause(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
 /// Defines a table of function pointers that return the library's code as a number, and how it is loaded. Codes are
