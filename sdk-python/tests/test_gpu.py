@@ -60,6 +60,12 @@ def test_results_by_every_path(
     assert world("gpu_order.py", 2, 2).count("order holds") == 2
 
 
+@pytest.mark.parametrize(("ranks", "sidecars"), [(1, 1), (2, 2)])
+def test_pytorch_by_stand_ins(world: World, software_device: pathlib.Path, ranks: int, sidecars: int) -> None:
+    pytest.importorskip("torch")
+    assert world("gpu_torch.py", ranks, sidecars).count("stand-ins hold") == ranks
+
+
 def test_refusals(world: World, software_device: pathlib.Path) -> None:
     assert world("gpu_refusals.py", 1, 1).count("refusals hold") == 1
 

@@ -163,7 +163,8 @@ impl<R, T> Pending<R, T> {
     /// Removes the waiter of a request. Returns the message to send, if there is one: not for a request that has been
     /// answered, nor for a join, which cannot be withdrawn.
     pub(crate) fn withdraw(&self, request: RequestId, reason: &str) -> Option<client_message::Message> {
-        let leave = |entry: &mut Entry<R, T>| (entry.waiter.take(), entry.collective == Collective::Join || entry.is_held);
+        let leave =
+            |entry: &mut Entry<R, T>| (entry.waiter.take(), entry.collective == Collective::Join || entry.is_held);
         let left = lock(&self.table).entries.get_mut(&request).map(leave);
         let (_, is_silent) = left?;
         (!is_silent).then(|| withdrawal(request, reason))
@@ -410,6 +411,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Why a request is withdrawn that lost its waiter while its input was on its way from a device.
 #[cfg(not(target_arch = "wasm32"))]
-const WITHDRAWN_EARLY: &str = "its handle was dropped, or its operation timeout passed, before its input arrived from the GPU";
+const WITHDRAWN_EARLY: &str =
+    "its handle was dropped, or its operation timeout passed, before its input arrived from the GPU";
 /// Notices kept for the program; a further one replaces the newest.
 const NOTICES_MAX: usize = 64;

@@ -16,10 +16,16 @@ _library.ronde_device_count.restype = ctypes.c_uint64
 _TIMEOUT_S = 20.0
 
 
+def code(function: str, *arguments: Any) -> int:
+    """Calls a function, and returns its code."""
+    found: int = getattr(_library, function)(*arguments)
+    return found
+
+
 def call(function: str, *arguments: Any) -> None:
     """Calls a function that returns 0."""
-    code = getattr(_library, function)(*arguments)
-    assert code == 0, f"{function} returned {code}"
+    found = code(function, *arguments)
+    assert found == 0, f"{function} returned {found}"
 
 
 def use(ordinal: int = 0) -> None:
@@ -36,9 +42,9 @@ def count(name: str) -> int:
     return found
 
 
-def fail(function: str, code: int, nth: int = 1) -> None:
+def fail(function: str, with_code: int, nth: int = 1) -> None:
     """Makes the n-th call of a function fail from now on."""
-    _library.ronde_device_fail(function.encode(), code, ctypes.c_uint64(nth))
+    _library.ronde_device_fail(function.encode(), with_code, ctypes.c_uint64(nth))
 
 
 def set_copy_delay_us(delay_us: int) -> None:

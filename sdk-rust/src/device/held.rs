@@ -98,7 +98,6 @@ impl Drop for Held {
 }
 
 /// Why a request was not sent though its input arrived, or could not be copied any more.
-const ABANDONED: &str =
-    "nobody waited any more for the operation when its input arrived from the GPU: its handle was dropped, or its operation timeout passed";
+const ABANDONED: &str = "nobody waited any more for the operation when its input arrived from the GPU: its handle was dropped, or its operation timeout passed";
 /// A wait does not spin: the copies from and to the device take longer.
 const SPIN: Duration = Duration::ZERO;

@@ -93,10 +93,13 @@ impl Session {
         label: Label<'_>,
         operations: &[(Operation<'_>, InputTensor<'_>)],
     ) -> Result<Vec<InFlight>, Error> {
-        let lengths: Vec<Vec<u8>> = operations.iter().map(|(_, input)| match input {
-            InputTensor::Device(tensor) => lengths(tensor),
-            InputTensor::None | InputTensor::Host(_) => Vec::new(),
-        }).collect();
+        let lengths: Vec<Vec<u8>> = operations
+            .iter()
+            .map(|(_, input)| match input {
+                InputTensor::Device(tensor) => lengths(tensor),
+                InputTensor::None | InputTensor::Host(_) => Vec::new(),
+            })
+            .collect();
         let described = operations.iter().zip(&lengths).map(|((operation, input), lengths)| match input {
             InputTensor::None => Operation { tensor: None, ..operation.clone() },
             InputTensor::Host(tensor) => Operation { tensor: Some(*tensor), ..operation.clone() },
@@ -104,16 +107,19 @@ impl Session {
         });
         let drafts = self.draft_group(label, &described.collect::<Vec<_>>())?;
         let parts = drafts.into_iter().zip(operations);
-        parts.map(|(draft, (_, input))| match input {
-            InputTensor::None => self.submit(draft, Input::Bytes(&[]), None),
-            InputTensor::Host(tensor) => self.submit_bytes(draft, tensor.bytes),
-            InputTensor::Device(tensor) => self.submit_device(draft, tensor),
-        }).collect()
+        parts
+            .map(|(draft, (_, input))| match input {
+                InputTensor::None => self.submit(draft, Input::Bytes(&[]), None),
+                InputTensor::Host(tensor) => self.submit_bytes(draft, tensor.bytes),
+                InputTensor::Device(tensor) => self.submit_device(draft, tensor),
+            })
+            .collect()
     }
 
     fn submit_device(self: &Arc<Self>, draft: Draft, tensor: &DeviceTensor<'_>) -> Result<InFlight, Error> {
         let has_input = draft.request.as_ref().is_some_and(|what| what.collective.has_input(self.pending.me()));
-        let prepared = if has_input { self.prepare(tensor) } else { self.mark(tensor).map(|submitted| (None, submitted)) };
+        let prepared =
+            if has_input { self.prepare(tensor) } else { self.mark(tensor).map(|submitted| (None, submitted)) };
         let (copy, submitted) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return Err(draft.reject(error)),
@@ -171,7 +177,8 @@ impl Session {
             Source::Output(slot) => slot,
             Source::Segment { .. } | Source::Private(_) => {
                 let mut slot = self.memory_for_devices()?.lease(result.bytes())?;
-                let bytes = slot.bytes_mut().ok_or_else(|| Error::argument("a new slot is in use; this is a bug of ronde"))?;
+                let bytes =
+                    slot.bytes_mut().ok_or_else(|| Error::argument("a new slot is in use; this is a bug of ronde"))?;
                 result.read_into(self, bytes)?;
                 slot
             }

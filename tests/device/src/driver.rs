@@ -8,9 +8,9 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::{LazyLock, Mutex};
 
 use crate::control::{COUNTERS, Code, change, injected, number};
+use crate::lock;
 use crate::memory::{self, INVALID_VALUE, SUCCESS};
 use crate::stream::{self, Work};
-use crate::lock;
 
 const NO_DEVICE: Code = 100;
 const INVALID_DEVICE: Code = 101;
@@ -18,8 +18,6 @@ const INVALID_CONTEXT: Code = 201;
 /// CUDA's names of attributes that ronde asks for.
 const POINTER_MEMORY_TYPE: c_int = 2;
 const POINTER_DEVICE_ORDINAL: c_int = 9;
-const POINTER_RANGE_START: c_int = 11;
-const POINTER_RANGE_BYTES: c_int = 12;
 const MEMORY_TYPE_DEVICE: c_uint = 2;
 
 /// A primary context is a device, once it is retained; how many times.
@@ -152,12 +150,10 @@ exported! {
     fn cuPointerGetAttribute(data: *mut c_void, attribute: c_int, address: u64) {
         match memory::owner(address) {
             None => INVALID_VALUE,
-            Some((device, start, bytes)) => match attribute {
+            Some(device) => match attribute {
                 POINTER_MEMORY_TYPE => give(data.cast(), MEMORY_TYPE_DEVICE),
                 POINTER_DEVICE_ORDINAL => give(data.cast(), device),
-                POINTER_RANGE_START => give(data.cast(), start),
-                POINTER_RANGE_BYTES => give(data.cast(), bytes),
-                _ => INVALID_VALUE,
+                                _ => INVALID_VALUE,
             },
         }
     }

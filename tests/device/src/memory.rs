@@ -51,7 +51,8 @@ pub(crate) fn allocate(device: i32, bytes: usize) -> Result<u64, Code> {
         return Err(INVALID_VALUE);
     }
     let mut memory = lock(&MEMORY);
-    let used: usize = memory.allocations.values().filter(|each| each.device == device).map(|each| each.bytes.len()).sum();
+    let used: usize =
+        memory.allocations.values().filter(|each| each.device == device).map(|each| each.bytes.len()).sum();
     if (used + bytes) as u64 > number("RONDE_DEVICE_MEMORY", DEFAULT_BYTES) {
         return Err(OUT_OF_MEMORY);
     }
@@ -71,16 +72,17 @@ pub(crate) fn allocated() -> u64 {
     lock(&MEMORY).allocations.values().map(|each| each.bytes.len() as u64).sum()
 }
 
-/// The device, the start and the length of the allocation with an address.
-pub(crate) fn owner(address: u64) -> Option<(i32, u64, usize)> {
+/// The device with memory at an address.
+pub(crate) fn owner(address: u64) -> Option<i32> {
     let memory = lock(&MEMORY);
     let (start, allocation) = memory.allocations.range(..=address).next_back()?;
-    ((address - start) < allocation.bytes.len() as u64).then_some((allocation.device, *start, allocation.bytes.len()))
+    ((address - start) < allocation.bytes.len() as u64).then_some(allocation.device)
 }
 
 pub(crate) fn register(address: usize, bytes: usize) -> Code {
     let mut memory = lock(&MEMORY);
-    let overlaps = memory.registered.range(..address + bytes).next_back().is_some_and(|(at, length)| at + length > address);
+    let overlaps =
+        memory.registered.range(..address + bytes).next_back().is_some_and(|(at, length)| at + length > address);
     if bytes == 0 {
         return INVALID_VALUE;
     }

@@ -47,9 +47,8 @@ struct Communicator {
 static CLIQUES: LazyLock<Mutex<HashMap<u64, Arc<Clique>>>> = LazyLock::new(Mutex::default);
 static COMMUNICATORS: LazyLock<Mutex<HashMap<usize, Communicator>>> = LazyLock::new(Mutex::default);
 static NEXT: AtomicUsize = AtomicUsize::new(1);
-static VERSION: LazyLock<AtomicI32> = LazyLock::new(|| {
-    AtomicI32::new(c_int::try_from(number("RONDE_DEVICE_NCCL_VERSION", 22_304)).unwrap_or_default())
-});
+static VERSION: LazyLock<AtomicI32> =
+    LazyLock::new(|| AtomicI32::new(c_int::try_from(number("RONDE_DEVICE_NCCL_VERSION", 22_304)).unwrap_or_default()));
 
 /// Sets the version that the library reports.
 // SAFETY: no other library of the process exports this name.

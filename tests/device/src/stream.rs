@@ -15,9 +15,21 @@ const LEGACY: [usize; 2] = [0, 1];
 
 /// What a stream executes.
 pub(crate) enum Work {
-    ToHost { host: usize, device: u64, bytes: usize },
-    ToDevice { device: u64, host: usize, bytes: usize },
-    Fill { address: u64, value: u8, bytes: usize },
+    ToHost {
+        host: usize,
+        device: u64,
+        bytes: usize,
+    },
+    ToDevice {
+        device: u64,
+        host: usize,
+        bytes: usize,
+    },
+    Fill {
+        address: u64,
+        value: u8,
+        bytes: usize,
+    },
     Record(Arc<Recording>),
     Wait(Arc<Recording>),
     /// Work of another part of the software device.

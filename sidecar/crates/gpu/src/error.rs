@@ -25,7 +25,9 @@ pub enum GpuError {
         function: &'static str,
     },
     /// The library is there, but its driver does not work or has no device.
-    #[error("libcuda.so.1 is there, but no GPU can be used: {reason}. See whether nvidia-smi lists one, and CUDA_VISIBLE_DEVICES")]
+    #[error(
+        "libcuda.so.1 is there, but no GPU can be used: {reason}. See whether nvidia-smi lists one, and CUDA_VISIBLE_DEVICES"
+    )]
     NoDevice {
         /// The driver's error.
         reason: String,
@@ -73,7 +75,9 @@ pub enum GpuError {
         reason: String,
     },
     /// This process was forked from the one that uses the GPU.
-    #[error("a GPU cannot be used after fork: this process inherited its use from process {parent}. Start workers with spawn")]
+    #[error(
+        "a GPU cannot be used after fork: this process inherited its use from process {parent}. Start workers with spawn"
+    )]
     UsedAfterFork {
         /// The process that opened the driver.
         parent: u32,

@@ -8,7 +8,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUevent_flags, CUpointer_attribute, CUresult, CUstream_flags};
+use cudarc::driver::sys::{CUevent_flags, CUresult, CUstream_flags};
 use ronde_shm::LeasedSlot;
 
 use super::Driver;
@@ -74,32 +74,30 @@ impl Context {
         }
     }
 
-    /// Checks that memory is this device's, and within one allocation.
+    /// Checks that memory is this device's: its first and its last byte. Between them there may be several allocations, as in
+    /// PyTorch's expandable segments.
     ///
     /// # Errors
     /// [`GpuError::Argument`] that says where the memory is instead.
     pub(crate) fn check_span(&self, span: &DeviceSpan) -> Result<(), GpuError> {
-        let address = span.address();
-        if span.device() != self.ordinal {
-            let (device, ordinal) = (span.device(), self.ordinal);
-            return Err(GpuError::argument(format!("the tensor is on GPU {device}, and this copy is one of GPU {ordinal}")));
-        }
-        if span.bytes() == 0 {
-            return Ok(());
-        }
-        let found = self.driver.device_of(address)?;
-        if found != self.ordinal {
+        let (address, ordinal) = (span.address(), self.ordinal);
+        if span.device() != ordinal {
+            let device = span.device();
             return Err(GpuError::argument(format!(
-                "the memory at {address:#x} is on GPU {found}, but the tensor was given as one on GPU {}; move it there",
-                self.ordinal
+                "the tensor is on GPU {device}, and this copy is one of GPU {ordinal}"
             )));
         }
-        let start: u64 = self.driver.attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address)?;
-        let bytes: usize = self.driver.attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, address)?;
-        if address - start + span.bytes() as u64 > bytes as u64 {
+        let Some(rest) = span.bytes().checked_sub(1) else { return Ok(()) };
+        let found = self.with(|| self.driver.device_of(address))??;
+        if found != ordinal {
             return Err(GpuError::argument(format!(
-                "the tensor of {} bytes at {address:#x} reaches past its allocation of {bytes} bytes at {start:#x}",
-                span.bytes()
+                "the memory at {address:#x} is on GPU {found}, but the tensor was given as one on GPU {ordinal}; move it there"
+            )));
+        }
+        if self.with(|| self.driver.device_of(address + rest as u64))? != Ok(ordinal) {
+            let bytes = span.bytes();
+            return Err(GpuError::argument(format!(
+                "the tensor of {bytes} bytes at {address:#x} reaches past the memory of GPU {ordinal} there"
             )));
         }
         Ok(())
@@ -220,7 +218,8 @@ impl Event {
     }
 
     fn recorded(context: &Arc<Context>, stream: Handle) -> Result<Self, GpuError> {
-        let (mut handle, flags) = (0, CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint | CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint);
+        let (mut handle, flags) =
+            (0, CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint | CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint);
         // SAFETY: the place for the result is a local of the right type.
         context.call("cuEventCreate", |table| unsafe { (table.cuEventCreate)(&raw mut handle, flags) })?;
         let event = Self { context: Arc::clone(context), handle };

@@ -133,9 +133,12 @@ impl Driver {
     /// [`GpuError::Argument`] when no device has.
     pub fn device_of(&self, address: u64) -> Result<u32, GpuError> {
         let none = || GpuError::argument(format!("no GPU has memory at {address:#x}; give a tensor on a GPU"));
-        let kind: c_uint = self.attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address).map_err(|_| none())?;
-        if kind != CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint {
-            return Err(none());
+        let kind = self.attribute::<c_uint>(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
+        match kind {
+            Ok(kind) if kind == CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint => {}
+            // The driver's answer for an address that it does not know.
+            Ok(_) | Err(GpuError::Call { code: INVALID_VALUE, .. }) => return Err(none()),
+            Err(error) => return Err(error),
         }
         let device: c_int = self.attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)?;
         u32::try_from(device).map_err(|_| none())
@@ -216,6 +219,7 @@ impl Driver {
     }
 }
 
+const INVALID_VALUE: c_int = CUresult::CUDA_ERROR_INVALID_VALUE as c_int;
 /// The name by which NVIDIA's driver is installed.
 const LIBRARY: &str = "libcuda.so.1";
 /// Room for a device's name or place.

@@ -200,8 +200,12 @@ impl Communicator {
         };
         match outcome {
             Ok(Ok(())) => tracing::debug!(target: "ronde", reason, "an NCCL communicator was aborted"),
-            Ok(Err(error)) => tracing::warn!(target: "ronde", reason, %error, "an NCCL communicator could not be aborted"),
-            Err(error) => tracing::warn!(target: "ronde", reason, error, "the abort of an NCCL communicator has not ended"),
+            Ok(Err(error)) => {
+                tracing::warn!(target: "ronde", reason, %error, "an NCCL communicator could not be aborted")
+            }
+            Err(error) => {
+                tracing::warn!(target: "ronde", reason, error, "the abort of an NCCL communicator has not ended")
+            }
         }
     }
 }

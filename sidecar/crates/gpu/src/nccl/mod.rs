@@ -76,8 +76,7 @@ impl Nccl {
 
     /// The version's number. Versions before 2.9 number differently, and below all of these.
     fn number(&self) -> Result<u32, GpuError> {
-        self.check("ncclGetVersion", self.table.version())
-            .map(|number| u32::try_from(number).unwrap_or_default())
+        self.check("ncclGetVersion", self.table.version()).map(|number| u32::try_from(number).unwrap_or_default())
     }
 
     /// The value, or the error of a code.

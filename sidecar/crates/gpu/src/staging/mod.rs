@@ -129,10 +129,20 @@ impl Staging {
     /// # Errors
     /// [`GpuError::Argument`] for memory of another device, or a slot that is too small; `filled` is not called then. Later
     /// failures are passed to `filled`.
-    pub fn fetch(&self, source: DeviceSpan, after: Arc<Event>, slot: LeasedSlot, filled: Filled) -> Result<(), GpuError> {
+    pub fn fetch(
+        &self,
+        source: DeviceSpan,
+        after: Arc<Event>,
+        slot: LeasedSlot,
+        filled: Filled,
+    ) -> Result<(), GpuError> {
         self.context.check_span(&source)?;
         if (source.bytes() as u64) > slot.slot().len {
-            return Err(GpuError::argument(format!("{} bytes do not fit a slot of {}", source.bytes(), slot.slot().len)));
+            return Err(GpuError::argument(format!(
+                "{} bytes do not fit a slot of {}",
+                source.bytes(),
+                slot.slot().len
+            )));
         }
         self.registrations.ensure(&self.context, &slot)?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);

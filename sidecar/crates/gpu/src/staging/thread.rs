@@ -28,7 +28,11 @@ pub(super) struct Fetch {
 pub(super) enum Message {
     Fetch(Fetch),
     /// What a copy to the device uses. Without an event nobody knows when that ends.
-    Arriving { event: Option<Arc<Event>>, slot: LeasedSlot, target: DeviceSpan },
+    Arriving {
+        event: Option<Arc<Event>>,
+        slot: LeasedSlot,
+        target: DeviceSpan,
+    },
 }
 
 impl Message {

@@ -50,7 +50,9 @@ impl Device {
     pub(crate) fn count(&self, name: &str) -> u64 {
         let name = CString::new(name).expect("no NUL");
         // SAFETY: the signature is that of `control.rs`, and the text ends with NUL.
-        self.call("ronde_device_count", |count: unsafe extern "C" fn(*const i8) -> u64| unsafe { count(name.as_ptr().cast()) })
+        self.call("ronde_device_count", |count: unsafe extern "C" fn(*const i8) -> u64| unsafe {
+            count(name.as_ptr().cast())
+        })
     }
 
     /// Makes the `nth` call from now on fail; each one with 0.
@@ -86,7 +88,8 @@ impl Device {
 
     pub(crate) fn push_context_of(&self, ordinal: usize) {
         // SAFETY: the signature is that of the driver; the software device's contexts have these handles.
-        let code = self.call("cuCtxPushCurrent_v2", |push: unsafe extern "C" fn(usize) -> c_int| unsafe { push(0x100 + ordinal) });
+        let code = self
+            .call("cuCtxPushCurrent_v2", |push: unsafe extern "C" fn(usize) -> c_int| unsafe { push(0x100 + ordinal) });
         assert_eq!(code, 0);
     }
 
@@ -112,7 +115,8 @@ impl Device {
 
     pub(crate) fn destroy_stream(&self, handle: usize) {
         // SAFETY: the signature is that of the driver.
-        let code = self.call("cuStreamDestroy_v2", |destroy: unsafe extern "C" fn(usize) -> c_int| unsafe { destroy(handle) });
+        let code =
+            self.call("cuStreamDestroy_v2", |destroy: unsafe extern "C" fn(usize) -> c_int| unsafe { destroy(handle) });
         assert_eq!(code, 0);
     }
 
@@ -128,7 +132,8 @@ impl Device {
     /// Blocks until a stream of the test's has no work.
     pub(crate) fn synchronize(&self, stream: usize) {
         // SAFETY: the signature is that of the driver.
-        let code = self.call("cuStreamSynchronize", |wait: unsafe extern "C" fn(usize) -> c_int| unsafe { wait(stream) });
+        let code =
+            self.call("cuStreamSynchronize", |wait: unsafe extern "C" fn(usize) -> c_int| unsafe { wait(stream) });
         assert_eq!(code, 0);
     }
 }
@@ -149,18 +154,20 @@ impl Allocation<'_> {
     pub(crate) fn write(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.bytes);
         // SAFETY: the signature is that of the driver, and the source is a slice.
-        let code = self.device.call("cuMemcpyHtoD_v2", |copy: unsafe extern "C" fn(u64, *const u8, usize) -> c_int| unsafe {
-            copy(self.address, bytes.as_ptr(), bytes.len())
-        });
+        let code =
+            self.device.call("cuMemcpyHtoD_v2", |copy: unsafe extern "C" fn(u64, *const u8, usize) -> c_int| unsafe {
+                copy(self.address, bytes.as_ptr(), bytes.len())
+            });
         assert_eq!(code, 0);
     }
 
     pub(crate) fn read(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.bytes];
         // SAFETY: the signature is that of the driver, and the target is a vector.
-        let code = self.device.call("cuMemcpyDtoH_v2", |copy: unsafe extern "C" fn(*mut u8, u64, usize) -> c_int| unsafe {
-            copy(bytes.as_mut_ptr(), self.address, bytes.len())
-        });
+        let code =
+            self.device.call("cuMemcpyDtoH_v2", |copy: unsafe extern "C" fn(*mut u8, u64, usize) -> c_int| unsafe {
+                copy(bytes.as_mut_ptr(), self.address, bytes.len())
+            });
         assert_eq!(code, 0);
         bytes
     }
@@ -168,9 +175,12 @@ impl Allocation<'_> {
     /// Enqueues a kernel that sets all bytes.
     pub(crate) fn fill(&self, stream: usize, value: u8) {
         // SAFETY: the signature is that of `control.rs`.
-        let code = self.device.call("ronde_device_fill", |fill: unsafe extern "C" fn(usize, u64, u8, usize) -> c_int| unsafe {
-            fill(stream, self.address, value, self.bytes)
-        });
+        let code = self.device.call(
+            "ronde_device_fill",
+            |fill: unsafe extern "C" fn(usize, u64, u8, usize) -> c_int| unsafe {
+                fill(stream, self.address, value, self.bytes)
+            },
+        );
         assert_eq!(code, 0);
     }
 }
@@ -192,12 +202,8 @@ pub(crate) struct Slots(WorkerArena);
 
 impl Slots {
     pub(crate) fn new() -> Self {
-        let config = ArenaConfig {
-            segment_bytes_min: 1 << 20,
-            limit_bytes: 1 << 24,
-            alignment: 64,
-            setting: "arena_bytes_max",
-        };
+        let config =
+            ArenaConfig { segment_bytes_min: 1 << 20, limit_bytes: 1 << 24, alignment: 64, setting: "arena_bytes_max" };
         Self(WorkerArena::new(config).expect("powers of two"))
     }
 

@@ -55,7 +55,8 @@ fn everything_is_released_also_when_calls_fail() {
         assert!(matches!(error, GpuError::OutOfMemory { function: "cuStreamCreate", .. }), "{error:?}");
         assert!(error.to_string().contains("out of memory"), "{error}");
         device.fail("cuStreamWaitEvent", 999, 1);
-        let error = stream.wait(&Event::after_caller(&context, caller(0)).expect("an event")).expect_err("a bad driver");
+        let error =
+            stream.wait(&Event::after_caller(&context, caller(0)).expect("an event")).expect_err("a bad driver");
         assert!(error.to_string().contains("CUDA_ERROR_UNKNOWN (999)"), "{error}");
     }
     assert_eq!(["contexts", "streams", "events"].map(|name| device.count(name)), before);

@@ -128,7 +128,8 @@ fn a_collective_that_is_late_is_aborted() {
     let memory = device.allocate(8);
     let context = Context::retain(&device.driver, 0).expect("a device");
     let stream = Stream::new(&context).expect("a stream");
-    one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Max, &stream).expect_err("the software device adds only");
+    one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Max, &stream)
+        .expect_err("the software device adds only");
     let (mut one, _third) = pair(&device, &nccl);
     one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Sum, &stream).expect("it is enqueued");
     let event = Event::after(&stream).expect("an event");
@@ -150,7 +151,8 @@ fn what_nccl_refuses_is_an_error_and_no_drop_panics() {
     device.fail("async", 99, 1);
     let error = Communicator::join(&nccl, &context, id, (0, 1), soon()).expect_err("a new code");
     assert!(error.to_string().contains("a code of a later version (99)"), "{error}");
-    let alone = Communicator::join(&nccl, &context, UniqueId::new(&nccl).expect("an id"), (0, 1), soon()).expect("alone");
+    let alone =
+        Communicator::join(&nccl, &context, UniqueId::new(&nccl).expect("an id"), (0, 1), soon()).expect("alone");
     device.fail("ncclCommAbort", 3, 1);
     drop(alone);
 }

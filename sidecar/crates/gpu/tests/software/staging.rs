@@ -216,7 +216,7 @@ fn memory_that_is_not_this_devices_is_refused() {
     assert!(text.contains("the tensor is on GPU 1"), "{text}");
     // SAFETY: as above.
     let text = refused(unsafe { DeviceSpan::new(0, here.address, 65, None) });
-    assert!(text.contains("past its allocation of 64 bytes"), "{text}");
+    assert!(text.contains("of 65 bytes at") && text.contains("reaches past the memory of GPU 0"), "{text}");
     device.push_context_of(1);
     let there = device.allocate(64);
     let text = refused(there.span());
@@ -236,6 +236,7 @@ fn memory_that_cannot_be_locked_is_an_error() {
     assert!(matches!(error, GpuError::OutOfMemory { function: "cuMemHostRegister", .. }), "{error:?}");
     // It is tried again, and then no copy is one of pageable memory.
     let pageable = device.count("pageable_copies");
-    filled(&fetch(&staging, source.span(), CallerStream::LEGACY, slots.lease(64)).expect("memory")).expect("no failure");
+    filled(&fetch(&staging, source.span(), CallerStream::LEGACY, slots.lease(64)).expect("memory"))
+        .expect("no failure");
     assert_eq!(device.count("pageable_copies"), pageable);
 }

@@ -271,15 +271,19 @@ fn gpus(facts: &Facts) -> Vec<Finding> {
             return vec![warn("GPU", format!("{files} device files, but {reason}"), fix)];
         }
     };
-    let described = found.devices.iter().enumerate().map(|(number, gpu)| {
-        format!("{number}: {} at {}, {} GiB", gpu.name, gpu.bus_id, gpu.memory_bytes >> 30)
-    });
+    let described = found
+        .devices
+        .iter()
+        .enumerate()
+        .map(|(number, gpu)| format!("{number}: {} at {}, {} GiB", gpu.name, gpu.bus_id, gpu.memory_bytes >> 30));
     let (major, minor) = found.cuda;
     let text = format!("{}; the driver supports CUDA {major}.{minor}", described.collect::<Vec<_>>().join("; "));
     let mut findings = vec![cuda(text, found.cuda)];
     findings.push(match &facts.nccl {
         Ok(nccl) => ok("NCCL", nccl.clone()),
-        Err(reason) => warn("NCCL", reason.clone(), "ronde copies tensors of GPUs without it; PyTorch for CUDA brings its own"),
+        Err(reason) => {
+            warn("NCCL", reason.clone(), "ronde copies tensors of GPUs without it; PyTorch for CUDA brings its own")
+        }
     });
     findings.extend(peer_access(&found.devices));
     findings
@@ -459,7 +463,10 @@ mod tests {
         let described = "ok    GPU: 0: A GPU at 0000:01:00.0, 80 GiB; 1: A GPU at 0000:01:00.0, 80 GiB; the driver supports CUDA 12.4";
         assert!(lines.iter().any(|line| line == described), "{lines:?}");
         assert!(lines.iter().any(|line| line == "ok    NCCL: 2.23.4, /lib/libnccl.so.2"), "{lines:?}");
-        assert!(lines.iter().any(|line| line == "ok    peer access: each GPU reads the others' memory directly"), "{lines:?}");
+        assert!(
+            lines.iter().any(|line| line == "ok    peer access: each GPU reads the others' memory directly"),
+            "{lines:?}"
+        );
     }
 
     #[test]
