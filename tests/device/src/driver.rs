@@ -153,7 +153,7 @@ exported! {
             Some(device) => match attribute {
                 POINTER_MEMORY_TYPE => give(data.cast(), MEMORY_TYPE_DEVICE),
                 POINTER_DEVICE_ORDINAL => give(data.cast(), device),
-                                _ => INVALID_VALUE,
+                _ => INVALID_VALUE,
             },
         }
     }
@@ -166,7 +166,7 @@ fn give_text(place: *mut c_char, length: c_int, text: &str) -> Code {
     let bytes = text.bytes().take(length.saturating_sub(1)).chain([0]);
     for (at, byte) in bytes.enumerate() {
         // SAFETY: the caller of the C function passes an address for `length` characters, and `at` is below that.
-        unsafe { place.add(at).write(byte.cast_signed()) };
+        unsafe { place.add(at).write(byte as c_char) };
     }
     SUCCESS
 }

@@ -161,9 +161,9 @@ impl Driver {
         get: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
         device: c_int,
     ) -> Result<String, GpuError> {
-        let mut bytes: [c_char; TEXT_BYTES] = [0; TEXT_BYTES];
+        let mut bytes: [c_char; TEXT_BYTES as usize] = [0; TEXT_BYTES as usize];
         // SAFETY: the buffer is as long as the second argument says, which leaves its last byte zero.
-        self.check(function, unsafe { get(bytes.as_mut_ptr(), TEXT_BYTES as c_int - 1, device) })?;
+        self.check(function, unsafe { get(bytes.as_mut_ptr(), TEXT_BYTES - 1, device) })?;
         // SAFETY: the last byte of the buffer is zero.
         Ok(unsafe { CStr::from_ptr(bytes.as_ptr()) }.to_string_lossy().into_owned())
     }
@@ -223,4 +223,4 @@ const INVALID_VALUE: c_int = CUresult::CUDA_ERROR_INVALID_VALUE as c_int;
 /// The name by which NVIDIA's driver is installed.
 const LIBRARY: &str = "libcuda.so.1";
 /// Room for a device's name or place.
-const TEXT_BYTES: usize = 256;
+const TEXT_BYTES: c_int = 256;

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "a collective on device memory")]
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ impl UniqueId {
     /// [`GpuError::Call`], for example without a network interface.
     pub fn new(nccl: &Nccl) -> Result<Self, GpuError> {
         let id = nccl.check("ncclGetUniqueId", nccl.table.unique_id())?;
-        Ok(Self(id.internal.map(|byte| byte.cast_unsigned())))
+        Ok(Self(id.internal.map(|byte| byte as u8)))
     }
 }
 
@@ -79,7 +79,7 @@ impl Communicator {
         let Some((number, count)) = numbers else {
             return Err(GpuError::argument(format!("rank {rank} of {ranks} ranks; ranks count from 0")));
         };
-        let id = ncclUniqueId { internal: id.0.map(u8::cast_signed) };
+        let id = ncclUniqueId { internal: id.0.map(|byte| byte as c_char) };
         let begun = context.with(|| nccl.table.begin(id, count, number))?;
         let handle = nccl.check("ncclCommInitRankConfig", begun)?;
         let mut joined = Self { nccl: Arc::clone(nccl), context: Arc::clone(context), handle: Some(handle), ranks };
@@ -201,10 +201,10 @@ impl Communicator {
         match outcome {
             Ok(Ok(())) => tracing::debug!(target: "ronde", reason, "an NCCL communicator was aborted"),
             Ok(Err(error)) => {
-                tracing::warn!(target: "ronde", reason, %error, "an NCCL communicator could not be aborted")
+                tracing::warn!(target: "ronde", reason, %error, "an NCCL communicator could not be aborted");
             }
             Err(error) => {
-                tracing::warn!(target: "ronde", reason, error, "the abort of an NCCL communicator has not ended")
+                tracing::warn!(target: "ronde", reason, error, "the abort of an NCCL communicator has not ended");
             }
         }
     }

@@ -206,8 +206,8 @@ fn memory_that_is_not_this_devices_is_refused() {
         assert!(error.is_callers(), "{error:?}");
         error.to_string()
     };
-    let host = vec![0_u8; 64];
-    // SAFETY (of all spans here): they are refused, so nothing is accessed.
+    let host = [0_u8; 64];
+    // SAFETY: it is refused, so nothing is accessed.
     let text = refused(unsafe { DeviceSpan::new(0, host.as_ptr().addr() as u64, 64, None) });
     assert!(text.contains("no GPU has memory at"), "{text}");
     let here = device.allocate(64);
