@@ -234,26 +234,49 @@ def test_of_two_halves_the_one_with_the_launcher_continues(tmp_path: pathlib.Pat
     """The other half does not train without it: its workers wait for a membership until the elastic timeout."""
     ronde_binary()
     with two_hosts() as network, reached_by_ssh(network) as folder:
-        stop = tmp_path / "stop"
-        within = network.on_first(["env", f"PATH={folder}{os.pathsep}{os.environ['PATH']}", f"TMPDIR={network.folder}"])
-        listed = ",".join(f"{address}:2" for address in network.addresses)
-        variables = ["PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS"]
-        options = ["-np", "4", "--min-np", "2", "-H", listed, *(word for name in variables for word in ("-x", name))]
-        noted = tmp_path / "steps"
-        command = [*program(tmp_path, NOTED_STEPS), str(stop), str(noted)]
-        with ElasticJob([*options, "--elastic-timeout", "60"], command, within) as job:
-            job.await_size(4)
-            await_lines(noted, 20)
-            ip("-n", network.names[1], "link", "set", "v0", "down")
-            job.await_text(r"membership \d+: 2 ranks on 1 host")
-            at = len(noted.read_text().splitlines())
-            await_lines(noted, at + 20)
-            stop.touch()
-            assert job.status() == 0, job.output
+        output = cut_in_two(network, folder, tmp_path)
+    assert "cannot reach each other" not in output
+
+
+def test_of_two_halves_that_the_launcher_reaches_the_one_of_rank_0_continues(tmp_path: pathlib.Path) -> None:
+    """The network between the sidecars is cut, while the launcher reaches both: it ends the other half."""
+    ronde_binary()
+    with two_hosts() as network:
+        output = cut_in_two(network, str(network.folder), tmp_path)
+        first, second = network.addresses
+    assert f"sidecar 1 on host {second} and sidecar 0 on host {first} cannot reach each other" in output, output
+    assert "RONDE-E406" in output, output
+    assert f"host {second} is left out for" in output, output
+
+
+def cut_in_two(network: TwoHosts, ssh: str, folder: pathlib.Path) -> str:
+    """Runs a job on two hosts, and cuts the network between them while it trains. The first half has to continue.
+
+    ssh    -- the folder with the `ssh` by which the launcher reaches the second host
+    folder -- for the files of the job
+
+    Returns the output of the job.
+    """
+    stop, noted = folder / "stop", folder / "steps"
+    within = network.on_first(["env", f"PATH={ssh}{os.pathsep}{os.environ['PATH']}", f"TMPDIR={network.folder}"])
+    listed = ",".join(f"{address}:2" for address in network.addresses)
+    variables = ["PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS"]
+    options = ["-np", "4", "--min-np", "2", "-H", listed, *(word for name in variables for word in ("-x", name))]
+    command = [*program(folder, NOTED_STEPS), str(stop), str(noted)]
+    with ElasticJob([*options, "--elastic-timeout", "60", "--start-timeout", "30"], command, within) as job:
+        job.await_size(4)
+        await_lines(noted, 20)
+        ip("-n", network.names[1], "link", "set", "v0", "down")
+        job.await_text(r"membership \d+: 2 ranks on 1 host")
+        at = len(noted.read_text().splitlines())
+        await_lines(noted, at + 20)
+        stop.touch()
+        assert job.status() == 0, job.output
     sizes = [line.split() for line in noted.read_text().splitlines()]
     after = next(index for index, (_, size) in enumerate(sizes) if size == "2")
     assert {size for _, size in sizes[after:]} == {"2"}, sizes[after:]
     assert {worker for worker, _ in sizes[after:]} == {"0", "1"}, sizes[after:]
+    return job.output
 
 
 def await_lines(path: pathlib.Path, count: int) -> None:

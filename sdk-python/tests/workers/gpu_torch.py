@@ -1,8 +1,8 @@
 """Run by every rank on a software device: `ronde.torch` and the backend take tensors that stand in for those on a GPU.
 
-A PyTorch for CPUs has no such tensors, so these are of a subclass: the type, the shape and the device are PyTorch's, the
-memory is the software device's, and there are no kernels. Streams of `torch.cuda` are the software device's, too. So
-this runs all of ronde's code for PyTorch's tensors on GPUs, and none of PyTorch's.
+A PyTorch for CPUs has no such tensors, so these are of a subclass: the type, the shape and the device are PyTorch's,
+the memory is the software device's, and there are no kernels. Streams of `torch.cuda` are the software device's, too.
+So this runs ronde's code for PyTorch's tensors on GPUs, and none of PyTorch's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 import torch.distributed
 
 import ronde.torch as hvd
-import ronde.torch.distributed
 from ronde.torch.distributed.group import Group
 
 if TYPE_CHECKING:

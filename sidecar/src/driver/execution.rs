@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ronde_engine::{Admission, Completion, Event};
+use ronde_transport::DownReason;
 use ronde_wire::{Epoch, Failure, Rank, RequestId, Seq};
 
 use super::Driver;
@@ -50,7 +51,13 @@ impl Driver {
                 self.send_announcements();
             }
             LaneReport::Entered(membership) => self.lane_entered(membership),
-            LaneReport::LinkDown { peer, closed, reason } => self.handle(Event::LaneDown { peer, closed, reason }),
+            LaneReport::LinkDown { peer, reason } => {
+                if matches!(reason, DownReason::Unanswered(_)) {
+                    self.report_unreachable(peer, &reason);
+                }
+                let closed = matches!(reason, DownReason::ClosedByPeer(_));
+                self.handle(Event::LaneDown { peer, closed, reason: reason.to_string() });
+            }
             LaneReport::Ended(lane) => {
                 self.fatal.get_or_insert_with(|| format!("the thread of {lane} has ended; see the log above"));
             }

@@ -59,9 +59,13 @@ impl Driver {
                 // A peer that closes before the first epoch is shutting down because the job is over; one that failed
                 // reports its reason to the launcher itself.
                 if self.memberships.is_elastic() {
-                    let is_lost = !matches!(reason, DownReason::ClosedByPeer(_) | DownReason::Refused(_));
-                    if !self.epoch.has_begun && is_lost && self.control_role(peer) == Role::Dial {
-                        self.give_up_link(peer, &reason.to_string());
+                    let is_final = match reason {
+                        DownReason::Unanswered(_) | DownReason::Refused(_) => true,
+                        DownReason::Protocol(_) | DownReason::Expired(_) => !self.epoch.has_begun,
+                        _ => false,
+                    };
+                    if is_final && self.control_role(peer) == Role::Dial {
+                        self.report_unreachable(peer, &reason);
                     }
                 } else if !self.epoch.has_begun {
                     self.liveness.note_peer_left();

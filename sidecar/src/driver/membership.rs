@@ -14,6 +14,7 @@ use ronde_bootstrap::messages::{FromSidecar, Membership, Peer, TokenFile};
 use ronde_engine::{Busy, Event, Memberships, Time};
 use ronde_rpc::v1;
 use ronde_rpc::v1::server_message::Message;
+use ronde_transport::DownReason;
 use ronde_wire::{Cause, Epoch, Failure, Lane, Rank, SidecarIndex, WorkerNumber, World};
 
 use super::Driver;
@@ -203,13 +204,13 @@ impl Driver {
         }
     }
 
-    /// A link of an elastic job did not come up. Only the side that dials gives up: the launcher then continues without it.
-    pub(super) fn give_up_link(&mut self, peer: SidecarIndex, reason: &str) {
-        if !self.memberships.rules.is_open() {
-            return;
+    /// A peer of an elastic job was dialled in vain, or one side does not accept the other. The engine dials again; the
+    /// launcher knows who is lost, and decides which of both has to leave if neither is.
+    pub(super) fn report_unreachable(&self, peer: SidecarIndex, reason: &DownReason) {
+        if self.memberships.is_elastic() && self.memberships.rules.is_open() {
+            let (membership, text) = (self.memberships.number(), reason.to_string());
+            FromSidecar::Unreachable { peer: peer.0, membership, text }.send();
         }
-        let text = format!("{peer} cannot be reached from {}: {reason}", self.me);
-        self.fatal.get_or_insert_with(|| Code::PeerMissing.mark(&text));
     }
 }
 

@@ -115,6 +115,10 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let (control_sender, control_commands) = mpsc::channel(CONTROL_COMMANDS_MAX);
     let (lanes, reports, plugins) = spawn_lanes(&settings, peers, &control_sender, ports.lanes, start)?;
 
+    // A signal from now on ends the sidecar in order: nothing that it makes is left behind. A notice of preemption may go to
+    // all processes of a host; in an elastic job the launcher decides what follows.
+    let mut signals = Signals::new(!(settings.elastic && args.bootstrap))?;
+
     // Local workers: their directory, sockets, tokens and shared memory.
     let (place, uids) = socket_setup(&settings, &args.container, &world);
     let directory = Arc::new(RuntimeDir::create(place, &settings.job, settings.me)?);
@@ -151,9 +155,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     FromSidecar::Serving { job, socket_dir, token_files, admin, web: web_address }.send();
 
     // Serve until the launcher closes our input or a signal arrives; then drain the sessions, for a bounded time.
-    // A notice of preemption may go to all processes of a host; in an elastic job the launcher decides what follows.
-    let heeds_term = !(settings.elastic && args.bootstrap);
-    let (mut inbox, mut signals) = (Inbox { commands, control: control_commands, reports }, Signals::new(heeds_term)?);
+    let mut inbox = Inbox { commands, control: control_commands, reports };
     if !settings.elastic {
         driver.open_control_links();
     }

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
@@ -181,6 +181,28 @@ fn workers_of_another_user_are_admitted_only_when_listed() -> Result<()> {
     }
     for sidecar in &mut sidecars {
         ensure!(sidecar.process.await_exit(Duration::from_secs(30))?.success(), "{}", sidecar.process.log());
+    }
+    Ok(())
+}
+
+/// As from a starter that ends everything early: once a signal before the last line of the start left sockets and tokens.
+#[test]
+fn a_signal_during_the_start_ends_with_empty_directories() -> Result<()> {
+    for round in 0..10 {
+        let directory = tempfile::Builder::new().prefix("ronde-test-").tempdir()?;
+        let left =
+            || -> Result<Vec<PathBuf>> { fs::read_dir(directory.path())?.map(|entry| Ok(entry?.path())).collect() };
+        let mut command = Command::new(ronde_binary()?);
+        command.args(["sidecar", "--local-ranks", "2", "--job", "test", "--runtime-dir"]).arg(directory.path());
+        let mut process = Process::start("a sidecar", &mut command)?;
+        let deadline = Instant::now() + PATIENCE;
+        while left()?.is_empty() {
+            ensure!(Instant::now() < deadline, "round {round}: the sidecar makes no directory");
+        }
+        process.signal(Signal::SIGTERM)?;
+        let status = process.await_exit(PATIENCE)?;
+        ensure!(status.success(), "round {round}: {status}: {}", process.log());
+        ensure!(left()?.is_empty(), "round {round}: {:?}", left()?);
     }
     Ok(())
 }

@@ -273,6 +273,16 @@ pub enum FromSidecar {
         /// What it did last, and what waits for it.
         text: String,
     },
+    /// A peer has not answered for the start timeout, or one of both does not accept the other; this sidecar dials on. Sent
+    /// in an elastic job, whose launcher decides which of both has to leave.
+    Unreachable {
+        /// The peer's index.
+        peer: u32,
+        /// The number of the membership.
+        membership: u64,
+        /// What was tried.
+        text: String,
+    },
     /// A worker's session has ended, for whatever reason. It is sent before other workers are notified, so that the
     /// launcher can distinguish who left first from who failed because of that.
     Left {

@@ -107,6 +107,9 @@ pub enum DownReason {
     /// The network lost the connection, or the connection could not be made.
     #[error("connection lost: {0}")]
     Lost(String),
+    /// The peer was dialled in vain for the start timeout.
+    #[error("{0}")]
+    Unanswered(String),
     /// One side rejected the other's identity or hello.
     #[error("refused: {0}")]
     Refused(String),

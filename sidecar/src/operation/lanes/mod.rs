@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use ronde_engine::{Admission, ExecutorStats};
-use ronde_transport::{Identity, PathStats, PortStats};
+use ronde_transport::{DownReason, Identity, PathStats, PortStats};
 use ronde_wire::{Epoch, Lane, Seq, SidecarIndex};
 use tokio::sync::{mpsc, oneshot};
 
@@ -79,12 +79,7 @@ pub(crate) enum LaneReport {
     /// The lane has executed [`LaneCommand::Enter`].
     Entered(u64),
     /// The link to a peer is gone.
-    LinkDown {
-        peer: SidecarIndex,
-        /// Whether the peer closed it.
-        closed: bool,
-        reason: String,
-    },
+    LinkDown { peer: SidecarIndex, reason: DownReason },
     /// The lane's thread has ended, by itself or by a panic.
     Ended(Lane),
 }

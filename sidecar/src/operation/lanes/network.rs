@@ -126,20 +126,19 @@ impl NetworkLane {
                 }
             }
             PortEvent::Down { peer, reason } => {
-                let closed = matches!(reason, DownReason::ClosedByPeer(_));
-                self.link_down(peer, closed, reason.to_string()).await;
+                self.link_down(peer, reason).await;
             }
         }
     }
 
     async fn disconnect(&mut self, peer: SidecarIndex, violation: &str) {
         self.port.close(peer, violation);
-        self.link_down(peer, false, format!("protocol violation: {violation}")).await;
+        self.link_down(peer, DownReason::Protocol(violation.to_owned())).await;
     }
 
-    async fn link_down(&mut self, peer: SidecarIndex, closed: bool, reason: String) {
+    async fn link_down(&mut self, peer: SidecarIndex, reason: DownReason) {
         self.core.executor.handle_link_down(peer);
-        self.report(LaneReport::LinkDown { peer, closed, reason }).await;
+        self.report(LaneReport::LinkDown { peer, reason }).await;
     }
 
     /// Performs actions until one chunk's work is done; returns whether there may be more.
@@ -173,7 +172,7 @@ impl NetworkLane {
         if let Err(error) = self.port.send(to, message) {
             // Close it as well, so that the next operation with this peer opens a new link.
             self.port.close(to, &error.to_string());
-            self.link_down(to, false, error.to_string()).await;
+            self.link_down(to, DownReason::Lost(error.to_string())).await;
         }
     }
 

@@ -217,7 +217,7 @@ pub const TABLE: &[Entry] = &[
     Entry {
         code: Code::PeerMissing,
         title: "another sidecar did not connect",
-        meaning: "The link to a sidecar of the job was refused, or was not there in time. Nothing has been computed yet.",
+        meaning: "The link to a sidecar of the job was refused, or was not there in time. Nothing has been computed yet. An elastic job continues without one of the two sidecars.",
         remedy: "A refusal names its reason, for example an expired certificate. Silence means that the port is blocked between the two hosts (UDP and TCP, see --transport) or that the address is wrong: open it in the firewall. Sidecars of different settings of --transport name both.",
     },
     Entry {

@@ -167,6 +167,7 @@ impl Scope {
             | FromSidecar::Entered { .. }
             | FromSidecar::Seated { .. }
             | FromSidecar::Hung { .. }
+            | FromSidecar::Unreachable { .. }
                 if !self.is_elastic =>
             {
                 Err(format!("sent a message about another membership of sidecar {sidecar}, but the job is not elastic"))
@@ -174,6 +175,10 @@ impl Scope {
             // The coordinator reports workers of any host; the plan accepts that of no other sidecar.
             FromSidecar::Hung { worker, membership, text } => {
                 Ok(FromSidecar::Hung { worker, membership, text: Failure::line(&text) })
+            }
+            // A peer that takes no part in the membership is ignored by the plan.
+            FromSidecar::Unreachable { peer, membership, text } => {
+                Ok(FromSidecar::Unreachable { peer, membership, text: Failure::line(&text) })
             }
             FromSidecar::Seated { worker, membership: _ } => self.is_of(&workers, worker).map(|()| line),
             FromSidecar::Prepared { membership: _, ref token_files } => {

@@ -385,7 +385,8 @@ impl State {
             FromSidecar::Prepared { .. }
             | FromSidecar::Entered { .. }
             | FromSidecar::Seated { .. }
-            | FromSidecar::Hung { .. } => {}
+            | FromSidecar::Hung { .. }
+            | FromSidecar::Unreachable { .. } => {}
             FromSidecar::Ended { summary } => state.summary = Some(summary),
             FromSidecar::Fatal { reason } => return Err(Failure::Fatal { served, host: host_name, reason }),
         }

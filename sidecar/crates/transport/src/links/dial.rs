@@ -26,7 +26,7 @@ pub(super) async fn dial(shared: Arc<Shared>, peer: SidecarIndex, generation: u6
         Ok(Err(reason)) => return shared.report_down(peer, generation, reason),
         Err(_) => {
             let text = format!("{peer} did not answer within {} s: {last}", start_timeout.as_secs_f32());
-            return shared.report_down(peer, generation, DownReason::Lost(text));
+            return shared.report_down(peer, generation, DownReason::Unanswered(text));
         }
     };
     match shared.bring_up_dialled(generation, &stream, hello) {

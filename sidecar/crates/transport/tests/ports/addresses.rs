@@ -115,7 +115,7 @@ async fn every_failed_address_is_named_with_its_error(over: Transport) {
     let (_silent, address) = silent(over);
     let mut port = start(bind(over), 0, &[(1, vec![address])], Duration::from_secs(1));
     port.open(ONE, Role::Dial);
-    let DownReason::Lost(text) = down(&mut port, 1).await else { panic!("lost") };
+    let DownReason::Unanswered(text) = down(&mut port, 1).await else { panic!("unanswered") };
     assert_eq!(text, format!("sidecar 1 did not answer within 1 s: {address}: no answer"));
 }
 
@@ -125,7 +125,7 @@ async fn connections_to_other_local_addresses_are_ignored(over: Transport) {
     let peer = start(one.accept_only_at(vec![used.ip()]), 1, &[(0, vec![])], START_TIMEOUT);
     let mut port = start(bind(over), 0, &[(1, vec![other])], Duration::from_secs(1));
     port.open(ONE, Role::Dial);
-    assert!(matches!(down(&mut port, 1).await, DownReason::Lost(_)));
+    assert!(matches!(down(&mut port, 1).await, DownReason::Unanswered(_)));
     assert_eq!(peer.stats().links_opened, 0);
     let mut port = start(bind(over), 0, &[(1, vec![other, used])], START_TIMEOUT);
     port.open(ONE, Role::Dial);

@@ -22,6 +22,8 @@ pub struct CooldownRange {
 impl CooldownRange {
     /// The cool-down of hosts without `--blacklist-cooldown-range`.
     pub(super) const HOST: Self = Self { min: Duration::from_secs(2), max: Duration::from_secs(300) };
+    /// The cool-down of a host that others cannot reach: each attempt to use it again stops the training for the start timeout.
+    pub(super) const UNREACHABLE: Self = Self { min: Duration::from_secs(60), max: Duration::from_secs(3_600) };
 
     /// The cool-down after so many exclusions, the first being 1. `seed` chooses its random part.
     fn after(self, exclusions: u32, seed: u64) -> Duration {

@@ -107,6 +107,26 @@ pub(in super::super) enum Loss {
         /// The last lines of its log.
         log_tail: Vec<String>,
     },
+    /// Two sidecars do not reach each other, and this one has to leave.
+    #[error(
+        "sidecar {sidecar} on host {host} and sidecar {peer} on host {peer_host} cannot reach each other, so sidecar {sidecar} \
+         counts as lost; see whether the network or a firewall between the hosts drops UDP and TCP at the ports of ronde. \
+         Sidecar {reporter} reports: {text}"
+    )]
+    Unreachable {
+        /// Its index.
+        sidecar: u32,
+        /// Its host.
+        host: String,
+        /// The other one.
+        peer: u32,
+        /// The other one's host.
+        peer_host: String,
+        /// Which of both reported it.
+        reporter: u32,
+        /// What it reported.
+        text: String,
+    },
     /// A host could not be used.
     #[error("host {host} cannot be used: {reason}{}", tail("its output", .output))]
     Unusable {
@@ -158,6 +178,7 @@ impl Loss {
             Self::Sidecar { .. } => Code::SidecarEnded,
             Self::Fatal { reason, .. } => Code::of(reason).unwrap_or(Code::SidecarCannotGoOn),
             Self::Silent { .. } => Code::SidecarCannotGoOn,
+            Self::Unreachable { .. } => Code::PeerMissing,
             Self::Unusable { code, .. } => *code,
             Self::Host { .. } => Code::HostLost,
         }

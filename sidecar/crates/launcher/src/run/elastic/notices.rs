@@ -60,11 +60,21 @@ impl ElasticJob<'_> {
             Notice::Hung { worker } => {
                 Some(self.lose(worker, |rank, text, host| Loss::Hung { worker, rank, host, text }))
             }
+            Notice::Unreachable { sidecar, peer, reporter } => Some(self.lose_unreachable(sidecar, peer, reporter)),
             _ => None,
         }
     }
 
-    /// Records the loss of a worker, made of its rank, what was reported of it, and its host.
+    /// Records the loss of a sidecar that does not reach another one.
+    fn lose_unreachable(&mut self, sidecar: u32, peer: u32, reporter: u32) -> Loss {
+        let [host, peer_host] = [sidecar, peer].map(|index| self.table.host_of_sidecar(index));
+        let text = self.table.sidecar(reporter).unreachable.clone().unwrap_or_default();
+        let loss = Loss::Unreachable { sidecar, host, peer, peer_host, reporter, text };
+        self.table.sidecar(sidecar).loss.get_or_insert_with(|| loss.clone());
+        loss
+    }
+
+    /// Records the loss of a worker, made of a worker, made of its rank, what was reported of it, and its host.
     fn lose(&mut self, worker: u32, loss: impl FnOnce(Option<u32>, String, String) -> Loss) -> Loss {
         let facts = self.table.worker(worker);
         let (agent, rank, text) = (facts.agent, facts.rank, facts.hung.clone().unwrap_or_default());
@@ -113,7 +123,8 @@ impl ElasticJob<'_> {
             | Notice::NoticeOver { .. }
             | Notice::NotAttached { .. }
             | Notice::NotReturned { .. }
-            | Notice::Hung { .. } => return None,
+            | Notice::Hung { .. }
+            | Notice::Unreachable { .. } => return None,
         })
     }
 

@@ -66,6 +66,8 @@ pub(super) struct SidecarFacts {
     pub(super) summary: Option<Summary>,
     pub(super) exited: Option<Status>,
     pub(super) loss: Option<Loss>,
+    /// Why it does not reach a peer, as it reported last.
+    pub(super) unreachable: Option<String>,
     pub(super) log: Tail,
 }
 
@@ -216,6 +218,10 @@ impl Table {
                     facts.hung = Some(text);
                 }
                 Consequence::event(Event::Hung { sidecar, worker, membership })
+            }
+            FromSidecar::Unreachable { peer, membership, text } => {
+                self.sidecar(sidecar).unreachable = Some(text);
+                Consequence::event(Event::Unreachable { sidecar, peer, membership })
             }
             FromSidecar::Left { worker } => {
                 self.left.retain(|left| *left != worker);

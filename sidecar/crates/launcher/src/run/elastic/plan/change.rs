@@ -156,6 +156,7 @@ impl Plan {
         self.resets += u32::from(before.is_some());
         (self.loss, self.is_released, self.short_since, self.reported) = (None, false, None, None);
         self.returned_since = None;
+        self.unreachable = super::unreachable::Unreachable::default();
         if self.has_no_resets() {
             self.stop_others(&members);
         }

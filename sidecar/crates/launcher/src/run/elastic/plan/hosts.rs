@@ -124,7 +124,7 @@ impl Plan {
         });
         if let Some(host) = host {
             self.hosts[host].agent = None;
-            self.exclude_host(now, host);
+            self.exclude_host(now, host, CooldownRange::HOST);
             self.note_loss(now, Cause::Agent(agent), disturbs);
         }
     }
@@ -247,24 +247,24 @@ impl Plan {
     pub(super) fn sidecar_lost(&mut self, now: Time, index: u32) {
         let Some(sidecar) = self.sidecars.remove(&index) else { return };
         if sidecar.state != SidecarState::Closing {
-            self.lose_workers_of(now, index, sidecar.host);
+            self.lose_workers_of(now, index, sidecar.host, CooldownRange::HOST);
         }
     }
 
     /// A sidecar that does not answer counts as lost.
-    pub(super) fn give_up_sidecar(&mut self, now: Time, index: u32) {
+    pub(super) fn give_up_sidecar(&mut self, now: Time, index: u32, cooldown: CooldownRange) {
         let Some(sidecar) = self.sidecars.get(&index) else { return };
         let host = sidecar.host;
         self.close_sidecar(index);
-        self.lose_workers_of(now, index, host);
+        self.lose_workers_of(now, index, host, cooldown);
     }
 
-    fn lose_workers_of(&mut self, now: Time, sidecar: u32, host: usize) {
+    fn lose_workers_of(&mut self, now: Time, sidecar: u32, host: usize, cooldown: CooldownRange) {
         let served = |(_, worker): &(&u32, &Worker)| worker.sidecar == sidecar;
         let lost: Vec<u32> = self.workers.iter().filter(served).map(|(worker, _)| *worker).collect();
         let disturbs = lost.iter().any(|worker| self.has_rank(*worker));
         lost.into_iter().for_each(|worker| self.stop_worker(worker));
-        self.exclude_host(now, host);
+        self.exclude_host(now, host, cooldown);
         self.note_loss(now, Cause::Sidecar(sidecar), disturbs);
     }
 
@@ -338,8 +338,9 @@ impl Plan {
         self.actions.push_back(Action::Notice(Notice::SlotExcluded { host, slot, cooldown }));
     }
 
-    pub(super) fn exclude_host(&mut self, now: Time, host: usize) {
-        let (seed, range) = (self.seed_of(host, usize::MAX), self.bounds.cooldown.unwrap_or(CooldownRange::HOST));
+    /// Excludes a host, for the cool-down that the user wants, or else this one.
+    pub(super) fn exclude_host(&mut self, now: Time, host: usize, cooldown: CooldownRange) {
+        let (seed, range) = (self.seed_of(host, usize::MAX), self.bounds.cooldown.unwrap_or(cooldown));
         let host = &mut self.hosts[host];
         host.exclusion.exclude(now, Some(range), seed);
         let cooldown = host.exclusion.usable_from(now).map(|from| from - now);

@@ -25,12 +25,13 @@
 //! | `spares.rs` | workers that wait for a loss |
 //! | `status.rs` | what users may know of the state |
 //! | `attach.rs` | workers that others wait for: new ones that start, and old ones that come back |
+//! | `unreachable.rs` | sidecars that do not reach each other |
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::exclusion::Time;
+use super::exclusion::{CooldownRange, Time};
 pub(super) use commands::Refusal;
 use hosts::Host;
 pub use types::{Action, Bounds, Cause, End, Event, Members, Notice, Seat, WorkerEnd};
@@ -43,6 +44,7 @@ mod preemption;
 mod spares;
 mod status;
 mod types;
+mod unreachable;
 
 /// A worker.
 #[derive(Clone, Debug)]
@@ -145,6 +147,8 @@ pub struct Plan {
     resets: u32,
     /// When a notice about workers that do not leave their epoch is due.
     enter_notice: Option<Time>,
+    /// What sidecars do not reach in the committed membership.
+    unreachable: unreachable::Unreachable,
     next_number: u64,
     next_worker: u32,
     next_sidecar: u32,
@@ -176,6 +180,7 @@ impl Plan {
             finishing: None,
             resets: 0,
             enter_notice: None,
+            unreachable: unreachable::Unreachable::default(),
             next_number: 1,
             next_worker: 0,
             next_sidecar: 0,
@@ -205,6 +210,7 @@ impl Plan {
             Event::Left { worker } => drop(self.left.insert(worker, self.number())),
             Event::WorkerEnded { worker, how } => self.worker_ended(now, worker, how),
             Event::Hung { sidecar, worker, membership } => self.hung(now, sidecar, worker, membership),
+            Event::Unreachable { sidecar, peer, membership } => self.unreachable(now, sidecar, peer, membership),
             Event::Preempted { agent, worker } => self.preempted(now, agent, worker),
         }
         self.advance(now);
@@ -228,7 +234,8 @@ impl Plan {
         let short = self.short_since.map(|since| since + self.bounds.elastic_timeout);
         let reported = self.short_since.filter(|_| self.reported.is_none()).map(|since| since + NOTICE_WAIT);
         let finishing = self.finishing_due();
-        let single = [gathered, short, reported, finishing, self.enter_notice].into_iter().flatten();
+        let single =
+            [gathered, short, reported, finishing, self.enter_notice, self.unreachable.due()].into_iter().flatten();
         let all = sidecars.chain(workers).chain(hosts).chain(single.filter(|due| *due > now));
         all.min()
     }
@@ -275,11 +282,12 @@ impl Plan {
             due.filter_map(|(index, sidecar)| sidecar.due.map(|(_, awaited)| (*index, awaited))).collect();
         for (sidecar, awaited) in silent {
             self.actions.push_back(Action::Notice(Notice::Silent { sidecar, awaited }));
-            self.give_up_sidecar(now, sidecar);
+            self.give_up_sidecar(now, sidecar, CooldownRange::HOST);
         }
         self.check_agents(now);
         self.check_notices(now);
         self.check_workers(now);
+        self.check_unreachable(now);
         if self.enter_notice.is_some_and(|due| due <= now) {
             self.enter_notice = None;
             if let Some(change) = self.change.as_ref().filter(|change| change.stage == Stage::Entering) {

@@ -1,6 +1,6 @@
 //! Hosts that are about to be taken away: their workers leave in order while there is time.
 
-use super::super::exclusion::Time;
+use super::super::exclusion::{CooldownRange, Time};
 use super::{Action, Notice, Plan};
 
 /// How long a host is left.
@@ -35,7 +35,7 @@ impl Plan {
             match (leaving.is_host, host.agent.map(|agent| agent.number)) {
                 (false, _) => {}
                 // It may be listed still, or come back.
-                (true, None) => self.exclude_host(now, index),
+                (true, None) => self.exclude_host(now, index, CooldownRange::HOST),
                 (true, Some(agent)) => {
                     self.actions.push_back(Action::Notice(Notice::NoticeOver { agent }));
                     self.actions.push_back(Action::DropAgent { agent });

@@ -21,6 +21,7 @@ enum Step {
     Scale(u32),
     Preempt(usize, bool),
     ReportHung(usize),
+    ReportUnreachable(usize, usize),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -36,6 +37,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0_usize..5, any::<bool>()).prop_map(|(host, undo)| Step::Drain(host, undo)),
         1 => (0_u32..12).prop_map(Step::Scale),
         1 => (0_usize..100).prop_map(Step::ReportHung),
+        1 => (0_usize..100, 0_usize..100).prop_map(|(one, other)| Step::ReportUnreachable(one, other)),
         1 => (0_usize..100, any::<bool>()).prop_map(|(at, is_host)| Step::Preempt(at, is_host)),
     ];
     proptest::collection::vec(step, 1..200)
@@ -86,6 +88,13 @@ fn take(cluster: &mut Cluster, step: Step) {
             let coordinator = cluster.plan.committed().map(|members| members.seats[0].sidecar);
             if let (Some(worker), Some(sidecar)) = (worker, coordinator) {
                 cluster.event(Event::Hung { sidecar, worker, membership });
+            }
+        }
+        Step::ReportUnreachable(one, other) => {
+            let (one, other, membership) =
+                (nth(&cluster.sidecars, one), nth(&cluster.sidecars, other), cluster.number());
+            if let (Some(sidecar), Some(peer)) = (one, other) {
+                cluster.event(Event::Unreachable { sidecar, peer, membership });
             }
         }
         Step::Scale(workers) => drop(cluster.scale(workers)),

@@ -123,6 +123,15 @@ pub enum Event {
         /// The membership in which it hangs.
         membership: u64,
     },
+    /// A sidecar has dialled a peer in vain for the start timeout, or was refused.
+    Unreachable {
+        /// The sidecar that reports it.
+        sidecar: u32,
+        /// The peer.
+        peer: u32,
+        /// The membership in which it dials.
+        membership: u64,
+    },
     /// A host, or a worker there, has received SIGTERM: it is about to be taken away.
     Preempted {
         /// The host's agent.
@@ -297,6 +306,15 @@ pub enum Notice {
     Hung {
         /// Which.
         worker: u32,
+    },
+    /// Two sidecars do not reach each other, so one of them counts as lost.
+    Unreachable {
+        /// That one.
+        sidecar: u32,
+        /// The other one.
+        peer: u32,
+        /// Which of both reported it.
+        reporter: u32,
     },
     /// A host's time is over, and it has workers still.
     NoticeOver {
