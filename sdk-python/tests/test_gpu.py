@@ -148,3 +148,15 @@ def test_an_interface_without_streams_is_refused() -> None:
 
     with pytest.raises(ValueError, match="version 2"):
         device.array_of(Array())
+
+
+@pytest.mark.parametrize(("given", "is_by_torch"), [(None, False), ("ronde", False), ("torch", True)])
+def test_who_copies_is_a_choice(monkeypatch: pytest.MonkeyPatch, given: str | None, is_by_torch: bool) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.delenv("RONDE_GPU_STAGING", raising=False)
+    if given is not None:
+        monkeypatch.setenv("RONDE_GPU_STAGING", given)
+    assert device.is_copied_by_torch.__wrapped__() is is_by_torch
+    monkeypatch.setenv("RONDE_GPU_STAGING", "cuda")
+    with pytest.raises(ValueError, match="RONDE_GPU_STAGING is 'cuda'"):
+        device.is_copied_by_torch.__wrapped__()

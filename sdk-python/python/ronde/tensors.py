@@ -156,7 +156,7 @@ def source_of(tensor: Any) -> Source:
         return _torch_source(tensor)
     if isinstance(tensor, Bfloat16):
         return _bfloat16_source(tensor)
-    if hasattr(tensor, "__cuda_array_interface__"):
+    if not isinstance(tensor, numpy.ndarray) and hasattr(tensor, "__cuda_array_interface__"):
         return _interface_source(tensor)
     return _numpy_source(_as_array(tensor))
 
