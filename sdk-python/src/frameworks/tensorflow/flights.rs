@@ -318,9 +318,7 @@ impl Flight {
             Kind::Barrier => is_over(&handles),
             Kind::Join => last_joined(&handles).and_then(|rank| write_number(&call, rank)),
             // Reading a result forgets the splits.
-            Kind::AllToAll => {
-                write_splits(&call, &handles).and_then(|()| write_tensors(&call, &mut handles, &dtypes))
-            }
+            Kind::AllToAll => write_splits(&call, &handles).and_then(|()| write_tensors(&call, &mut handles, &dtypes)),
             _ => write_tensors(&call, &mut handles, &dtypes),
         });
         call.end(outcome);
