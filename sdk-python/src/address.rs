@@ -66,7 +66,7 @@ impl Target {
 
 /// A tensor in device memory, in Python: its address, its GPU's number, the handle of the stream that computes it, and its
 /// owner. By the module's contract the address belongs to a live, contiguous tensor of that GPU while the owner exists, and the
-/// stream exists until the program ends, as PyTorch's streams do.
+/// stream exists during the call that passes it.
 #[derive(FromPyObject)]
 pub(crate) struct Device {
     ordinal: u32,
@@ -75,7 +75,8 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// The tensor's memory. Copies keep the owner.
+    /// The tensor's memory. Copies keep the owner. The thread that copies drops it without the interpreter's lock, for which it
+    /// must not wait: PyO3 then releases it with the next call from Python.
     pub(crate) fn memory(self, address: usize, bytes: usize) -> (DeviceSpan, CallerStream) {
         let (stream, keep) = (caller_stream(self.stream), Arc::new(self.owner));
         // SAFETY: by the module's contract the memory lives as long as the owner, which the span keeps.
@@ -85,7 +86,7 @@ impl Device {
 
 /// A stream by its handle.
 pub(crate) fn caller_stream(handle: usize) -> CallerStream {
-    // SAFETY: by the module's contract it exists until the program ends.
+    // SAFETY: by the module's contract it exists during the call, and later it is only compared.
     unsafe { CallerStream::new(handle) }
 }
 

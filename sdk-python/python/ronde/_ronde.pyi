@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from ronde.device import Place
+from ronde.device import DevicePlace
 
 __version__: str
 DTYPES: list[str]
@@ -27,7 +27,7 @@ class Session:
         address: int,
         nbytes: int,
         *,
-        device: Place | None = None,
+        device: DevicePlace | None = None,
         mapped: bool = False,
         notify: bool = False,
         name: str | None = None,
@@ -51,7 +51,7 @@ class Session:
         kind: str,
         tensors: Sequence[tuple[str, Sequence[int], int, int]],
         *,
-        devices: Sequence[Place | None] | None = None,
+        devices: Sequence[DevicePlace | None] | None = None,
         mapped: bool = False,
         notify: bool = False,
         name: str | None = None,
@@ -74,6 +74,8 @@ class Session:
     def shared_memory(self) -> tuple[int, int, int, int]: ...
     @property
     def submission_path(self) -> str: ...
+    @property
+    def is_inline(self) -> bool: ...
     @property
     def is_open(self) -> bool: ...
     @property
@@ -112,7 +114,9 @@ class Operation:
     def source(self) -> int: ...
     def take_mapped(self) -> Memory | None: ...
     def read_into(self, address: int, nbytes: int) -> None: ...
-    def deliver(self, device: Place, address: int, nbytes: int, *, at_submission: bool = False) -> Arrival: ...
+    @property
+    def is_inline(self) -> bool: ...
+    def deliver(self, device: DevicePlace, address: int, nbytes: int, *, at_submission: bool = False) -> Arrival: ...
 
 @final
 class Arrival:

@@ -27,6 +27,8 @@ function_table! {
         cuStreamCreate(*mut Handle, c_uint);
         cuStreamDestroy_v2(Handle);
         cuStreamWaitEvent(Handle, Handle, c_uint);
+        cuStreamIsCapturing(Handle, *mut c_int);
+        cuThreadExchangeStreamCaptureMode(*mut c_int);
         cuEventCreate(*mut Handle, c_uint);
         cuEventDestroy_v2(Handle);
         cuEventRecord(Handle, Handle);
