@@ -180,6 +180,40 @@ def check_backend() -> None:
     for index, each in enumerate(many):
         assert (each.read() == index * group.size()).all()
     assert (work.get_future().wait()[0].read() == group.size()).all()
+    check_received()
+
+
+def check_received() -> None:
+    """Results of operations to which this rank brings no tensor come after earlier work of the target's stream."""
+    rank, size = group.rank(), group.size()
+    options = torch.distributed.ScatterOptions()
+    options.rootRank = 0
+    parts = [[Tensor(numpy.full(ELEMENTS, 5.0)) for _ in range(size)]] if rank == 0 else []
+    target = Tensor(numpy.zeros(ELEMENTS))
+    begin_late(target)
+    work = group.scatter([target], parts, options)
+    streams.current.hold(False)
+    work.wait()
+    assert (target.read() == 5.0).all()
+    if size == 1:
+        return
+    if rank == 0:
+        group.send([Tensor(numpy.full(ELEMENTS, 6.0))], 1, 3).wait()
+        group.send([Tensor(numpy.full(ELEMENTS, 7.0))], 1, 3).wait()
+        return
+    for value, receive in ((6.0, lambda: group.recv([target], 0, 3)), (7.0, lambda: group.recv_anysource([target], 3))):
+        begin_late(target)
+        work = receive()
+        streams.current.hold(False)
+        work.wait()
+        assert (target.read() == value).all()
+
+
+def begin_late(target: Tensor) -> None:
+    """Begins a kernel on the tensor's memory that runs when the stream is let go."""
+    target.array.stream = streams.current
+    streams.current.hold(True)
+    target.array.fill(1)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_arrives_or_is_removed_admits_those_behind_it() {
+    fn a_request_that_arrives_or_is_removed_admits_those_after_it() {
         let mut queue = Queue::default();
         queue.push(RequestId(1), TO_1, None);
         queue.push(RequestId(2), Order::Free, None);

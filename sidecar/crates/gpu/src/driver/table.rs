@@ -22,6 +22,7 @@ function_table! {
         cuDeviceCanAccessPeer(*mut c_int, c_int, c_int);
         cuDevicePrimaryCtxRetain(*mut Handle, c_int);
         cuDevicePrimaryCtxRelease_v2(c_int);
+        cuDevicePrimaryCtxGetState(c_int, *mut c_uint, *mut c_int);
         cuCtxPushCurrent_v2(Handle);
         cuCtxPopCurrent_v2(*mut Handle);
         cuStreamCreate(*mut Handle, c_uint);
