@@ -248,7 +248,9 @@ impl Names {
         let group = Group { name: tensor_name(stem)?, size };
         self.take(counted)?;
         let parts = checked.into_iter().zip(operations).zip(names);
-        Ok(parts.map(|((checked, (operation, _)), name)| checked.request(operation, name, Some(group.clone()))).collect())
+        Ok(parts
+            .map(|((checked, (operation, _)), name)| checked.request(operation, name, Some(group.clone())))
+            .collect())
     }
 
     fn next(&self, key: Option<CounterKey>) -> u64 {

@@ -156,12 +156,7 @@ impl<R, T> Pending<R, T> {
         self.insert_at(request, Stage::Sent, resources)
     }
 
-    fn insert_at(
-        &self,
-        request: &Request,
-        stage: Stage,
-        resources: R,
-    ) -> Result<(RequestId, Promise<T>), Error> {
+    fn insert_at(&self, request: &Request, stage: Stage, resources: R) -> Result<(RequestId, Promise<T>), Error> {
         let (fulfil, promise) = promise();
         let (set, collective) = (request.set, request.collective.clone());
         let (waiter, parts) = (Some(fulfil), Vec::new());

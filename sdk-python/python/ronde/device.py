@@ -36,8 +36,8 @@ class DevicePlace(NamedTuple):
     """Where memory on a GPU is.
 
     ordinal -- the GPU's number
-    stream  -- the handle of the stream that computes what is there now. Only PyTorch's streams last as long as the program:
-               for other libraries the handle is used for the submission and read again for the result
+    stream  -- the handle of the stream that computes what is there now. PyTorch's streams last as long as the program;
+               for other libraries the handle is used for the submission, and read again for the result
     owner   -- keeps the memory alive
     is_waited -- whether the host waits for the copy of a result, because there is no stream to order
     """

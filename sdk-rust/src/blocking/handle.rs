@@ -123,12 +123,7 @@ impl<T: Outcome> Handle<T> {
     /// # Errors
     /// The operation's failure; [`Error::Argument`] when it is not ready or the target has another length;
     /// [`Error::Device`] for memory of another device, and when the driver fails.
-    pub fn deliver(
-        &mut self,
-        target: DeviceSpan,
-        stream: CallerStream,
-        at_submission: bool,
-    ) -> Result<Arrival, Error> {
+    pub fn deliver(&mut self, target: DeviceSpan, stream: CallerStream, at_submission: bool) -> Result<Arrival, Error> {
         self.result()?;
         self.in_flight.get_mut()?.deliver(target, stream, at_submission)
     }

@@ -133,6 +133,7 @@ impl Session {
 }
 
 /// Why a request is not sent though its waiter waits.
-const ABANDONED: &str = "the thread that copies from the GPU ended before the input had arrived; its error is in the log";
+const ABANDONED: &str =
+    "the thread that copies from the GPU ended before the input had arrived; its error is in the log";
 /// A wait does not spin: the copies from and to the device take longer.
 const SPIN: Duration = Duration::ZERO;

@@ -10,8 +10,8 @@ use std::sync::{LazyLock, Mutex};
 use crate::control::{COUNTERS, Code, change, injected, number};
 use crate::lock;
 use crate::memory::{self, INVALID_VALUE, SUCCESS};
-use crate::stream::{self, Work};
 use crate::sticky;
+use crate::stream::{self, Work};
 
 const NO_DEVICE: Code = 100;
 const INVALID_DEVICE: Code = 101;

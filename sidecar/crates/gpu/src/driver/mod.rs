@@ -150,8 +150,7 @@ impl Driver {
         let (mut flags, mut active) = (0, 0);
         let device = self.device(ordinal)?;
         // SAFETY: the places for the results are locals of the right types.
-        let code =
-            unsafe { (self.table.cuDevicePrimaryCtxGetState)(device, &raw mut flags, &raw mut active) };
+        let code = unsafe { (self.table.cuDevicePrimaryCtxGetState)(device, &raw mut flags, &raw mut active) };
         self.check("cuDevicePrimaryCtxGetState", code)?;
         Ok(active != 0)
     }

@@ -156,10 +156,7 @@ mod tests {
         pipeline.add(2, 0);
         assert_eq!(actions(&mut pipeline), [Action::Copy(1, 0..5)]);
         pipeline.handle_ended(1);
-        assert_eq!(
-            actions(&mut pipeline),
-            [Action::Finish(1, Outcome::Copied), Action::Finish(2, Outcome::Copied)]
-        );
+        assert_eq!(actions(&mut pipeline), [Action::Finish(1, Outcome::Copied), Action::Finish(2, Outcome::Copied)]);
     }
 
     proptest! {

@@ -287,7 +287,9 @@ fn jobs_are_passed_on_in_the_order_of_their_calls() {
     for (number, span, after) in [(1, source.span(), caller(stream)), (2, empty, CallerStream::LEGACY)] {
         let (send, after) = (send.clone(), Arc::new(staging.mark(after).expect("an event")));
         let slot = slots.lease(span.bytes());
-        staging.fetch(span, after, slot, Box::new(move |_| send.send(number).expect("the test receives"))).expect("device memory");
+        staging
+            .fetch(span, after, slot, Box::new(move |_| send.send(number).expect("the test receives")))
+            .expect("device memory");
     }
     assert!(receive.recv_timeout(Duration::from_millis(50)).is_err(), "an empty tensor does not overtake");
     device.hold(stream, false);
@@ -350,9 +352,8 @@ fn memory_is_found_by_a_thread_without_a_context() {
     let device = Device::take();
     let staging = staging(&device);
     let memory = device.allocate(64);
-    let found = std::thread::scope(|scope| {
-        scope.spawn(|| device.driver.device_with(memory.address)).join().expect("no panic")
-    });
+    let found =
+        std::thread::scope(|scope| scope.spawn(|| device.driver.device_with(memory.address)).join().expect("no panic"));
     assert_eq!(found, Ok(0));
     drop(staging);
 }
