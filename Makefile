@@ -150,7 +150,7 @@ torchft-test: build ## Train with torchft's Manager, its last release and a nigh
 
 # Installs PyTorch for CUDA (3 GB) in an environment of its own.
 .PHONY: gpu-test
-gpu-test: build ## Test and measure on a GPU of this machine, and print a table (8 minutes); without one, say why and fail
+gpu-test: build ## Test and measure on a GPU of this machine, and print a table (8 minutes); without one, print the reason and fail
 	@$(PYTHON) tests/setup/environment.py gpu
 	cd tests && $(GPU_PYTHON) -m gpu $(OPTIONS)
 

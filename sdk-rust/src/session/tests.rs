@@ -58,7 +58,7 @@ fn a_held_request_without_a_waiter_or_a_session_is_not_sent() {
 }
 
 #[test]
-fn the_waiter_of_a_held_request_hears_why_it_failed() {
+fn the_waiter_of_a_held_request_receives_its_failure() {
     let (session, _unread) = unread_session(8);
     let (id, promise) = held(&session);
     let resources = session.pending.fail_held(id, &Error::argument("the copy failed")).expect("it was pending");

@@ -60,7 +60,7 @@ fn with_context(act: impl FnOnce(c_int) -> Code) -> Code {
     current_device().map_or(INVALID_CONTEXT, act)
 }
 
-/// Exports functions that fail where the test says, and else do what follows.
+/// Exports functions that fail where the test asks for it, and else do what follows.
 macro_rules! exported {
     ($(fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)*) => {
         $(

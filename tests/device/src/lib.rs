@@ -9,7 +9,7 @@
 //! - Each stream executes its work in order on a thread of its own, so streams overlap and a missing event is a wrong result.
 //! - The legacy default stream (handle 0) is a stream like others; it does not wait for blocking streams.
 //! - An event that a wait names keeps the recording that was the last at that time, as in CUDA.
-//! - Work fails, is delayed and stops where the test says: variables (`control.rs`) for other processes, exported functions for
+//! - Work fails, is delayed and stops where the test asks for it: variables (`control.rs`) for other processes, exported functions for
 //!   this one.
 //!
 //! | variable | effect |

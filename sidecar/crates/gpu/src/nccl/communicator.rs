@@ -83,7 +83,7 @@ impl Communicator {
         let begun = context.with(|| nccl.table.begin(id, count, number))?;
         let handle = nccl.check("ncclCommInitRankConfig", begun)?;
         let mut joined = Self { nccl: Arc::clone(nccl), context: Arc::clone(context), handle: Some(handle), ranks };
-        joined.settle(deadline, || format!("not all {ranks} ranks joined in time"))?;
+        joined.wait_while_in_progress(deadline, || format!("not all {ranks} ranks joined in time"))?;
         Ok(joined)
     }
 
@@ -93,8 +93,8 @@ impl Communicator {
         self.ranks
     }
 
-    /// Enqueues an all-reduce of float32 on a stream. Source and target may be the same memory. [`Communicator::wait`] tells
-    /// when it is complete.
+    /// Enqueues an all-reduce of float32 on a stream. Source and target may be the same memory. [`Communicator::wait`] waits
+    /// until it is complete.
     ///
     /// # Errors
     /// [`GpuError::Argument`] for memory of another device or of other lengths; [`GpuError::Aborted`].
@@ -148,7 +148,7 @@ impl Communicator {
         let (handle, table) = (self.handle()?, self.nccl.table);
         let finalized = self.context.with(|| table.finalize(handle))?;
         self.nccl.check("ncclCommFinalize", finalized)?;
-        self.settle(deadline, || "the communicator could not be finalized in time".to_owned())?;
+        self.wait_while_in_progress(deadline, || "the communicator could not be finalized in time".to_owned())?;
         self.handle = None;
         let destroyed = self.context.with(|| table.destroy(handle))?;
         self.nccl.check("ncclCommDestroy", destroyed)
@@ -167,7 +167,7 @@ impl Communicator {
     }
 
     /// Polls until nothing is in progress.
-    fn settle(&mut self, deadline: Instant, late: impl Fn() -> String) -> Result<(), GpuError> {
+    fn wait_while_in_progress(&mut self, deadline: Instant, late: impl Fn() -> String) -> Result<(), GpuError> {
         let mut pause = PAUSE_MIN;
         while self.poll()? {
             if Instant::now() >= deadline {

@@ -136,7 +136,7 @@ impl Thread {
         match Event::after(&self.down) {
             Ok(event) => self.chunks.push_back((id, event)),
             Err(error) => {
-                // The copy has begun, and nothing tells when it ends: its slot and its memory are never released.
+                // The copy has begun, and no event shows its end: its slot and its memory are never released.
                 if let Some(Job { fetch, .. }) = self.jobs.remove(&id) {
                     let Fetch { source, slot, filled, .. } = fetch;
                     std::mem::forget((slot, source));
