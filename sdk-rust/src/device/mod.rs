@@ -196,8 +196,9 @@ fn lengths(tensor: &DeviceTensor<'_>) -> Vec<u8> {
     vec![0; tensor.memory.bytes()]
 }
 
-/// The operation with type, shape and length of its tensor.
+/// The operation with type, shape and length of its tensor. Its result goes to a slot of this worker if there is room, because
+/// that is registered: from elsewhere it would be copied once more.
 fn described<'a>(operation: &Operation<'a>, tensor: &DeviceTensor<'a>, lengths: &'a [u8]) -> Operation<'a> {
     let tensor = TensorRef { dtype: tensor.dtype, shape: tensor.shape, bytes: lengths };
-    Operation { tensor: Some(tensor), ..operation.clone() }
+    Operation { tensor: Some(tensor), mapped: true, ..operation.clone() }
 }
