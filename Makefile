@@ -148,11 +148,15 @@ torchft-test: build ## Train with torchft's Manager, its last release and a nigh
 	@$(PYTHON) tests/setup/environment.py torchft torchft-nightly
 	for python in $(TORCHFT_PYTHONS); do $$python -m pytest -q -rs -c sdk-python/pyproject.toml tests/torchft $(OPTIONS) || exit 1; done
 
-# Installs PyTorch for CUDA (3 GB) in an environment of its own.
+# Installs PyTorch for CUDA (3 GB) in an environment of its own. Binary and extension are release builds, as for `make bench`.
 .PHONY: gpu-test
-gpu-test: build ## Test and measure on a GPU of this machine, and print a table (8 minutes); without one, say why and fail
+gpu-test: export PYTHONPATH = $(BENCH)/package
+gpu-test: ## Test and measure on a GPU of this machine, and print a table (8 minutes); without one, print the reason and fail
 	@$(PYTHON) tests/setup/environment.py gpu
-	cd tests && $(GPU_PYTHON) -m gpu $(OPTIONS)
+	$(CARGO) build --release --package ronde-sidecar --package ronde-python
+	@rm -rf $(BENCH)/package && mkdir -p $(BENCH)/package && cp -R sdk-python/python/ronde $(BENCH)/package
+	@install $(CARGO_TARGET_DIR)/release/lib_ronde.so $(BENCH)/package/ronde/_ronde.abi3.so
+	cd tests && $(GPU_PYTHON) -m gpu --ronde $(CARGO_TARGET_DIR)/release/ronde $(OPTIONS)
 
 .PHONY: package
 package: ## Check that the published crates can be packaged, and build each from its package

@@ -125,7 +125,7 @@ def test_build_flags_ask_this_machine(software_device: pathlib.Path) -> None:
     assert done.stdout.split() == ["True", "False", "0"]
 
 
-def test_a_machine_without_a_driver_says_so() -> None:
+def test_a_missing_driver_is_named() -> None:
     program = ASKED.format("_ronde.gpu_of(4096)")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     if "libcuda.so.1" not in done.stdout:
@@ -134,7 +134,7 @@ def test_a_machine_without_a_driver_says_so() -> None:
     assert "Install NVIDIA's driver" in done.stdout
 
 
-def test_a_driver_without_a_device_says_so(software_device: pathlib.Path) -> None:
+def test_a_driver_without_a_device_is_named(software_device: pathlib.Path) -> None:
     program = ASKED.format("_ronde.gpus()")
     environment = {**os.environ, "RONDE_DEVICE_COUNT": "0"}
     command = [sys.executable, "-c", program]

@@ -212,7 +212,7 @@ impl Names {
     /// [`Error::Argument`] when one of them is invalid, or there are none or too many.
     #[cfg(any(test, target_arch = "wasm32"))]
     pub(crate) fn group(&mut self, label: Label<'_>, operations: &[Operation<'_>]) -> Result<Vec<Request>, Error> {
-        let described: Vec<_> = operations.iter().map(|operation| (operation, operation.layout())).collect();
+        let described: Vec<_> = operations.iter().map(|operation| (operation.clone(), operation.layout())).collect();
         self.group_of(label, &described)
     }
 
@@ -220,7 +220,7 @@ impl Names {
     pub(crate) fn group_of(
         &mut self,
         label: Label<'_>,
-        operations: &[(&Operation<'_>, Option<Layout<'_>>)],
+        operations: &[(Operation<'_>, Option<Layout<'_>>)],
     ) -> Result<Vec<Request>, Error> {
         let Some((first, _)) = operations.first() else {
             return Err(Error::argument("a group has at least one tensor"));

@@ -206,7 +206,7 @@ impl Session {
         label: Label<'_>,
         operations: &[Operation<'_>],
     ) -> Result<Vec<Draft>, Error> {
-        let described: Vec<_> = operations.iter().map(|operation| (operation, operation.layout())).collect();
+        let described: Vec<_> = operations.iter().map(|operation| (operation.clone(), operation.layout())).collect();
         self.draft_group_of(label, &described)
     }
 
@@ -214,7 +214,7 @@ impl Session {
     pub(crate) fn draft_group_of(
         self: &Arc<Self>,
         label: Label<'_>,
-        operations: &[(&Operation<'_>, Option<Layout<'_>>)],
+        operations: &[(Operation<'_>, Option<Layout<'_>>)],
     ) -> Result<Vec<Draft>, Error> {
         let mut table = self.open()?;
         let requests = table.names.group_of(label, operations)?.into_iter().zip(operations);

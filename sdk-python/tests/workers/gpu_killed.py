@@ -29,7 +29,7 @@ def main() -> None:
         handle.wait(50)
     except ronde.PeerLostError as error:
         assert error.rank == 1, error
-        print(f"rank 1 is lost, heard after {time.monotonic() - start:.1f} s", flush=True)
+        print(f"rank 1 is lost, reported after {time.monotonic() - start:.1f} s", flush=True)
     else:
         raise AssertionError("rank 1 is gone")
     # What this rank's copy used is released with the session, and the session ends.

@@ -50,7 +50,7 @@ def check_devices(client: ronde.Client) -> None:
     assert client.allreduce(here, ronde.Sum, out=there) is there
     assert (there.read() == 2.0).all()
     del there
-    # A tensor that says it is of another device.
+    # A tensor that is given as one of another device.
     error = refused_place(client, here, 1)
     assert isinstance(error, ValueError), error
     assert "is on GPU 0, but the tensor was given as one on GPU 1" in str(error), error

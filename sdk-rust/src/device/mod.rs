@@ -82,7 +82,7 @@ impl Session {
             InputTensor::None => self.submit_from(&Operation { tensor: None, ..operation.clone() }),
             InputTensor::Host(tensor) => self.submit_from(&Operation { tensor: Some(tensor), ..operation.clone() }),
             InputTensor::Device(tensor) => {
-                let draft = self.draft_of(operation, Some(layout(&tensor)))?;
+                let draft = self.draft_of(&to_own_slot(operation), Some(layout(&tensor)))?;
                 self.submit_device(draft, &tensor)
             }
         }
@@ -94,14 +94,17 @@ impl Session {
         label: Label<'_>,
         operations: &[(Operation<'_>, InputTensor<'_>)],
     ) -> Result<Vec<InFlight>, Error> {
-        let described = operations.iter().map(|(operation, input)| match input {
-            InputTensor::None => (operation, None),
-            InputTensor::Host(TensorRef { dtype, shape, bytes }) => {
-                (operation, Some(Layout { dtype: *dtype, shape, bytes: bytes.len() }))
-            }
-            InputTensor::Device(tensor) => (operation, Some(layout(tensor))),
-        });
-        let drafts = self.draft_group_of(label, &described.collect::<Vec<_>>())?;
+        let described: Vec<_> = operations
+            .iter()
+            .map(|(operation, input)| match input {
+                InputTensor::None => (operation.clone(), None),
+                InputTensor::Host(TensorRef { dtype, shape, bytes }) => {
+                    (operation.clone(), Some(Layout { dtype: *dtype, shape, bytes: bytes.len() }))
+                }
+                InputTensor::Device(tensor) => (to_own_slot(operation), Some(layout(tensor))),
+            })
+            .collect();
+        let drafts = self.draft_group_of(label, &described)?;
         let parts = drafts.into_iter().zip(operations);
         parts
             .map(|(draft, (_, input))| match input {
@@ -220,6 +223,12 @@ impl Submitted {
 
 fn take(held: &Mutex<Option<Held>>) -> Option<Held> {
     held.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// The operation with its result in a slot of this worker, if there is room: that is registered, and from elsewhere the result
+/// would be copied once more.
+fn to_own_slot<'a>(operation: &Operation<'a>) -> Operation<'a> {
+    Operation { mapped: true, ..operation.clone() }
 }
 
 fn layout<'a>(tensor: &DeviceTensor<'a>) -> Layout<'a> {

@@ -84,7 +84,7 @@ fn releasing(act: impl FnOnce() -> Code) -> Code {
     }
 }
 
-/// Exports functions that fail where the test says, and else do what follows.
+/// Exports functions that fail where the test asks for it, and else do what follows.
 macro_rules! exported {
     ($(fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)*) => {
         $(

@@ -12,7 +12,7 @@
 //! - Calls that need a context fail in a thread without one.
 //! - An event that is queried during a capture makes it invalid, unless the thread's mode is relaxed.
 //! - An event that a wait names keeps the recording that was the last at that time, as in CUDA.
-//! - Work fails, is delayed and stops where the test says: variables (`control.rs`) for other processes, exported functions for
+//! - Work fails, is delayed and stops where the test asks for it: variables (`control.rs`) for other processes, exported functions for
 //!   this one.
 //!
 //! | variable | effect |

@@ -137,7 +137,7 @@ extern "C" fn ncclCommInitRankConfig(
     let handle = NEXT.fetch_add(1, Ordering::SeqCst);
     lock(&COMMUNICATORS).insert(handle, Communicator { clique, ranks, rounds: 0 });
     change(&COUNTERS.communicators, true);
-    // Not blocking: `ncclCommGetAsyncError` says when all ranks are there.
+    // Not blocking: `ncclCommGetAsyncError` shows when all ranks are there.
     match give(found, handle) {
         SUCCESS => IN_PROGRESS,
         code => code,

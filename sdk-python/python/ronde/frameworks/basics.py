@@ -307,7 +307,7 @@ def cuda_built() -> bool:
     """Returns whether tensors on NVIDIA's GPUs can be used: whether their driver is installed here.
 
     Nothing is compiled, so this is asked when the function is called. It does not start the driver, which may list no
-    GPU; `ronde check` lists them.
+    GPU; `ronde check` shows that.
     """
     return _ronde.has_gpu_driver()
 

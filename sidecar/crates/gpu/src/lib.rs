@@ -1,8 +1,8 @@
 //! CUDA devices and NCCL for ronde.
 //!
 //! The libraries are opened at run time. A machine without them, without a driver or without a device gets an error that
-//! says which of these is missing. Unsafe code is in `library`, the bindings (`driver/table.rs`, `nccl/table.rs`) and the
-//! modules that call them; each block says why it is sound.
+//! names what is missing. Unsafe code is in `library`, the bindings (`driver/table.rs`, `nccl/table.rs`) and the
+//! modules that call them; each block has its reason.
 //!
 //! - [`Driver`]: the driver and its devices
 //! - [`Staging`]: copies between device memory and slots of shared memory

@@ -94,7 +94,7 @@ impl Context {
     /// PyTorch's expandable segments.
     ///
     /// # Errors
-    /// [`GpuError::Argument`] that says where the memory is instead.
+    /// [`GpuError::Argument`] with the memory's actual place.
     pub(crate) fn check_span(&self, span: &DeviceSpan) -> Result<(), GpuError> {
         let (address, ordinal) = (span.address(), self.ordinal);
         if span.device() != ordinal {

@@ -83,7 +83,7 @@ impl Communicator {
         let begun = context.with(|| nccl.table.begin(id, count, number))?;
         let handle = nccl.check("ncclCommInitRankConfig", begun)?;
         let mut joined = Self { nccl: Arc::clone(nccl), context: Arc::clone(context), handle: Some(handle), ranks };
-        joined.complete(deadline, || format!("not all {ranks} ranks joined in time"))?;
+        joined.wait_while_in_progress(deadline, || format!("not all {ranks} ranks joined in time"))?;
         Ok(joined)
     }
 
@@ -123,7 +123,7 @@ impl Communicator {
         let checked = self.nccl.check("ncclAllReduce", enqueued);
         checked.inspect_err(|error| self.abort(&error.to_string()))?;
         // A communicator that does not block may return before the kernel is on the stream.
-        self.complete(deadline, || "NCCL did not enqueue a collective in time".to_owned())
+        self.wait_while_in_progress(deadline, || "NCCL did not enqueue a collective in time".to_owned())
     }
 
     /// Waits until an event after the communicator's work has occurred.
@@ -141,7 +141,7 @@ impl Communicator {
             pause = (pause * 2).min(PAUSE_MAX);
         }
         // A kernel that an abort has ended counts as executed, too.
-        self.complete(deadline, || "a collective did not complete in time".to_owned())
+        self.wait_while_in_progress(deadline, || "a collective did not complete in time".to_owned())
     }
 
     /// Leaves in order, after all enqueued work.
@@ -152,7 +152,7 @@ impl Communicator {
         let (handle, table) = (self.handle()?, self.nccl.table);
         let finalized = self.context.with(|| table.finalize(handle))?;
         self.nccl.check("ncclCommFinalize", finalized)?;
-        self.complete(deadline, || "the communicator could not be finalized in time".to_owned())?;
+        self.wait_while_in_progress(deadline, || "the communicator could not be finalized in time".to_owned())?;
         self.handle = None;
         let destroyed = self.context.with(|| table.destroy(handle))?;
         self.nccl.check("ncclCommDestroy", destroyed)
@@ -171,7 +171,7 @@ impl Communicator {
     }
 
     /// Polls until nothing is in progress.
-    fn complete(&mut self, deadline: Instant, late: impl Fn() -> String) -> Result<(), GpuError> {
+    fn wait_while_in_progress(&mut self, deadline: Instant, late: impl Fn() -> String) -> Result<(), GpuError> {
         let mut pause = PAUSE_MIN;
         while self.poll()? {
             if Instant::now() >= deadline {

@@ -1,7 +1,7 @@
 //! NCCL: collectives among the GPUs of a host.
 //!
 //! Communicators are non-blocking: no call waits for another rank longer than its bound. When a rank fails or its time is
-//! up, the communicator is aborted, also by a drop, and the error says why.
+//! up, the communicator is aborted, also by a drop, and the error has the reason.
 
 mod communicator;
 mod table;

@@ -110,7 +110,7 @@ impl Staging {
     /// Checks that memory is this device's, and that a copy may use it.
     ///
     /// # Errors
-    /// [`GpuError::Argument`] that says where the memory is.
+    /// [`GpuError::Argument`] with the memory's actual place.
     pub fn check(&self, memory: &DeviceSpan) -> Result<(), GpuError> {
         self.context.check_span(memory)
     }

@@ -7,7 +7,7 @@ use ronde_gpu::{Context, Driver, Event, GpuError, Stream};
 use crate::device::{Device, caller, library};
 
 #[test]
-fn a_machine_without_the_library_says_so() {
+fn a_missing_library_is_named() {
     let error = Driver::open(Path::new("libcuda-that-is-not-there.so.1")).expect_err("no such file");
     assert!(matches!(error, GpuError::NoLibrary { .. }), "{error:?}");
     let text = error.to_string();
@@ -21,7 +21,7 @@ fn another_library_lacks_the_functions() {
 }
 
 #[test]
-fn a_driver_without_a_device_says_so() {
+fn a_driver_without_a_device_is_named() {
     let device = Device::take();
     device.fail("cuInit", 100, 1);
     let error = Driver::open(&library()).expect_err("no device");

@@ -35,7 +35,7 @@ fn floats(values: &[f32]) -> Vec<u8> {
 }
 
 #[test]
-fn a_machine_without_nccl_says_so() {
+fn a_missing_nccl_is_named() {
     let error = Nccl::open(vec!["libnccl-that-is-not-there.so.2".into()]).expect_err("no such file");
     assert!(error.to_string().contains("nvidia-nccl-cu12"), "{error}");
 }
