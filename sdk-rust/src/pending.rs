@@ -187,11 +187,12 @@ impl<R, T> Pending<R, T> {
         if entry.collective == Collective::Join {
             return None;
         }
-        #[cfg(not(target_arch = "wasm32"))]
         match &entry.stage {
             Stage::Sent => {}
             // `end_send` withdraws it.
+            #[cfg(not(target_arch = "wasm32"))]
             Stage::Sending(_) => return None,
+            #[cfg(not(target_arch = "wasm32"))]
             Stage::Held(what) => {
                 let message = abstention(what.clone(), reason);
                 let removed = table.entries.remove(&request);
