@@ -28,6 +28,7 @@ TENSORFLOW_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path tensorflow
 FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
 JAX_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path jax)
 TORCHFT_PYTHONS = $(foreach kind,torchft torchft-nightly,$(shell $(PYTHON) tests/setup/environment.py path $(kind)))
+GPU_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path gpu)
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
 WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
 FIRST ?= 0
@@ -37,7 +38,8 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frameworks tests/frontends tests/torchft tests/soak tests/kills compose
+PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frameworks tests/frontends tests/gpu tests/torchft tests/soak tests/kills \
+    compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -166,9 +168,19 @@ torchft-test: build ## Train with torchft's Manager, its last release and a nigh
 	@$(PYTHON) tests/setup/environment.py torchft torchft-nightly
 	for python in $(TORCHFT_PYTHONS); do $$python -m pytest -q -rs -c sdk-python/pyproject.toml tests/torchft $(OPTIONS) || exit 1; done
 
+# Installs PyTorch for CUDA (3 GB) in an environment of its own. Binary and extension are release builds, as for `make bench`.
+.PHONY: gpu-test
+gpu-test: export PYTHONPATH = $(BENCH)/package
+gpu-test: ## Test and measure on a GPU of this machine, and print a table (8 minutes); without one, print the reason and fail
+	@$(PYTHON) tests/setup/environment.py gpu
+	$(CARGO) build --release --package ronde-sidecar --package ronde-python
+	@rm -rf $(BENCH)/package && mkdir -p $(BENCH)/package && cp -R sdk-python/python/ronde $(BENCH)/package
+	@install $(CARGO_TARGET_DIR)/release/lib_ronde.so $(BENCH)/package/ronde/_ronde.abi3.so
+	cd tests && $(GPU_PYTHON) -m gpu --ronde $(CARGO_TARGET_DIR)/release/ronde $(OPTIONS)
+
 .PHONY: package
 package: ## Check that the published crates can be packaged, and build each from its package
-	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --exclude ronde-tests-web --allow-dirty
+	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --exclude ronde-tests-device --exclude ronde-tests-web --allow-dirty
 
 .PHONY: lint
 lint: lint-rust lint-fuzz lint-pure lint-deny lint-python ## Check formatting, lints, documentation, purity and types

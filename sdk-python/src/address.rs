@@ -7,8 +7,11 @@
 
 #![allow(unsafe_code, reason = "addresses of tensors that Python owns, under the module's contract")]
 
-use pyo3::PyResult;
+use std::sync::Arc;
+
 use pyo3::exceptions::PyValueError;
+use pyo3::{FromPyObject, Py, PyAny, PyResult};
+use ronde::gpu::{CallerStream, DeviceSpan};
 
 /// The bytes of a tensor to read.
 pub(crate) struct Source(Span);
@@ -60,6 +63,32 @@ impl Target {
         // nothing else uses them during the call.
         write(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) })
     }
+}
+
+/// A tensor in device memory, in Python: its address, its GPU's number, the handle of the stream that computes it, and its
+/// owner. By the module's contract the address belongs to a live, contiguous tensor of that GPU while the owner exists, and the
+/// stream exists during the call that passes it.
+#[derive(FromPyObject)]
+pub(crate) struct Device {
+    ordinal: u32,
+    stream: usize,
+    owner: Py<PyAny>,
+}
+
+impl Device {
+    /// The tensor's memory. Copies keep the owner. The thread that copies drops it without the interpreter's lock, for which it
+    /// must not wait: PyO3 then releases it with the next call from Python.
+    pub(crate) fn memory(self, address: usize, bytes: usize) -> (DeviceSpan, CallerStream) {
+        let (stream, keep) = (caller_stream(self.stream), Arc::new(self.owner));
+        // SAFETY: by the module's contract the memory lives as long as the owner, which the span keeps.
+        (unsafe { DeviceSpan::new(self.ordinal, address as u64, bytes, Some(keep)) }, stream)
+    }
+}
+
+/// A stream by its handle.
+pub(crate) fn caller_stream(handle: usize) -> CallerStream {
+    // SAFETY: by the module's contract it exists during the call, and later it is only compared.
+    unsafe { CallerStream::new(handle) }
 }
 
 #[derive(Clone, Copy)]

@@ -10,6 +10,7 @@
 mod address;
 mod arguments;
 mod completions;
+mod device;
 mod errors;
 mod frameworks;
 mod launched;
@@ -27,6 +28,7 @@ mod _ronde {
     #[pymodule_export]
     use crate::completions::Completions;
     #[pymodule_export]
+    use crate::device::{Arrival, gpu_of, gpus, has_gpu_driver};
     use crate::frameworks::jax::{jax_bind, jax_failure, jax_handler};
     #[pymodule_export]
     use crate::frameworks::tensorflow::{attach_tensorflow, detach_tensorflow, register_tensorflow};

@@ -23,6 +23,7 @@ Further stages have separate environments, as tests import nothing from there (`
     tensorflow TensorFlow with Keras 3 and Keras 2 (1.7 GB); `tensorflow-2.20` and `tensorflow-2.19` are older ones
     keras-torch  Keras 3 on PyTorch; a layer, too
     jax        JAX for CPUs, Optax and Flax (0.8 GB)
+    gpu        PyTorch for CUDA with its libraries (3 GB)
     torchft    torchft's last release, and `torchft-nightly`, a later one with another interface; layers, too
 
 The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
@@ -55,6 +56,7 @@ ENVIRONMENTS = {
     "packaging": ["packaging", "cross"],
     "mpich": ["mpich"],
     "deploy": ["deploy", "helm"],
+    "gpu": ["gpu"],
     "frontends": ["frontends"],
     "jax": ["jax"],
     "tensorflow": ["tensorflow"],
