@@ -20,6 +20,7 @@ Further stages have separate environments, as tests import nothing from there (`
     helm       helm, which renders them; with `deploy`
     frontends  Lightning, Accelerate, Transformers and DeepSpeed (0.3 GB); a layer on the environment of `training`,
                whose packages it sees, PyTorch too
+    ray        Ray with Train and Tune (0.4 GB); a layer, too
     torchft    torchft's last release, and `torchft-nightly`, a later one with another interface; layers, too
 
 The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
@@ -53,11 +54,12 @@ ENVIRONMENTS = {
     "mpich": ["mpich"],
     "deploy": ["deploy", "helm"],
     "frontends": ["frontends"],
+    "ray": ["ray"],
     "torchft": ["torchft"],
     "torchft-nightly": ["torchft-nightly"],
 }
 # The stages of the environment `python` that a layer needs.
-LAYERS = {layer: ["base", "tools", "training"] for layer in ("frontends", "torchft", "torchft-nightly")}
+LAYERS = {layer: ["base", "tools", "training"] for layer in ("frontends", "ray", "torchft", "torchft-nightly")}
 # Of these packages only files are used, so what they depend on is not installed.
 WITHOUT_DEPENDENCIES = {"helm"}
 # Their requirements are not part of the environment's name.

@@ -1,0 +1,39 @@
+"""The settings of executors, checked before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class MiniSettings:
+    """How long an executor waits, and by what the sidecars of several nodes authenticate each other.
+
+    timeout_s                 -- for workers to answer, and for sidecars to reach each other
+    placement_group_timeout_s -- for Ray to find places for the workers
+    nics                      -- the networks that sidecars listen on, such as "eth0,10.0.0.0/8"; default: all
+    ssh_identity_file, ssh_str -- unused: Ray starts the workers, and nothing uses ssh
+    verbose                   -- unused
+    job_secret_file           -- the path of a file with the same secret on all nodes (`ronde certs secret`)
+    certs                     -- the path, on each node, of the directory with its certificate (`ronde certs once`)
+    """
+
+    timeout_s: float = 30
+    placement_group_timeout_s: float = 100
+    nics: str | list[str] | set[str] | tuple[str, ...] | None = None
+    ssh_identity_file: str | None = None
+    ssh_str: str | None = None
+    verbose: int = 0
+    job_secret_file: str | None = None
+    certs: str | None = None
+
+    @property
+    def start_timeout(self) -> float:
+        """The same as `timeout_s`."""
+        return self.timeout_s
+
+    def interfaces(self) -> str:
+        """Returns `nics` as `--network-interfaces` takes them."""
+        if self.nics is None or isinstance(self.nics, str):
+            return self.nics or ""
+        return ",".join(sorted(self.nics))
