@@ -24,6 +24,7 @@ PYTEST_WORKERS ?= 3
 PYTHON ?= python3
 CARGO ?= cargo
 FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
+RAY_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path ray)
 TORCHFT_PYTHONS = $(foreach kind,torchft torchft-nightly,$(shell $(PYTHON) tests/setup/environment.py path $(kind)))
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
 WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
@@ -34,7 +35,7 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frontends tests/torchft tests/soak tests/kills compose
+PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frontends tests/ray tests/torchft tests/soak tests/kills compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -140,6 +141,13 @@ frontends-test: build ## Train with Lightning, Accelerate, Transformers and Deep
 	@tests/setup/debian.sh
 	@$(PYTHON) tests/setup/environment.py frontends
 	$(FRONTENDS_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frontends
+
+# OPTIONS="-k killed" runs some tests.
+.PHONY: ray-test
+ray-test: build ## Train with Ray, in network namespaces of its own: installs 0.4 GB, needs root, takes up to 10 minutes
+	@tests/setup/debian.sh
+	@$(PYTHON) tests/setup/environment.py ray
+	$(RAY_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/ray $(OPTIONS)
 
 # OPTIONS="-k dies" runs one test.
 .PHONY: torchft-test

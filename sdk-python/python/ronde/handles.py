@@ -112,8 +112,8 @@ def reserved_address(host: str) -> str:
 
     host -- a name or an address of this host
 
-    No other process of ronde on this host gets them while this one lives. Raises RondeError with cause "settings" for an
-    invalid RONDE_HANDLE_PORTS, or if none are free.
+    No other process of ronde on this host gets them while this one lives. Raises RondeError with cause "settings" for
+    an invalid RONDE_HANDLE_PORTS, or if none are free.
     """
     return f"{f'[{host}]' if ':' in host else host}:{_free_block(*_range(os.environ.get(PORTS) or _PORTS_DEFAULT))}"
 

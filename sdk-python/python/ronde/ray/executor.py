@@ -66,17 +66,15 @@ class RayExecutor:
     ) -> None:
         self.settings = settings or MiniSettings()
         _check_gpus(use_gpu, gpus_per_worker)
-        resources = {"use_gpu": use_gpu, "cpus_per_worker": cpus_per_worker, "gpus_per_worker": gpus_per_worker}
+        resources = (use_gpu, cpus_per_worker, gpus_per_worker)
         strategy: PGStrategy | ColocatedStrategy
         if num_workers is not None and num_hosts is None:
             _check_number("num_workers", num_workers)
-            strategy = PGStrategy(
-                self.settings, num_workers, use_current_placement_group=use_current_placement_group, **resources
-            )
+            strategy = PGStrategy(self.settings, num_workers, *resources, use_current_placement_group)
         elif num_hosts is not None and num_workers is None:
             _check_number("num_hosts", num_hosts)
             _check_number("num_workers_per_host", num_workers_per_host)
-            strategy = ColocatedStrategy(self.settings, num_hosts, num_workers_per_host, **resources)
+            strategy = ColocatedStrategy(self.settings, num_hosts, num_workers_per_host, *resources)
         else:
             raise ValueError("give either num_workers or num_hosts (with num_workers_per_host)")
         self._workers = StaticWorkers(strategy, self.settings)

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import ray
+
 from ronde.errors import RondeError
 
 if TYPE_CHECKING:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import ray
+
 from ronde import own_sidecar
 from ronde.errors import RondeError, TimedOutError
 from ronde.ray import credentials, sidecars
@@ -22,7 +23,15 @@ if TYPE_CHECKING:
     Caller = Callable[..., Any]
 
 # Variables of an earlier job, or of another launcher, that would contradict those of this one.
-_WITHDRAWN = ("RONDE_WEB", "RONDE_ELASTIC", "RONDE_WORKER", "RONDE_NEW_WORKER", "RONDE_AGENT", "MASTER_ADDR", "MASTER_PORT")
+_WITHDRAWN = (
+    "RONDE_WEB",
+    "RONDE_ELASTIC",
+    "RONDE_WORKER",
+    "RONDE_NEW_WORKER",
+    "RONDE_AGENT",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 _NAMED_MAX = 8
 
 
@@ -37,7 +46,7 @@ class Options:
     """
 
     timeout: float
-    credentials: Credentials = Credentials()
+    credentials: Credentials = field(default_factory=Credentials)
     interfaces: str = ""
     shares_gpus: bool = False
 
@@ -76,7 +85,9 @@ def begin(call: Caller, layout: Layout, options: Options) -> None:
         call(rank, sidecars.join, _variables(layout, rank, served[index], options), _WITHDRAWN)
         for rank, index in zip(everyone, layout.placement())
     ]
-    gathered(joined, max(deadline - time.monotonic(), 1.0), "have not taken the job's variables", _names(layout, everyone))
+    gathered(
+        joined, max(deadline - time.monotonic(), 1.0), "have not taken the job's variables", _names(layout, everyone)
+    )
 
 
 def gathered(references: Sequence[Any], timeout: float, what: str, name: Callable[[int], str]) -> list[Any]:
@@ -91,8 +102,8 @@ def gathered(references: Sequence[Any], timeout: float, what: str, name: Callabl
         names = ", ".join(name(index) for index in late[:_NAMED_MAX])
         more = f" and {len(late) - _NAMED_MAX} more" if len(late) > _NAMED_MAX else ""
         raise TimedOutError(
-            f"{names}{more} of {len(references)} {what} within {timeout:.0f} s; Ray's logs of these workers say why. If "
-            "they only need more time, raise timeout_s",
+            f"{names}{more} of {len(references)} {what} within {timeout:.0f} s; Ray's logs of these workers say why. "
+            "If they only need more time, raise timeout_s",
             "start",
         )
     results = []
@@ -146,9 +157,7 @@ def _plans(call: Caller, layout: Layout, options: Options, deadline: float) -> l
     for index, address in zip(indices, addresses):
         peers[index] = address.reached_at
     numbered = tuple(indices[each] for each in placement)
-    return [
-        sidecars.Plan(job, index, tuple(peers), numbered, used, timeout, options.interfaces) for index in indices
-    ]
+    return [sidecars.Plan(job, index, tuple(peers), numbered, used, timeout, options.interfaces) for index in indices]
 
 
 def _of_certificates(layout: Layout, addresses: Sequence[_Address]) -> tuple[str, list[int]]:
@@ -165,8 +174,8 @@ def _of_certificates(layout: Layout, addresses: Sequence[_Address]) -> tuple[str
         )
         raise RondeError(
             f"the certificates of the {len(indices)} nodes are not those of one job with the indices 0 to "
-            f"{len(indices) - 1}: {found}. Give each node its own directory of one call of `ronde certs once --sidecars "
-            f"0-{len(indices) - 1}`; where Ray may choose among more nodes, use job_secret_file instead",
+            f"{len(indices) - 1}: {found}. Give each node its own directory of one call of `ronde certs once "
+            f"--sidecars 0-{len(indices) - 1}`; where Ray may choose among more nodes, use job_secret_file instead",
             "settings",
         )
     return jobs[0], indices

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import ray
+
 from ronde.processes import HostIdentity, own_host
 
 if TYPE_CHECKING:

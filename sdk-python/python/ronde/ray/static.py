@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import ray
+
 from ronde.ray import failures, job, sidecars
 from ronde.ray.credentials import named
 from ronde.ray.nodes import Layout, by_node
@@ -64,9 +65,7 @@ class StaticWorkers:
         self._layout = self._layout.reordered(order)
         self._collect([worker.update_env_vars.remote(dict(variables)) for worker in self.workers])
         shares_gpus = self._strategy.resources.gpus > 0
-        job.begin(
-            self._call, self._layout, job.Options(settings.timeout_s, given, settings.interfaces(), shares_gpus)
-        )
+        job.begin(self._call, self._layout, job.Options(settings.timeout_s, given, settings.interfaces(), shares_gpus))
         self._collect([worker.start_executable.remote(*executable) for worker in self.workers])
 
     def _call(self, rank: int, func: Callable[..., Any], *arguments: Any) -> Any:

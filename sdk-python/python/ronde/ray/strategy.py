@@ -88,7 +88,7 @@ def create_placement_group(
 
 class _Wanted(NamedTuple):
     bundle: Mapping[str, float]
-    count: int
+    bundles: int
     workers_per_bundle: int
     strategy: str
 
@@ -105,8 +105,8 @@ class _Wanted(NamedTuple):
         has = " and ".join(f"{free.get(name, 0):g} {name}" for name in self.bundle)
         what = "workers" if self.strategy != "STRICT_SPREAD" else f"hosts for {self.workers_per_bundle} workers each"
         return (
-            f"{self.count} {what} are wanted, with {each} each. The {len(per_node)} nodes of the cluster have slots for "
-            f"{possible}; {has} are free now"
+            f"{self.bundles} {what} are wanted, with {each} each. The {len(per_node)} nodes of the cluster have slots "
+            f"for {possible}; {has} are free now"
         )
 
     def _needed(self) -> list[tuple[str, float]]:
@@ -138,7 +138,7 @@ class PGStrategy:
     use_gpu                     -- whether each needs GPUs
     cpus_per_worker             -- processors for each
     gpus_per_worker             -- GPUs for each; default: 1 if `use_gpu`, else 0
-    use_current_placement_group -- whether workers run in the placement group of the calling actor or task, if it has one
+    use_current_placement_group -- whether workers run in the placement group of the caller, an actor or task, if any
     """
 
     def __init__(

@@ -46,7 +46,9 @@ class BaseHorovodWorker:
     executable: Any = None
 
     def __init__(self, world_rank: int = 0, world_size: int = 1) -> None:
-        self.update_env_vars({"HOROVOD_HOSTNAME": self.node_id(), "HOROVOD_RANK": world_rank, "HOROVOD_SIZE": world_size})
+        self.update_env_vars(
+            {"HOROVOD_HOSTNAME": self.node_id(), "HOROVOD_RANK": world_rank, "HOROVOD_SIZE": world_size}
+        )
 
     def node_id(self) -> str:
         """Returns Ray's ID of the node of this worker."""

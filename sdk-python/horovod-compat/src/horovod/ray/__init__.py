@@ -1,5 +1,7 @@
-"""`horovod.ray`, which is not supported yet."""
+"""`horovod.ray`: Horovod's names for `ronde.ray`. Importing it needs Ray."""
 
-from horovod.absent import unsupported_module
+from horovod.ray import ray_logger
+from horovod.ray.runner import RayExecutor
+from horovod.ray.worker import BaseHorovodWorker
 
-raise unsupported_module("horovod.ray")
+__all__ = ["BaseHorovodWorker", "RayExecutor", "ray_logger"]
