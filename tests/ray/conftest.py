@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-# Modules of the SDK's tests, and the package.
-sys.path[:0] = [str(ROOT / "sdk-python" / "tests"), str(ROOT / "sdk-python" / "python")]
-sys.path.append(str(ROOT / "sdk-python" / "horovod-compat" / "src"))
+# The package, Horovod's names for it, and the examples.
+FOLDERS = [ROOT / "sdk-python" / folder for folder in ("python", "horovod-compat/src", "examples")]
+sys.path[:0] = map(str, FOLDERS)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,9 +64,7 @@ def environment() -> None:
     binary = os.environ.get("RONDE_BIN")
     if not binary or not pathlib.Path(binary).is_file():
         pytest.fail("RONDE_BIN does not name the binary `ronde`; run the tests by `make ray-test`")
-    folders = [ROOT / "sdk-python" / "python", ROOT / "sdk-python" / "horovod-compat" / "src"]
-    folders += [ROOT / "sdk-python" / "examples", pathlib.Path(__file__).parent]
-    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, folders))
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, [*FOLDERS, pathlib.Path(__file__).parent]))
 
 
 def enter_own_network() -> None:

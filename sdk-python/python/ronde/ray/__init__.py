@@ -19,8 +19,10 @@ from ronde.ray import version
 
 version.check(ray.__version__)
 
+from ronde.ray.discovery import RayHostDiscovery  # noqa: E402
+from ronde.ray.elastic_executor import ElasticRayExecutor  # noqa: E402
 from ronde.ray.executor import RayExecutor  # noqa: E402
 from ronde.ray.failures import WorkerError  # noqa: E402
 from ronde.ray.worker import BaseHorovodWorker, log  # noqa: E402
 
-__all__ = ["BaseHorovodWorker", "RayExecutor", "WorkerError", "log"]
+__all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "RayExecutor", "RayHostDiscovery", "WorkerError", "log"]

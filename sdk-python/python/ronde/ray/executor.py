@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Callable
 
+from ronde.ray.elastic import ElasticOptions, ElasticWorkers
+from ronde.ray.executable import Executable
 from ronde.ray.settings import MiniSettings
-from ronde.ray.static import Executable, StaticWorkers
+from ronde.ray.static import StaticWorkers
 from ronde.ray.strategy import ColocatedStrategy, PGStrategy
 
 if TYPE_CHECKING:
@@ -30,6 +32,11 @@ class RayExecutor:
     use_gpu, gpus_per_worker        -- whether ranks have GPUs, and how many each; default: 1. A rank sees the GPUs of
                                        all ranks of its node (CUDA_VISIBLE_DEVICES), in the order of local ranks
     use_current_placement_group     -- whether ranks run in the placement group of the calling actor or task, if any
+    min_workers, max_workers        -- instead of num_workers: an elastic job, with the least and the most ranks
+    reset_limit, cooldown_range, elastic_timeout -- of an elastic job, as the options of `ronde run`
+    override_discovery              -- whether the nodes of an elastic job are those of Ray's table; otherwise those
+                                       that `settings.discovery` finds
+    cpus_per_slot                   -- another name of cpus_per_worker
 
     Ranks on one node are consecutive. Raises ValueError for arguments that contradict each other.
     """
@@ -63,9 +70,30 @@ class RayExecutor:
         use_gpu: bool = False,
         gpus_per_worker: float | None = None,
         use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: Sequence[int] | None = None,
+        elastic_timeout: float = 600,
+        override_discovery: bool = True,
+        *,
+        cpus_per_slot: float | None = None,
     ) -> None:
         self.settings = settings or MiniSettings()
         _check_gpus(use_gpu, gpus_per_worker)
+        cpus_per_worker = cpus_per_worker if cpus_per_slot is None else cpus_per_slot
+        self._workers: StaticWorkers | ElasticWorkers
+        if min_workers is not None:
+            _check_elastic(min_workers, max_workers, num_workers, num_hosts)
+            options = ElasticOptions(min_workers, max_workers, cpus_per_worker, use_gpu, gpus_per_worker)
+            options.reset_limit, options.cooldown_range = reset_limit, cooldown_range
+            options.elastic_timeout = elastic_timeout
+            options.discovery = None if override_discovery else self.settings.discovery
+            self._workers = ElasticWorkers(self.settings, options)
+            self.num_workers = min_workers
+            return
+        if max_workers is not None:
+            raise ValueError("max_workers is set, but min_workers is not; give both for an elastic job")
         resources = (use_gpu, cpus_per_worker, gpus_per_worker)
         strategy: PGStrategy | ColocatedStrategy
         if num_workers is not None and num_hosts is None:
@@ -76,14 +104,16 @@ class RayExecutor:
             _check_number("num_workers_per_host", num_workers_per_host)
             strategy = ColocatedStrategy(self.settings, num_hosts, num_workers_per_host, *resources)
         else:
-            raise ValueError("give either num_workers or num_hosts (with num_workers_per_host)")
+            raise ValueError(
+                "give either num_workers, or num_hosts (with num_workers_per_host), or min_workers for an elastic job"
+            )
         self._workers = StaticWorkers(strategy, self.settings)
         self.num_workers = strategy.num_workers
 
     @property
     def workers(self) -> list[Any]:
-        """The actors, by rank; none before `start`."""
-        return self._workers.workers
+        """The actors, by rank; none before `start`, and none in an elastic job."""
+        return self._workers.workers if isinstance(self._workers, StaticWorkers) else []
 
     def start(
         self,
@@ -131,11 +161,16 @@ class RayExecutor:
 
         Nothing here watches these: a rank that fails fails the collectives of the others only when its process ends.
         """
-        return self._workers.submit(_without_executable(fn, args, kwargs))
+        return self._static("run_remote").submit(_without_executable(fn, args, kwargs))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Returns `fn(executable)` of rank 0. Raises WorkerError if it fails."""
-        return self._workers.execute_single(fn)
+        return self._static("execute_single").execute_single(fn)
+
+    def _static(self, name: str) -> StaticWorkers:
+        if isinstance(self._workers, StaticWorkers):
+            return self._workers
+        raise NotImplementedError(f"{name} is for a fixed number of workers; an elastic job has run and execute")
 
     def shutdown(self) -> None:
         """Ends sessions, sidecars and workers, and gives the places back. The executor can be started again."""
@@ -156,6 +191,16 @@ def _without_executable(
 def _check_number(name: str, number: int) -> None:
     if number < 1:
         raise ValueError(f"{name} is {number}; it is at least 1")
+
+
+def _check_elastic(least: int, most: int | None, num_workers: int | None, num_hosts: int | None) -> None:
+    if num_workers is not None or num_hosts is not None:
+        raise ValueError(
+            "min_workers is for an elastic job, num_workers and num_hosts for a fixed one; give one of them"
+        )
+    _check_number("min_workers", least)
+    if most is not None and most < least:
+        raise ValueError(f"max_workers is {most}, less than min_workers, which is {least}")
 
 
 def _check_gpus(use_gpu: bool, gpus_per_worker: float | None) -> None:

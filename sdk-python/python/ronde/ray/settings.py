@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -16,6 +17,8 @@ class MiniSettings:
     verbose                   -- unused
     job_secret_file           -- the path of a file with the same secret on all nodes (`ronde certs secret`)
     certs                     -- the path, on each node, of the directory with its certificate (`ronde certs once`)
+    discovery                 -- finds the nodes of an elastic job, with a method `find_available_hosts_and_slots` that
+                                 returns the slots of each address
     """
 
     timeout_s: float = 30
@@ -26,6 +29,7 @@ class MiniSettings:
     verbose: int = 0
     job_secret_file: str | None = None
     certs: str | None = None
+    discovery: Any = None
 
     @property
     def start_timeout(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable
 
 import ray
 
@@ -16,19 +16,12 @@ from ronde.ray.worker import BaseHorovodWorker
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ronde.ray.executable import Executable
     from ronde.ray.settings import MiniSettings
     from ronde.ray.strategy import ColocatedStrategy, PGStrategy
 
 # Workers that do not end their sessions in this time are ended without.
 _LEAVE_TIMEOUT_S = 10.0
-
-
-class Executable(NamedTuple):
-    """The class of which each worker makes an object, and its arguments."""
-
-    kind: Callable[..., Any] | None = None
-    args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = {}
 
 
 class StaticWorkers:
@@ -84,8 +77,11 @@ class StaticWorkers:
         self._check_started()
         with Reports(callbacks) as reports:
             self._collect([self.workers[0].set_queue.remote(reports.queue)])
-            results = self._collect(self.submit(func), reports.deliver)
-            reports.deliver()
+            try:
+                results = self._collect(self.submit(func), reports.deliver)
+            finally:
+                # Also what was reported before a failure, such as a checkpoint.
+                reports.deliver()
             self._collect([self.workers[0].set_queue.remote(None)])
         return results
 

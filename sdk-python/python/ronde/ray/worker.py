@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pathlib
 import socket
 from typing import TYPE_CHECKING, Any, Callable
 
 import ray
 
+from ronde.client import last_rank
+from ronde.elastic.membership import is_elastic, worker_number
+from ronde.private_folder import PrivateFolder
+from ronde.run import dumps
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+# In elastic jobs: the folder in which workers leave the values that they report.
+REPORTS = "RONDE_RAY_REPORTS"
+
+
 class _Reports:
-    """The queue through which this worker reports to the driver; None if the driver does not take reports."""
+    """The queue through which this worker reports to the driver; None if the driver does not take reports.
+
+    left -- how many values this worker of an elastic job has left for the driver
+    """
 
     queue: Any = None
+    left = 0
 
 
 _reports = _Reports()
@@ -31,8 +46,18 @@ def log(info: Any) -> None:
 
     Only rank 0's values are reported; on other ranks, and without callbacks, this does nothing.
     """
-    if _reports.queue is not None and os.environ.get("RONDE_RANK", "0") == "0":
+    if is_elastic():
+        if last_rank() == 0 and REPORTS in os.environ:
+            _leave(info)
+    elif _reports.queue is not None and os.environ.get("RONDE_RANK", "0") == "0":
         _reports.queue.put(info)
+
+
+def _leave(info: Any) -> None:
+    """Leaves a value for the driver, in the folder of the call."""
+    _reports.left += 1
+    with contextlib.closing(PrivateFolder(pathlib.Path(os.environ[REPORTS]))) as folder:
+        folder.replace(f"value.{worker_number()}.{_reports.left}", dumps(info))
 
 
 class BaseHorovodWorker:
