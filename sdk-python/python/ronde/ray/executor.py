@@ -195,9 +195,7 @@ def _check_number(name: str, number: int) -> None:
 
 def _check_elastic(least: int, most: int | None, num_workers: int | None, num_hosts: int | None) -> None:
     if num_workers is not None or num_hosts is not None:
-        raise ValueError(
-            "min_workers is for an elastic job, num_workers and num_hosts for a fixed one; give one of them"
-        )
+        raise ValueError("min_workers is for an elastic job, num_workers and num_hosts for a fixed one; give only one")
     _check_number("min_workers", least)
     if most is not None and most < least:
         raise ValueError(f"max_workers is {most}, less than min_workers, which is {least}")
