@@ -132,7 +132,7 @@ def test_the_error_for_an_unsupported_module_gives_an_alternative(name: str) -> 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed; tests/ray imports these")
 @pytest.mark.parametrize("name", ["horovod.ray", "ronde.ray"])
-def test_the_error_without_ray_says_how_to_install_it(name: str) -> None:
+def test_the_error_without_ray_names_the_command(name: str) -> None:
     with pytest.raises(ImportError, match=r'ronde.ray needs Ray, .*: pip install "ray\[train\]"'):
         importlib.import_module(name)
 

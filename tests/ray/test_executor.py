@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Of what ends within seconds: the test fails where it takes this long.
-PROMPT_S = 60
+WAIT_MAX_S = 60
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + PROMPT_S
+    deadline = time.monotonic() + WAIT_MAX_S
     while not condition():
         assert time.monotonic() < deadline, "it has not happened in time"
         time.sleep(0.1)
@@ -97,7 +97,7 @@ def test_each_rank_returns_its_result_and_one_call_follows_another(executor: Any
     again = executor.run(reduced, kwargs={"scale": 5})
     check_reduced(again, 5)
     assert [each["pid"] for each in again] == [each["pid"] for each in first]
-    check_reduced(ray.get(executor.run_remote(reduced, args=[2]), timeout=PROMPT_S), 2)
+    check_reduced(ray.get(executor.run_remote(reduced, args=[2]), timeout=WAIT_MAX_S), 2)
     assert executor.execute(lambda worker: (worker, os.environ["RONDE_RANK"])) == [(None, "0"), (None, "1")]
     assert executor.execute_single(lambda _: os.environ["HOROVOD_RANK"]) == "0"
 
@@ -233,7 +233,7 @@ def test_a_killed_actor_ends_the_run_on_all_ranks(cluster: Any) -> None:
     begun = time.monotonic()
     with pytest.raises(WorkerError, match=r"^rank 1 of 3 on node .* has ended") as caught:
         executor.run(train)
-    assert time.monotonic() - begun < PROMPT_S
+    assert time.monotonic() - begun < WAIT_MAX_S
     assert (caught.value.rank, caught.value.node) == (1, os.uname().nodename)
     wait_until(lambda: not any(pathlib.Path("/proc", str(pid)).exists() for pid in pids))
     with pytest.raises(RuntimeError, match=r"cannot be used any more: .*; call shutdown\(\), then start\(\)"):
@@ -333,11 +333,11 @@ def test_workers_run_in_the_placement_group_of_the_caller(cluster: Any) -> None:
         return found
 
     group = placement_group([{"CPU": 1}, {"CPU": 1}], strategy="STRICT_PACK")
-    assert group.wait(PROMPT_S)
+    assert group.wait(WAIT_MAX_S)
     within = driver.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group))
-    assert ray.get(within.remote(2), timeout=PROMPT_S) == [group.id.hex()] * 2
+    assert ray.get(within.remote(2), timeout=WAIT_MAX_S) == [group.id.hex()] * 2
     with pytest.raises(ValueError, match=r"3 workers with 1 CPU each do not fit .* room for 2"):
-        ray.get(within.remote(3), timeout=PROMPT_S)
+        ray.get(within.remote(3), timeout=WAIT_MAX_S)
     remove_placement_group(group)
     check_nothing_is_left()
 
@@ -360,7 +360,7 @@ def test_contradicting_arguments_are_refused(given: dict[str, Any], match: str, 
         RayExecutor(**given)
 
 
-def test_an_executor_that_was_not_started_says_so(cluster: Any) -> None:
+def test_an_executor_must_be_started(cluster: Any) -> None:
     from ronde.ray import RayExecutor
 
     with pytest.raises(RuntimeError, match=r"call start\(\) first"):
