@@ -73,26 +73,14 @@ impl Arguments {
         Ok(Options { prescale, postscale, codec, plugin: self.plugin.clone() })
     }
 
-    /// Returns the reduction. The numbers are Horovod's, like the constants of the package.
+    /// Returns the reduction.
     fn reduce_op(&self) -> PyResult<ReduceOp> {
-        Ok(match self.op {
-            0 => ReduceOp::Average,
-            1 => ReduceOp::Sum,
-            2 => ReduceOp::Adasum,
-            3 => ReduceOp::Min,
-            4 => ReduceOp::Max,
-            5 => ReduceOp::Product,
-            6 => ReduceOp::Median,
-            7 => ReduceOp::ClippedMean,
-            8 if self.plugin.is_some() => ReduceOp::Plugin,
-            9 => ReduceOp::BitAnd,
-            10 => ReduceOp::BitOr,
-            11 => ReduceOp::BitXor,
-            op => {
-                return Err(PyValueError::new_err(format!(
-                    "op {op} is none of Average, Sum, Adasum, Min, Max, Product, Median, ClippedMean, BitAnd, BitOr, BitXor"
-                )));
-            }
+        let op = self.op;
+        let op_of_plugin = (op == PLUGIN && self.plugin.is_some()).then_some(ReduceOp::Plugin);
+        op_of_plugin.or_else(|| reduce_op_of(op)).ok_or_else(|| {
+            PyValueError::new_err(format!(
+                "op {op} is none of Average, Sum, Adasum, Min, Max, Product, Median, ClippedMean, BitAnd, BitOr, BitXor"
+            ))
         })
     }
 
@@ -155,6 +143,28 @@ fn plugin_value(given: &Bound<'_, PyAny>) -> PyResult<PluginValue> {
         PluginValue::Float(given.extract()?)
     } else {
         PluginValue::Choice(given.extract()?)
+    })
+}
+
+/// The number of a reduction by a plugin.
+const PLUGIN: i64 = 8;
+
+/// Returns the reduction with this number, unless a plugin performs it. The numbers are Horovod's, like the constants of the
+/// package.
+pub(crate) fn reduce_op_of(number: i64) -> Option<ReduceOp> {
+    Some(match number {
+        0 => ReduceOp::Average,
+        1 => ReduceOp::Sum,
+        2 => ReduceOp::Adasum,
+        3 => ReduceOp::Min,
+        4 => ReduceOp::Max,
+        5 => ReduceOp::Product,
+        6 => ReduceOp::Median,
+        7 => ReduceOp::ClippedMean,
+        9 => ReduceOp::BitAnd,
+        10 => ReduceOp::BitOr,
+        11 => ReduceOp::BitXor,
+        _ => return None,
     })
 }
 

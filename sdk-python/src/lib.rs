@@ -1,7 +1,7 @@
 //! `ronde._ronde`: the blocking client for Python. The package `ronde` wraps it; nothing here is for users.
 //!
-//! Tensors are passed as address and length, because the stable ABI of Python 3.9 has no buffer protocol. `address.rs` is
-//! the only file with unsafe code. Blocking calls detach from the interpreter and wait in slices, between which they check
+//! Tensors are passed as address and length, because the stable ABI of Python 3.9 has no buffer protocol. Unsafe code
+//! is in `address.rs`, and in `frameworks`, which calls functions of TensorFlow that it finds at run time. Blocking calls detach from the interpreter and wait in slices, between which they check
 //! for signals. No lock is held while attached.
 
 #![deny(unsafe_code)]
@@ -10,6 +10,7 @@ mod address;
 mod arguments;
 mod completions;
 mod errors;
+mod frameworks;
 mod launched;
 mod memory;
 mod operation;
@@ -25,6 +26,8 @@ mod _ronde {
     #[pymodule_export]
     use crate::completions::Completions;
     #[pymodule_export]
+    use crate::frameworks::tensorflow::{attach_tensorflow, detach_tensorflow, register_tensorflow};
+    #[pymodule_export]
     use crate::launched::LaunchedBy;
     #[pymodule_export]
     use crate::memory::Memory;
@@ -37,7 +40,8 @@ mod _ronde {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         let dtypes: Vec<&str> = ronde::DType::ALL.iter().map(|dtype| dtype.name()).collect();
-        module.add("DTYPES", dtypes)
+        module.add("DTYPES", dtypes)?;
+        module.add("TENSORFLOW_SELF_TEST", crate::frameworks::tensorflow::SELF_TEST_ANSWER)
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    fn client(&self) -> PyResult<Arc<Client>> {
+    pub(crate) fn client(&self) -> PyResult<Arc<Client>> {
         let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
         client.ok_or_else(|| raise(&Error::Closed))
     }

@@ -139,7 +139,7 @@ def test_aliases() -> None:
     assert hvd.elastic is importlib.import_module("horovod.torch.elastic")
     assert hvd.elastic.state.TorchState is hvd.elastic.TorchState
     assert hvd.elastic.run_fn is elastic.run_fn
-    assert hvd.max_size.__module__ == "ronde.torch.basics"
+    assert hvd.max_size.__module__ == "ronde.frameworks.basics"
 
 
 def test_the_samplers_rank_and_size_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

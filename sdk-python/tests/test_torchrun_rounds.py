@@ -189,7 +189,9 @@ def test_of_two_halves_that_are_cut_off_one_goes_on(metadata: pathlib.Path, tmp_
     for output in outputs[2:]:
         assert not reports(output), output
         assert "2 of the 4 nodes of round 1 have come, and the others may train without these" in output, output
-        assert "2 of at least 1 nodes wait for it" in output, output
+        # The one that times out first ends the other one's wait, too.
+        assert "2 of at least 1 nodes wait for it" in output or "the job is over, as node" in output, output
+    assert any("2 of at least 1 nodes wait for it" in output for output in outputs[2:]), "\n".join(outputs)
 
 
 def halves(hosts: TwoHosts, metadata: pathlib.Path, folder: pathlib.Path) -> Job:

@@ -21,6 +21,7 @@ Further stages have separate environments, as tests import nothing from there (`
     frontends  Lightning, Accelerate, Transformers and DeepSpeed (0.3 GB); a layer on the environment of `training`,
                whose packages it sees, PyTorch too
     ray        Ray with Train and Tune (0.4 GB); a layer, too
+    tensorflow TensorFlow with Keras 3 and Keras 2 (1.7 GB)
     torchft    torchft's last release, and `torchft-nightly`, a later one with another interface; layers, too
 
 The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
@@ -55,6 +56,7 @@ ENVIRONMENTS = {
     "deploy": ["deploy", "helm"],
     "frontends": ["frontends"],
     "ray": ["ray"],
+    "tensorflow": ["tensorflow"],
     "torchft": ["torchft"],
     "torchft-nightly": ["torchft-nightly"],
 }

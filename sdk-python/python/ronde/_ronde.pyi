@@ -5,6 +5,13 @@ from typing import Any, final
 
 __version__: str
 DTYPES: list[str]
+TENSORFLOW_SELF_TEST: int
+
+def register_tensorflow(path: str) -> tuple[list[str], list[str]]: ...
+def attach_tensorflow(
+    session: Session, numbers: tuple[int, int, int, int], sets: Mapping[int, tuple[int, bool]]
+) -> None: ...
+def detach_tensorflow() -> None: ...
 
 @final
 class Session:

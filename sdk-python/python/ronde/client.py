@@ -210,6 +210,11 @@ class Client(Collectives):
         self._on_membership.append(callback)
 
     @property
+    def native_session(self) -> _ronde.Session:
+        """The session of the extension module, for ronde's own operations inside the graphs of a framework."""
+        return self._session
+
+    @property
     def on_failure(self) -> str:
         """What happens to operations in flight when a rank is lost: "continue" or "raise"."""
         return RAISE if self._replay is None else CONTINUE

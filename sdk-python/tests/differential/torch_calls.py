@@ -11,7 +11,7 @@ from differential import torch_training
 from differential.c10d_worker import failure, groups_of
 from differential.tensors import make, packed
 from differential.torch_reference import BEFORE, ScaledGradient, convention, loss_of, penalty_of, weight_of
-from ronde.torch import basics
+from ronde.frameworks import basics
 
 Fields = dict[str, Any]
 

@@ -60,11 +60,11 @@ impl Driver {
                 // reports its reason to the launcher itself.
                 if self.memberships.is_elastic() {
                     let is_final = match reason {
-                        DownReason::Unanswered(_) => true,
+                        DownReason::Unanswered(_) | DownReason::Refused(_) => true,
                         DownReason::Protocol(_) | DownReason::Expired(_) => !self.epoch.has_begun,
                         _ => false,
                     };
-                    if is_final {
+                    if is_final && self.control_role(peer) == Role::Dial {
                         self.report_unreachable(peer, &reason);
                     }
                 } else if !self.epoch.has_begun {

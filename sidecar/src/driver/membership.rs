@@ -204,8 +204,8 @@ impl Driver {
         }
     }
 
-    /// A peer of an elastic job was dialled in vain. The engine dials again; the launcher knows who is lost, and decides
-    /// which of both has to leave if neither is.
+    /// A peer of an elastic job was dialled in vain, or one side does not accept the other. The engine dials again; the
+    /// launcher knows who is lost, and decides which of both has to leave if neither is.
     pub(super) fn report_unreachable(&self, peer: SidecarIndex, reason: &DownReason) {
         if self.memberships.is_elastic() && self.memberships.rules.is_open() {
             let (membership, text) = (self.memberships.number(), reason.to_string());

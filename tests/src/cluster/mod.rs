@@ -21,7 +21,7 @@ pub use capture::{Capture, Captured};
 pub use network::{Network, Shape};
 pub use process::{Line, Process};
 pub use resources::Resident;
-pub use sidecar::{Authority, Sidecar, SidecarOptions};
+pub use sidecar::{Authority, Sidecar, SidecarOptions, message};
 pub use worker::{Failed, Outcome, Worker, sum};
 
 /// A job: sidecars by index, workers by rank.

@@ -308,7 +308,8 @@ fn an_hour() -> Validity {
 }
 
 /// Returns a line's object if it has this type.
-pub(super) fn message(line: &Line, kind: &str) -> Option<Value> {
+#[must_use]
+pub fn message(line: &Line, kind: &str) -> Option<Value> {
     let value: Value = serde_json::from_str(&line.text).ok()?;
     (value["type"] == kind).then_some(value)
 }

@@ -187,7 +187,7 @@ fn workers_of_another_user_are_admitted_only_when_listed() -> Result<()> {
 
 /// As from a starter that ends everything early: once a signal before the last line of the start left sockets and tokens.
 #[test]
-fn a_signal_during_the_start_leaves_nothing_behind() -> Result<()> {
+fn a_signal_during_the_start_ends_with_empty_directories() -> Result<()> {
     for round in 0..10 {
         let directory = tempfile::Builder::new().prefix("ronde-test-").tempdir()?;
         let left =

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
-use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Sidecar, Worker, sum};
+use ronde_tests::cluster::{Authority, Cluster, PATIENCE, Plan, Sidecar, Worker, message, sum};
 use ronde_tests::script::{Answer, Fill};
 use ronde_wire::Cause;
 
@@ -82,6 +82,43 @@ fn a_sidecar_is_added_while_the_epoch_continues_until_the_workers_end_it() -> Re
     cluster.await_entered(&[0, 1], 2)?;
     cluster.commit(&[0, 1, 2], 2)?;
     drop((new, other));
+    cluster.restart_workers(&seats)?;
+    check_sums(&mut cluster)
+}
+
+/// The launcher gives each sidecar its certificate; this one is in possession of another job's.
+#[test]
+fn a_new_sidecar_with_another_jobs_certificate_is_reported_and_the_others_continue_without_it() -> Result<()> {
+    let plan = Plan::of(&[0, 1]);
+    let (mut cluster, _) = plan.clone().start_elastic(WORKER)?;
+    let other = Authority::new("test")?;
+    let seats = [(0, 0), (1, 1), (2, 2)];
+    let directory = cluster.sidecars[0].socket_dir()?.parent().expect("it has one").to_owned();
+    let mut options = plan.options("test", 2, &directory);
+    options.elastic = true;
+    cluster.sidecars.push(Sidecar::start(&options)?);
+    let membership = cluster.membership(2, &seats);
+    let certificate = other.issue(cluster.sidecars[2].certificate_request()?, 2)?;
+    cluster.sidecars[2].join_membership(&certificate, other.certificate(), &membership)?;
+    cluster.sidecars[2].await_serving()?;
+    cluster.change(&[0, 1], 2, &seats)?;
+    cluster.release(&[0, 1], 2, (1, 0))?;
+    cluster.workers.clear();
+    cluster.await_entered(&[0, 1], 2)?;
+    cluster.commit(&[0, 1, 2], 2)?;
+    let mut waiting: Vec<Worker> =
+        seats.iter().map(|(worker, sidecar)| cluster.elastic_worker(*worker, *sidecar)).collect::<Result<_>>()?;
+    let report = cluster.sidecars[2].process.await_line("what it does not reach", PATIENCE, |line| {
+        message(line, "unreachable").filter(|report| report["peer"] == 0 && report["membership"] == 2)
+    })?;
+    let text = report["text"].as_str().unwrap_or_default();
+    ensure!(text.contains("certificate"), "{text}");
+    // As the launcher decides then.
+    let seats = [(0, 0), (1, 1)];
+    cluster.change(&[0, 1], 3, &seats)?;
+    cluster.enter(&[0, 1], 3, (0, 1))?;
+    cluster.commit(&[0, 1], 3)?;
+    waiting.clear();
     cluster.restart_workers(&seats)?;
     check_sums(&mut cluster)
 }

@@ -17,10 +17,7 @@ from ronde.errors import (
     ShutDownError,
     TimedOutError,
 )
-from ronde.ops import Adasum, Average, Max, Min, Product, Sum
-from ronde.plugins import Plugin, PluginOp
-from ronde.torch import elastic
-from ronde.torch.basics import (
+from ronde.frameworks.basics import (
     ccl_built,
     client,
     cross_rank,
@@ -46,6 +43,10 @@ from ronde.torch.basics import (
     start_timeline,
     stop_timeline,
 )
+from ronde.frameworks.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ronde.ops import Adasum, Average, Max, Min, Product, Sum
+from ronde.plugins import Plugin, PluginOp
+from ronde.torch import elastic
 from ronde.torch.compression import Compression
 from ronde.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from ronde.torch.mpi_ops import (
@@ -78,7 +79,6 @@ from ronde.torch.mpi_ops import (
 )
 from ronde.torch.objects import allgather_object, broadcast_object
 from ronde.torch.optimizer import DistributedOptimizer
-from ronde.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ronde.torch.shared import empty
 from ronde.torch.sparse import sparse_allreduce_async
 from ronde.torch.sync_batch_norm import SyncBatchNorm

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
+from ronde.frameworks import world
 from ronde.ops import Adasum
-from ronde.torch import gradients, world
+from ronde.torch import gradients
 from ronde.torch.window import Window
 from ronde.torch.wrapping import Watcher, Wrapping, too_many_passes, trainable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
 
+    from ronde.frameworks.process_sets import ProcessSet
     from ronde.torch.compression import Compressor, PluginCompressor
-    from ronde.torch.process_sets import ProcessSet
 
 
 class DeltaReducer(Watcher):

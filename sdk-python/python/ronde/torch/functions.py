@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from ronde.torch import gradients, mpi_ops, optimizer_state, world
-from ronde.torch.basics import client
+from ronde.frameworks import world
+from ronde.frameworks.basics import client
+from ronde.frameworks.process_sets import exchanged, global_process_set, members_of
+from ronde.torch import gradients, mpi_ops, optimizer_state
 from ronde.torch.objects import broadcast_bytes
-from ronde.torch.process_sets import exchanged, global_process_set, members_of
 from ronde.torch.window import Window
 from ronde.torch.wrapping import made_gradient
 

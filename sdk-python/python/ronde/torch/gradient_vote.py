@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ronde.frameworks import basics, world
+from ronde.frameworks.process_sets import ProcessSet, members_of
 from ronde.ops import Sum
-from ronde.torch import basics, world
-from ronde.torch.process_sets import ProcessSet, members_of
 
 if TYPE_CHECKING:
-    from ronde.torch.world import InFlight
+    from ronde.frameworks.world import InFlight
 
 
 class GradientVote:

@@ -17,15 +17,15 @@ import numpy
 import torch
 
 from ronde.errors import RefusedError
+from ronde.frameworks import world
+from ronde.frameworks.process_sets import ProcessSet, members_of, root_of, size_of
 from ronde.ops import Adasum, Average, Max, Min, Product, Sum
-from ronde.torch import world
-from ronde.torch.process_sets import ProcessSet, members_of, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ronde.frameworks.world import InFlight
     from ronde.plugins import Plugin, PluginOp
-    from ronde.torch.world import InFlight
 
 
 def begin_allreduce(
@@ -105,10 +105,7 @@ def begin_broadcast(
 ) -> int:
     """Starts the operation and returns its handle."""
     members, current = members_of(process_set), world.current()
-    ranks = range(current.size) if process_set.ranks is None else process_set.ranks
-    if root_rank not in ranks:
-        raise ValueError(f"broadcast received invalid root rank {root_rank}: it is not among the ranks {list(ranks)}")
-    root = current.job_ranks[root_rank]
+    root = root_of(root_rank, process_set)
 
     def begin() -> InFlight:
         handle = current.client.broadcast_async(check_tensor(tensor), root, name, out=out, process_set=members)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from ronde.torch import world
+from ronde.frameworks import world
 
 if TYPE_CHECKING:
     import torch

@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ronde.ops import Average, Sum
-from ronde.torch import gradients, world
-from ronde.torch.basics import (
+from ronde.frameworks import world
+from ronde.frameworks.basics import (
     client,
     cross_rank,
     cross_size,
@@ -41,9 +40,11 @@ from ronde.torch.basics import (
     shutdown,
     size,
 )
+from ronde.frameworks.process_sets import ProcessSet, global_process_set, members_of
+from ronde.frameworks.world import poll, synchronize
+from ronde.ops import Average, Sum
+from ronde.torch import gradients
 from ronde.torch.compression import Compression, Compressor, PluginCompressor, check_no_plugin, codec_of
-from ronde.torch.process_sets import ProcessSet, global_process_set, members_of
-from ronde.torch.world import poll, synchronize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

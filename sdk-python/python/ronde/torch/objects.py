@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from ronde.torch import gradients, world
-from ronde.torch.process_sets import ProcessSet, global_process_set
+from ronde.frameworks import world
+from ronde.frameworks.process_sets import ProcessSet, global_process_set
+from ronde.torch import gradients
 
 try:  # If installed, cloudpickle also handles functions and classes of `__main__`.
     import cloudpickle

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 
 from ronde.elastic.membership import is_elastic
+from ronde.frameworks.process_sets import ProcessSet, global_process_set, reduces
 from ronde.ops import Adasum, Average
 from ronde.torch.adasum import AdasumDistributed, DeltaReducer
 from ronde.torch.compression import Compression, Compressor, PluginCompressor, codec_of
-from ronde.torch.process_sets import ProcessSet, global_process_set, reduces
 from ronde.torch.reducer import Reducer
 from ronde.torch.wrapping import Wrapping, forget_made_gradients, trainable
 

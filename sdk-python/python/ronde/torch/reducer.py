@@ -13,17 +13,17 @@ import torch
 
 from ronde.elastic.membership import is_elastic
 from ronde.errors import RondeError
+from ronde.frameworks import basics, world
+from ronde.frameworks.process_sets import ProcessSet, members_of, reduces, size_of
+from ronde.frameworks.world import InFlight
 from ronde.ops import Average, Sum
 from ronde.plugins import PluginOp
-from ronde.torch import basics, world
 from ronde.torch.compression import codec_of, keeps_results
 from ronde.torch.gradient_vote import GradientVote
 from ronde.torch.handles import Handles
-from ronde.torch.process_sets import ProcessSet, members_of, reduces, size_of
 from ronde.torch.sparse import sparse_allreduce_async
 from ronde.torch.step_commit import StepCommit
 from ronde.torch.window import Window
-from ronde.torch.world import InFlight
 from ronde.torch.wrapping import Watcher, forget_made_gradients, too_many_passes, trainable
 
 if TYPE_CHECKING:

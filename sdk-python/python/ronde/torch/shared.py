@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from ronde.torch.basics import client
+from ronde.frameworks.basics import client
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

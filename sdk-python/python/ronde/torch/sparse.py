@@ -6,9 +6,10 @@ from typing import Callable
 
 import torch
 
+from ronde.frameworks import world
+from ronde.frameworks.process_sets import ProcessSet, global_process_set, size_of
 from ronde.ops import Average, Sum
-from ronde.torch import gradients, world
-from ronde.torch.process_sets import ProcessSet, global_process_set, size_of
+from ronde.torch import gradients
 
 
 def sparse_allreduce_async(

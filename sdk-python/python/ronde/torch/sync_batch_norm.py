@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ronde.frameworks import basics
+from ronde.frameworks.process_sets import global_process_set
 from ronde.ops import Sum
-from ronde.torch import basics, gradients
-from ronde.torch.process_sets import global_process_set
+from ronde.torch import gradients
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 
-from ronde.torch.process_sets import ProcessSet, global_process_set
+from ronde.frameworks.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, MutableMapping

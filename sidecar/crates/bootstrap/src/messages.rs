@@ -273,8 +273,8 @@ pub enum FromSidecar {
         /// What it did last, and what waits for it.
         text: String,
     },
-    /// A peer has not answered for the start timeout; this sidecar dials on. Sent in an elastic job, whose launcher decides
-    /// which of both has to leave.
+    /// A peer has not answered for the start timeout, or one of both does not accept the other; this sidecar dials on. Sent
+    /// in an elastic job, whose launcher decides which of both has to leave.
     Unreachable {
         /// The peer's index.
         peer: u32,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-EXTENSIONS = ["torch"]
+EXTENSIONS = ["torch", "tensorflow"]
 
 _VERSION = re.compile(
     r"v?(?P<release>\d+(\.\d+)*)([-_.]?(?P<stage>alpha|a|beta|b|preview|pre|c|rc)[-_.]?(?P<candidate>\d*))?"
@@ -44,9 +44,11 @@ def get_extension_full_path(pkg_path: str, *args: str) -> str:
 
 
 def check_extension(ext_name: str, *_: Any, **__: Any) -> None:
-    """Does nothing for `horovod.torch`, which needs no native library. Raises ImportError for others."""
+    """Does nothing for `horovod.torch` and `horovod.tensorflow`, which need no library. Raises ImportError for others."""
     if ext_name.rpartition(".")[2] not in EXTENSIONS:
-        raise ImportError(f"{ext_name} is not there: horovod-compat answers for PyTorch only (horovod.torch)")
+        raise ImportError(
+            f"{ext_name} is not there: horovod-compat answers for PyTorch and TensorFlow only (horovod.torch, horovod.tensorflow)"
+        )
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:

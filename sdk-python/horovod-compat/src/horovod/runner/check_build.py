@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 
 import ronde
@@ -10,9 +11,9 @@ from horovod.version import __version__
 
 def table(is_verbose: bool = False) -> str:
     """Returns the capabilities of this installation, in Horovod's form."""
-    found, problem = _torch()
+    found = {name: _found(module) for name, module in (("TensorFlow", "tensorflow"), ("PyTorch", "torch"))}
     blocks = {
-        "Available Frameworks": {"TensorFlow": False, "PyTorch": found, "MXNet": False},
+        "Available Frameworks": {**{name: not problem for name, problem in found.items()}, "MXNet": False},
         "Available Controllers": {"MPI": False, "Gloo": True, "ronde": True},
         "Available Tensor Operations": {
             "NCCL": False,
@@ -30,17 +31,18 @@ def table(is_verbose: bool = False) -> str:
     lines.append(
         f"Answered by ronde {ronde.__version__}, which does what is marked as Gloo's; there is no Gloo inside."
     )
-    if is_verbose and problem:
-        lines += ["", f"PyTorch: {problem}"]
+    problems = [f"{name}: {problem}" for name, problem in found.items() if problem]
+    if is_verbose and problems:
+        lines += ["", *problems]
     return "\n".join(lines) + "\n"
 
 
-def _torch() -> tuple[bool, str]:
-    """Returns whether PyTorch can be imported, and if not, why."""
-    if importlib.util.find_spec("torch") is None:
-        return False, "it is not installed"
+def _found(module: str) -> str:
+    """Returns why a framework cannot be imported; empty if it can."""
+    if importlib.util.find_spec(module) is None:
+        return "it is not installed"
     try:
-        import torch  # noqa: F401
+        importlib.import_module(module)
     except Exception as error:
-        return False, f"it cannot be imported: {error}"
-    return True, ""
+        return f"it cannot be imported: {error}"
+    return ""

@@ -1,5 +1,11 @@
-"""`horovod.tensorflow`, which is not supported yet."""
+"""`horovod.tensorflow`: the functions and classes of `ronde.tensorflow`."""
 
-from horovod.absent import unsupported_module
+from horovod.tensorflow import compression, functions, mpi_ops, sync_batch_norm  # noqa: F401 -- hvd.mpi_ops
+from horovod.tensorflow import elastic as _elastic
+from ronde import tensorflow as _tensorflow
+from ronde.tensorflow import *  # noqa: F403
 
-raise unsupported_module("horovod.tensorflow")
+# `ronde.tensorflow` has a module of this name, too, but without Horovod's other names.
+elastic = _elastic  # type: ignore[misc]
+
+__all__ = list(_tensorflow.__all__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
-import ronde.torch.basics
+import ronde.frameworks.basics
 import ronde_entry_points
 from ronde import without_launcher
 from ronde.torch.distributed import env_rendezvous
@@ -50,11 +50,11 @@ def _default_group() -> Group | None:
 
 def begun(settings: dict[str, Any]) -> Groups:
     """Returns the groups of this process, after calling `ronde.torch.init` if necessary. Raises what that raises."""
-    is_ours = not ronde.torch.basics.is_initialized()
-    ronde.torch.basics.init(**settings)
-    client = ronde.torch.basics.client()
+    is_ours = not ronde.frameworks.basics.is_initialized()
+    ronde.frameworks.basics.init(**settings)
+    client = ronde.frameworks.basics.client()
     if _state.groups is None or _state.groups.client is not client:
-        end = ronde.torch.basics.shutdown if is_ours else None
+        end = ronde.frameworks.basics.shutdown if is_ours else None
         _state.groups, _state.process = Groups(client, end), os.getpid()
         _watch_end_of_program()
     return _state.groups
@@ -113,7 +113,7 @@ def _create_default(options: Any) -> Any:
 
 def _settings(options: Any) -> dict[str, Any]:
     """Returns settings for the session of the group of all ranks: where no launcher of ronde is, by PyTorch's means."""
-    if ronde.torch.basics.is_initialized() or ronde_entry_points.is_in_job(os.environ):
+    if ronde.frameworks.basics.is_initialized() or ronde_entry_points.is_in_job(os.environ):
         return {}
     # PyTorch's timeout is also that of the rendezvous, unless the user has set one for this alone.
     timeout = None if "RONDE_START_TIMEOUT" in os.environ else options.timeout.total_seconds()

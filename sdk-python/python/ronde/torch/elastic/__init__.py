@@ -14,7 +14,7 @@ from typing import Callable, TypeVar
 
 from ronde.elastic.loop import run_fn
 from ronde.elastic.state import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State
-from ronde.torch import basics
+from ronde.frameworks import basics
 from ronde.torch.elastic.sampler import ElasticSampler
 from ronde.torch.elastic.state import TorchState
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from ronde.elastic.membership import is_elastic
-from ronde.torch import basics, mpi_ops, process_sets
+from ronde.frameworks import basics, process_sets
+from ronde.torch import mpi_ops
 from ronde.torch.objects import broadcast_bytes
 
 # The differences that an error lists.

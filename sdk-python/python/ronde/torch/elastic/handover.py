@@ -16,7 +16,7 @@ import torch
 
 from ronde.elastic.state import StateCorruptError
 from ronde.errors import RefusedError
-from ronde.torch import basics, process_sets, world
+from ronde.frameworks import basics, process_sets, world
 from ronde.torch.elastic.chunks import DIGEST_BYTES, Chunk, Part, chunks_of, digest_of
 from ronde.torch.window import Window
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from ronde.elastic.state import ObjectState
+from ronde.frameworks import basics
 from ronde.ops import Max
-from ronde.torch import basics, functions, mpi_ops, objects, optimizer_state
+from ronde.torch import functions, mpi_ops, objects, optimizer_state
 from ronde.torch.elastic import alike, handover
 from ronde.torch.elastic.chunks import Part
 from ronde.torch.elastic.sampler import ElasticSampler

@@ -125,7 +125,7 @@ async fn connections_to_other_local_addresses_are_ignored(over: Transport) {
     let peer = start(one.accept_only_at(vec![used.ip()]), 1, &[(0, vec![])], START_TIMEOUT);
     let mut port = start(bind(over), 0, &[(1, vec![other])], Duration::from_secs(1));
     port.open(ONE, Role::Dial);
-    assert!(matches!(down(&mut port, 1).await, DownReason::Lost(_)));
+    assert!(matches!(down(&mut port, 1).await, DownReason::Unanswered(_)));
     assert_eq!(peer.stats().links_opened, 0);
     let mut port = start(bind(over), 0, &[(1, vec![other, used])], START_TIMEOUT);
     port.open(ONE, Role::Dial);

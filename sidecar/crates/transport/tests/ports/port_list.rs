@@ -198,7 +198,7 @@ async fn a_peer_that_never_comes_is_down(make: Maker) {
     let mut ports = make(&[hello(0, CONTROL), hello(1, CONTROL), hello(2, CONTROL)], Duration::from_millis(300)).ports;
     drop(ports.remove(1));
     ports[0].open(SidecarIndex(1), Role::Dial);
-    assert!(matches!(down(&mut *ports[0], 1).await, DownReason::Lost(_)));
+    assert!(matches!(down(&mut *ports[0], 1).await, DownReason::Unanswered(_)));
     ports[0].open(SidecarIndex(2), Role::Await);
     assert!(matches!(down(&mut *ports[0], 2).await, DownReason::Lost(_)));
 }

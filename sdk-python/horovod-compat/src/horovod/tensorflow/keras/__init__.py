@@ -1,5 +1,11 @@
-"""`horovod.tensorflow.keras`, which is not supported yet. Importing its parent raises the error first."""
+"""`horovod.tensorflow.keras`: the functions and classes of `ronde.tensorflow.keras`."""
 
-from horovod.absent import unsupported_module
+from horovod.tensorflow.keras import callbacks as _callbacks
+from horovod.tensorflow.keras import elastic as _elastic
+from ronde.tensorflow import keras as _keras
+from ronde.tensorflow.keras import *  # noqa: F403
 
-raise unsupported_module("horovod.tensorflow.keras")
+callbacks = _callbacks  # type: ignore[misc]
+elastic = _elastic  # type: ignore[misc]
+
+__all__ = list(_keras.__all__)

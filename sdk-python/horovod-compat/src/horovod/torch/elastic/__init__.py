@@ -3,7 +3,7 @@
 from horovod.common.elastic import run_fn
 from horovod.torch.elastic import sampler, state
 from horovod.torch.elastic.sampler import ElasticSampler
-from ronde.torch.basics import init_again as reset
+from ronde.frameworks.basics import init_again as reset
 from ronde.torch.elastic import (
     HostsUpdatedInterrupt,
     HostUpdateResult,

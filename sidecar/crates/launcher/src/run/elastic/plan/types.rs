@@ -123,7 +123,7 @@ pub enum Event {
         /// The membership in which it hangs.
         membership: u64,
     },
-    /// A sidecar has dialled a peer in vain for the start timeout.
+    /// A sidecar has dialled a peer in vain for the start timeout, or was refused.
     Unreachable {
         /// The sidecar that reports it.
         sidecar: u32,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
     from ronde.client import Client
+    from ronde.frameworks.world import InFlight
     from ronde.process_set import ProcessSet
-    from ronde.torch.world import InFlight
 
 _VARIABLE = "RONDE_HIERARCHICAL_ADASUM"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from ronde.errors import MismatchError, RefusedError
-from ronde.torch import communicators, world
+from ronde.frameworks import communicators, world
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -87,6 +87,15 @@ def members_of(process_set: ProcessSet) -> JobSet | None:
         raise ValueError(f"Rank {current.rank} is not a member of the provided process set. It is {process_set}.")
     checked: JobSet = members
     return checked
+
+
+def root_of(root_rank: int, process_set: ProcessSet) -> int:
+    """Returns the rank in the job of the root of a broadcast. Raises ValueError for one that is not in the set."""
+    current = world.current()
+    ranks = range(current.size) if process_set.ranks is None else process_set.ranks
+    if root_rank not in ranks:
+        raise ValueError(f"broadcast received invalid root rank {root_rank}: it is not among the ranks {list(ranks)}")
+    return current.job_ranks[root_rank]
 
 
 def reduces(process_set: ProcessSet) -> bool:
@@ -185,6 +194,7 @@ def begin(comm: Any) -> None:
     """Sets the ranks of the set of all ranks, and the communicator that `init` was given."""
     global_process_set.ranks = list(range(world.current().size))
     global_process_set.mpi_comm = comm if communicators.is_communicator(comm) else None
+    world.changed()
 
 
 def end() -> None:
@@ -218,6 +228,7 @@ def _register(process_set: ProcessSet, lists: list[list[int]]) -> None:
         if current.rank in ranks or process_set.mpi_comm is None:
             process_set.process_set_id, process_set.ranks, process_set._members = members.id, sorted(ranks), members
     _registered.append(process_set)
+    world.changed()
 
 
 def _forget(process_set: ProcessSet) -> None:
@@ -225,3 +236,9 @@ def _forget(process_set: ProcessSet) -> None:
     if process_set.mpi_comm is not None:
         process_set.ranks = None
     _registered[:] = [each for each in _registered if each is not process_set]
+    world.changed()
+
+
+def registered() -> list[ProcessSet]:
+    """Returns the sets that are registered, but not that of all ranks."""
+    return list(_registered)

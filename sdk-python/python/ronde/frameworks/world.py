@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
-import torch
-
 if TYPE_CHECKING:
     from ronde.client import Client
+    from ronde.frameworks.hierarchy import Hosts
     from ronde.process_set import ProcessSet
-    from ronde.torch.hierarchy import Hosts
 
 
 class InFlight(Protocol):
@@ -100,6 +99,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.handles = {}
+        self.listeners: list[Callable[[], None]] = []
         self.restarts: Counter[int] = Counter()  # by process set
 
 
@@ -110,6 +110,19 @@ def begin(world: World) -> None:
     """Begins a world, after `init` has connected."""
     _process.world = world
     restart_counting()
+    changed()
+
+
+def on_change(listener: Callable[[], None]) -> None:
+    """Calls a function now, and whenever a world begins or ends, or its process sets or ranks change."""
+    _process.listeners.append(listener)
+    listener()
+
+
+def changed() -> None:
+    """Notifies the listeners of `on_change`."""
+    for listener in _process.listeners:
+        listener()
 
 
 def restart_counting(process_set_id: int = 0) -> None:
@@ -133,6 +146,7 @@ def end() -> World | None:
     world, _process.world = _process.world, None
     _process.handles.clear()
     _process.handles_made = 0
+    changed()
     return world
 
 
@@ -144,7 +158,7 @@ def is_begun() -> bool:
 def current() -> World:
     """Returns the world. Raises ValueError before `init`."""
     if _process.world is None:
-        raise ValueError("Horovod has not been initialized; use hvd.init(). That is ronde.torch.init().")
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
     return _process.world
 
 
@@ -212,9 +226,13 @@ class _Complete:
 
 def traced(kind: str, name: str | None) -> contextlib.AbstractContextManager[Any]:
     """Returns a context that `torch.profiler` records, if a profiler is active."""
-    if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.autograd._profiler_enabled():
         return _UNTRACED
-    return torch.profiler.record_function(f"ronde::{kind}" if name is None else f"ronde::{kind}.{name}")
+    recorded: contextlib.AbstractContextManager[Any] = torch.profiler.record_function(
+        f"ronde::{kind}" if name is None else f"ronde::{kind}.{name}"
+    )
+    return recorded
 
 
 _UNTRACED = contextlib.nullcontext()

@@ -14,7 +14,7 @@ from ronde.client import connect
 from ronde.elastic import membership
 from ronde.elastic.notification import notification_manager
 from ronde.errors import RondeError
-from ronde.torch import communicators, hierarchy, mpi, process_sets, world
+from ronde.frameworks import communicators, hierarchy, mpi, process_sets, world
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,8 +72,8 @@ class _Beginning:
 def _check_rank(mine: int | None, given: int | None) -> None:
     if mine is not None and given is not None and given != mine:
         raise ValueError(
-            f"hvd.init with rank {given} in a process that is rank {mine} already: ronde.torch has one session in a "
-            "process, which all its threads share. Use a process for each rank, or in threads a client for each: "
+            f"hvd.init with rank {given} in a process that is rank {mine} already: a process has one session of hvd, "
+            "which all its threads share. Use a process for each rank, or in threads a client for each: "
             "ronde.connect(rank=...)"
         )
 
@@ -97,8 +97,8 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
     with cause "settings" that names the ways: each process would train alone. In an elastic job this waits until the
     job has a membership that includes this worker; its rank there may differ from the last one.
 
-    A process has one session of `ronde.torch`, which all its threads share. Threads that are ranks of their own connect
-    by `ronde.connect(rank=...)`.
+    A process has one session, which all frameworks and threads share. Threads that are ranks of their own connect by
+    `ronde.connect(rank=...)`.
 
     Raises what `ronde.connect` does, and ValueError for invalid arguments, for another rank than that of the open
     session, and for a duplicate process set; the session stays open in the last two cases.
@@ -112,8 +112,8 @@ def _begin(comm: Any, process_sets: Sequence[Any] | str | None, settings: dict[s
     _check(comm, process_sets)
     _arguments.given = (comm, process_sets, dict(settings))
     settings = {**without_launcher.settings_without_launcher(settings), **settings}
-    if "on_failure" not in settings and _ON_FAILURE in os.environ:
-        settings["on_failure"] = os.environ[_ON_FAILURE]
+    if "on_failure" not in settings and (on_failure := default_on_failure()) is not None:
+        settings["on_failure"] = on_failure
     # Registered after the handler that stops a sidecar started here, so it runs before that one.
     atexit.unregister(_end_of_program)
     atexit.register(_end_of_program)
@@ -133,6 +133,11 @@ def _begin(comm: Any, process_sets: Sequence[Any] | str | None, settings: dict[s
     _sets_begin(comm, process_sets)
     if hierarchy.is_asked_for() and begun.base is None:
         begun.hosts = hierarchy.Hosts(client, _hosts(client, settings.get("socket")))
+
+
+def default_on_failure() -> str | None:
+    """Returns the value of RONDE_ON_FAILURE, which is the default of `on_failure`; None if it is not set."""
+    return os.environ.get(_ON_FAILURE)
 
 
 def _enter_membership() -> None:

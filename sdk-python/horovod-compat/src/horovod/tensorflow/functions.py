@@ -1,0 +1,3 @@
+"""Horovod's module for the names of `ronde.tensorflow.functions`."""
+
+from ronde.tensorflow.functions import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""`horovod.tensorflow.keras.callbacks`: the callbacks of `ronde.tensorflow.keras`."""
+
+from ronde.tensorflow.keras.callbacks import *  # noqa: F403

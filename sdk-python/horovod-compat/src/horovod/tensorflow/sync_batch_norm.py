@@ -1,0 +1,3 @@
+"""Horovod's module for the names of `ronde.tensorflow.sync_batch_norm`."""
+
+from ronde.tensorflow.sync_batch_norm import *  # noqa: F403

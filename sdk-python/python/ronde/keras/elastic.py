@@ -1,0 +1,88 @@
+"""Elastic training with Keras 3: the state, the callbacks and the loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
+
+import keras
+
+from ronde.elastic.loop import run_fn
+from ronde.elastic.state import HostsUpdatedInterrupt
+from ronde.frameworks import basics
+from ronde.frameworks.keras import elastic
+from ronde.keras.backend import NAME, backend
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "CommitStateCallback",
+    "HostsUpdatedInterrupt",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+
+_Base: Any = keras.callbacks.Callback
+Result = TypeVar("Result")
+
+
+def run(func: Callable[..., Result]) -> Callable[..., Result]:
+    """Decorates `func(state, *args, **kwargs)` with the loop of `ronde.elastic.run_fn`, on the session of `init`."""
+    if NAME == "tensorflow":
+        from ronde.tensorflow.elastic import run as run_in_tensorflow
+
+        return run_in_tensorflow(func)
+    return run_fn(func, basics.init_again)
+
+
+class KerasState(elastic.AgreeingState):
+    """The state of a training: a model, its optimizer, and keyword arguments, as attributes.
+
+    model     -- a built model
+    optimizer -- default: that with which the model was compiled
+
+    Raises ValueError for a model that is not built: it has no variables yet.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        if not getattr(model, "built", True):
+            raise ValueError("Model must be built first. Run `model.build(input_shape)` before KerasState")
+        self.model = model
+        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        self._copies: list[tuple[Any, Any]] = []
+        super().__init__(**kwargs)
+        self.save()
+
+    def _variables(self) -> Sequence[Any]:
+        of_optimizer = [] if self.optimizer is None else list(self.optimizer.variables)
+        return list({id(each): each for each in [*self.model.variables, *of_optimizer]}.values())
+
+    def save(self) -> None:
+        """Saves a copy of the current state in memory."""
+        self._copies = [(each, keras.ops.convert_to_numpy(each).copy()) for each in self._variables()]
+        super().save()
+
+    def restore(self) -> None:
+        """Restores the state that was saved last."""
+        for variable, value in self._copies:
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Gives all ranks the state of rank 0, and saves it. Raises ValueError on all ranks if variables differ."""
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(self.model.trainable_variables)
+        backend.broadcast_variables(self._variables(), 0)
+        super().sync()
+        self.save()
+
+
+class CommitStateCallback(elastic.CommitStateCallback, _Base): ...
+
+
+class UpdateBatchStateCallback(elastic.UpdateBatchStateCallback, _Base): ...
+
+
+class UpdateEpochStateCallback(elastic.UpdateEpochStateCallback, _Base): ...

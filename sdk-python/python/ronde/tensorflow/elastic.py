@@ -1,0 +1,185 @@
+"""Training that restores its last commit and continues when a collective fails.
+
+state = hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0, batch=0)
+
+@hvd.elastic.run
+def train(state): ...
+
+train(state)
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
+
+import tensorflow as tf
+
+from ronde.elastic.loop import run_fn
+from ronde.elastic.state import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State
+from ronde.errors import MismatchError, PeerLostError, RondeError, TimedOutError
+from ronde.frameworks import basics, world
+from ronde.frameworks.keras.elastic import AgreeingState
+from ronde.tensorflow.functions import broadcast_variables
+from ronde.tensorflow.reduction import reference
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "HostUpdateResult",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "run",
+]
+
+Result = TypeVar("Result")
+
+
+def run(func: Callable[..., Result]) -> Callable[..., Result]:
+    """Decorates `func(state, *args, **kwargs)` with the loop of `ronde.elastic.run_fn`, on the session of `init`.
+
+    Errors of TensorFlow that failed collectives raise are failures of collectives.
+    """
+
+    @functools.wraps(func)
+    def converted(*args: Any, **kwargs: Any) -> Result:
+        try:
+            return func(*args, **kwargs)
+        except tf.errors.OpError as error:
+            if (failure := failure_of(error)) is None:
+                raise
+            raise failure from error
+
+    return run_fn(converted, basics.init_again)
+
+
+def failure_of(error: Any) -> RondeError | None:
+    """Returns the error of ronde for an error of TensorFlow; None for one that no operation of ronde raised."""
+    text = str(error)
+    is_over = world.is_begun() and not world.current().client.native_session.is_open
+    if "Ronde" not in text and not is_over:
+        return None
+    if isinstance(error, tf.errors.AbortedError) or is_over:
+        return PeerLostError(text, "rank_lost", blame="peer")
+    if isinstance(error, tf.errors.DeadlineExceededError):
+        return TimedOutError(text, "timed_out", blame="peer")
+    if isinstance(error, tf.errors.InvalidArgumentError):
+        return MismatchError(text, "mismatch")
+    return RondeError(text)
+
+
+class _VariablesState(AgreeingState):
+    """A state with variables of TensorFlow, of which copies in main memory are saved."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._copies: list[tuple[Any, Any]] = []
+        super().__init__(**kwargs)
+
+    def _variables(self) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def save(self) -> None:
+        """Saves a copy of the current state in memory."""
+        self._copies = [(reference(each), self._value(reference(each))) for each in self._variables()]
+        super().save()
+
+    def restore(self) -> None:
+        """Restores the state that was saved last."""
+        for variable, value in self._copies:
+            self._assign(variable, value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Gives all ranks the state of rank 0, and saves it. Raises ValueError on all ranks if variables differ."""
+        self._broadcast_variables()
+        super().sync()
+        self.save()
+
+    def _value(self, variable: Any) -> Any:
+        return variable.numpy()
+
+    def _assign(self, variable: Any, value: Any) -> None:
+        variable.assign(value)
+
+    def _broadcast_variables(self) -> None:
+        broadcast_variables(self._variables(), root_rank=0)
+
+
+class TensorFlowKerasState(_VariablesState):
+    """The state of a training with Keras: a model, its optimizer, and keyword arguments, as attributes.
+
+    model     -- a built model
+    optimizer -- default: that with which the model was compiled
+    backend   -- accepted for Horovod's programs; has no effect
+
+        state = TensorFlowKerasState(model, optimizer, epoch=0, batch=0)
+
+    Raises ValueError for a model that is not built: it has no variables yet.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        del backend
+        if not getattr(model, "built", True):
+            raise ValueError(
+                "Model must be built first. Run `model.build(input_shape)` or call the model on a batch, before "
+                "TensorFlowKerasState"
+            )
+        self.model = model
+        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        super().__init__(**kwargs)
+        self.save()
+
+    def _variables(self) -> Sequence[Any]:
+        variables = getattr(self.optimizer, "variables", [])
+        of_optimizer = variables() if callable(variables) else variables
+        unique = {id(reference(each)): each for each in [*self.model.variables, *of_optimizer]}
+        return list(unique.values())
+
+    def sync(self) -> None:
+        """Gives all ranks the state of rank 0, and saves it. Raises ValueError on all ranks if variables differ.
+
+        An optimizer of Keras 3 or tf-keras is built first, as new workers have no variables of it yet.
+        """
+        build = getattr(self.optimizer, "build", None)
+        if build is not None and not getattr(self.optimizer, "built", getattr(self.optimizer, "_built", True)):
+            build(self.model.trainable_variables)
+        super().sync()
+
+
+class TensorFlowState(_VariablesState):
+    """The state of a training with variables: those given, and keyword arguments, as attributes.
+
+    variables -- default: all variables of the graph of TensorFlow 1
+    session   -- the session of TensorFlow 1, in which they have values; None when executing eagerly
+    """
+
+    def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
+        self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
+        self.session = session
+        super().__init__(**kwargs)
+        self.save()
+
+    def _variables(self) -> Sequence[Any]:
+        return self.variables
+
+    def _value(self, variable: Any) -> Any:
+        return variable.numpy() if self.session is None else self.session.run(variable)
+
+    def _assign(self, variable: Any, value: Any) -> None:
+        if self.session is None:
+            variable.assign(value)
+        else:
+            initializer = variable.initializer
+            self.session.run(initializer, {initializer.inputs[1]: value})
+
+    def _broadcast_variables(self) -> None:
+        if self.session is None:
+            super()._broadcast_variables()
+            return
+        with self.session.graph.as_default():
+            # Each session of ronde has its own: the graph grows with the number of restarts.
+            self.session.run(broadcast_variables(self.variables, root_rank=0))

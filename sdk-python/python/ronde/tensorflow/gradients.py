@@ -1,0 +1,139 @@
+"""The gradients of the operations, as Horovod defines them.
+
+An all-reduce's gradient is reduced the same way. That of an all-gather is averaged, and each rank takes its own rows;
+that of a broadcast is averaged, and the root takes it; that of an all-to-all travels back; that of a reduce-scatter is
+gathered, times the scales, and times the number of ranks after a sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ronde.frameworks import process_sets, world
+from ronde.ops import Average, Sum
+from ronde.tensorflow.names import gradient_name
+from ronde.tensorflow.native import ops
+
+
+def _options(operation: Any) -> dict[str, Any]:
+    """The attributes of a reduction."""
+    names = ("reduce_op", "prescale_factor", "postscale_factor", "process_set_id")
+    return {name: operation.get_attr(name) for name in names}
+
+
+@tf.RegisterGradient("RondeAllreduce")
+def _allreduce(operation: Any, gradient: Any) -> Any:
+    return ops.ronde_allreduce(gradient, tensor_name=gradient_name(operation), **_options(operation))
+
+
+@tf.RegisterGradient("RondeAllreduceMany")
+def _allreduce_many(operation: Any, *gradients: Any) -> Any:
+    return ops.ronde_allreduce_many(gradients, tensor_name=gradient_name(operation), **_options(operation))
+
+
+@tf.RegisterGradient("RondeGroupedAllreduce")
+def _grouped_allreduce(operation: Any, *gradients: Any) -> Any:
+    return ops.ronde_grouped_allreduce(gradients, tensor_name=gradient_name(operation), **_options(operation))
+
+
+def _own_rows(operation: Any, reduced: Any, tensor: Any, part: str) -> Any:
+    """Returns this rank's rows of a gathered gradient."""
+    number = operation.get_attr("process_set_id")
+    mine = tf.shape(tensor, out_type=tf.int64)[0]
+    name = gradient_name(operation, part)
+    everybodys = ops.ronde_allgather(tf.reshape(mine, [1]), tensor_name=name, process_set_id=number)
+    first = tf.reduce_sum(everybodys[: _rank_in(number)])
+    return reduced[first : first + mine]
+
+
+def _rank_in(number: int) -> Any:
+    for each in process_sets.registered():
+        if number != 0 and each.process_set_id == number:
+            return each.rank()
+    base = world.current().base
+    if number != 0 and (base is None or base.id != number):
+        raise ValueError(f"process set {number} does not exist any more, so this gradient cannot be computed")
+    return ops.ronde_rank()
+
+
+@tf.RegisterGradient("RondeAllgather")
+def _allgather(operation: Any, gradient: Any) -> Any:
+    number = operation.get_attr("process_set_id")
+    name = gradient_name(operation)
+    reduced = ops.ronde_allreduce(gradient, reduce_op=Average, tensor_name=name, process_set_id=number)
+    return _own_rows(operation, reduced, operation.inputs[0], "gradient.rows")
+
+
+@tf.RegisterGradient("RondeGroupedAllgather")
+def _grouped_allgather(operation: Any, *gradients: Any) -> Any:
+    number = operation.get_attr("process_set_id")
+    name = gradient_name(operation)
+    reduced = ops.ronde_grouped_allreduce(gradients, reduce_op=Average, tensor_name=name, process_set_id=number)
+    tensors = enumerate(zip(reduced, operation.inputs))
+    return [_own_rows(operation, each, tensor, f"gradient.rows.{index}") for index, (each, tensor) in tensors]
+
+
+@tf.RegisterGradient("RondeBroadcast")
+def _broadcast(operation: Any, gradient: Any) -> Any:
+    return _at_root(operation, gradient, gradient_name(operation))
+
+
+@tf.RegisterGradient("RondeBroadcastMany")
+def _broadcast_many(operation: Any, *gradients: Any) -> Any:
+    return [_at_root(operation, each, gradient_name(operation)) for each in gradients]
+
+
+def _at_root(operation: Any, gradient: Any, name: str) -> Any:
+    number = operation.get_attr("process_set_id")
+    reduced = ops.ronde_allreduce(gradient, reduce_op=Average, tensor_name=name, process_set_id=number)
+    is_root = tf.equal(_job_rank(), operation.get_attr("root_rank"))
+    return tf.where(is_root, reduced, tf.zeros_like(reduced))
+
+
+def _job_rank() -> Any:
+    """The rank in the job, of which roots are ranks."""
+    current = world.current()
+    return ops.ronde_rank() if current.base is None else current.job_ranks[current.rank]
+
+
+@tf.RegisterGradient("RondeAlltoall")
+def _alltoall(operation: Any, gradient: Any, _: Any) -> Any:
+    received, number = operation.outputs[1], operation.get_attr("process_set_id")
+    name = gradient_name(operation)
+    returned, _ = ops.ronde_alltoall(gradient, received, tensor_name=name, process_set_id=number)
+    # Rows after those of the splits were not sent.
+    rest = tf.shape(operation.inputs[0])[0] - tf.shape(returned)[0]
+    padding = tf.concat([[[0, rest]], tf.zeros([tf.rank(returned) - 1, 2], tf.int32)], 0)
+    return tf.pad(returned, padding), None
+
+
+@tf.RegisterGradient("RondeReducescatter")
+def _reducescatter(operation: Any, gradient: Any) -> Any:
+    number = operation.get_attr("process_set_id")
+    return ops.ronde_allgather(
+        _scaled(operation, gradient), tensor_name=gradient_name(operation), process_set_id=number
+    )
+
+
+@tf.RegisterGradient("RondeGroupedReducescatter")
+def _grouped_reducescatter(operation: Any, *gradients: Any) -> Any:
+    number = operation.get_attr("process_set_id")
+    scaled = [_scaled(operation, each) for each in gradients]
+    return ops.ronde_grouped_allgather(scaled, tensor_name=gradient_name(operation), process_set_id=number)
+
+
+def _scaled(operation: Any, gradient: Any) -> Any:
+    op, number = operation.get_attr("reduce_op"), operation.get_attr("process_set_id")
+    if op not in (Average, Sum):
+        raise ValueError("reducescatter has a gradient with op=Average and op=Sum only")
+    scale = float(operation.get_attr("prescale_factor")) * float(operation.get_attr("postscale_factor"))
+    factor = tf.cast(scale, gradient.dtype)
+    if op == Sum:
+        factor *= tf.cast(ops.ronde_size(process_set_id=number), gradient.dtype)
+    return gradient * factor
+
+
+for _query in ("Barrier", "Join", "Rank", "Size", "LocalRank", "LocalSize", "ProcessSetIncluded"):
+    tf.no_gradient(f"Ronde{_query}")

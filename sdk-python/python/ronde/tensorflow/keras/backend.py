@@ -1,0 +1,31 @@
+"""What the callbacks of Keras need of TensorFlow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from ronde.tensorflow import functions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class TensorFlowBackend:
+    """Variables of TensorFlow."""
+
+    @staticmethod
+    def broadcast_variables(variables: Iterable[Any], root_rank: int) -> Any:
+        """Assigns the values of a rank to variables."""
+        done = functions.broadcast_variables(variables, root_rank)
+        if done is not None and not tf.executing_eagerly():
+            tf.compat.v1.keras.backend.get_session().run(done)
+
+    @staticmethod
+    def is_variable(given: Any) -> bool:
+        """Whether an object is a variable of TensorFlow or Keras 3."""
+        return isinstance(given, tf.Variable) or isinstance(getattr(given, "_value", None), tf.Variable)
+
+
+backend = TensorFlowBackend()

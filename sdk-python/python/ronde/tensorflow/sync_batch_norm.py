@@ -1,0 +1,56 @@
+"""`SyncBatchNormalization`: batch normalization over the batches of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ronde.frameworks import world
+from ronde.ops import Sum
+from ronde.tensorflow import mpi_ops
+
+_Base: Any = tf.keras.layers.BatchNormalization
+
+
+class SyncBatchNormalization(_Base):
+    """`tf.keras.layers.BatchNormalization` with the mean and the variance of the batches of all ranks.
+
+    fused -- False; a fused kernel does not synchronize
+
+    Ranks may have batches of different lengths. While training, all ranks must run the layer. Raises ValueError for
+    another `fused`.
+    """
+
+    def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
+        if fused in (True, None):
+            raise ValueError("SyncBatchNormalization does not support fused=True.")
+        super().__init__(**kwargs)
+        # tf-keras would choose a fused kernel by itself.
+        if hasattr(self, "fused"):
+            self.fused = False
+
+    def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns mean and variance over all ranks; as the base class, with its arguments."""
+        mean, variance = super()._moments(inputs, *args, **kwargs)
+        if not world.is_begun() or world.current().size == 1:
+            return mean, variance
+        mask = kwargs.get("mask", args[-1] if args and not isinstance(args[-1], bool) else None)
+        mask = mask if isinstance(mask, tf.Tensor) else None
+        counted = tf.reduce_prod(tf.shape(inputs)) // tf.maximum(tf.size(mean), 1) if mask is None else None
+        count = tf.reduce_sum(tf.cast(mask, tf.float32)) if counted is None else tf.cast(counted, tf.float32)
+        count = tf.cast(count, mean.dtype)
+        # The mean first: a difference of large squares would lose the variance.
+        sums = tf.concat([tf.reshape(mean * count, [-1]), [count]], 0)
+        sums = mpi_ops.allreduce(sums, op=Sum, name="SyncBatchNormalization.mean")
+        total = sums[-1]
+        everybodys_mean = tf.reshape(sums[:-1] / total, tf.shape(mean))
+        spread = (variance + tf.math.squared_difference(mean, everybodys_mean)) * count
+        spread = mpi_ops.allreduce(spread, op=Sum, name="SyncBatchNormalization.variance")
+        return everybodys_mean, spread / total
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the configuration of the base class; without `fused`, which has one value only."""
+        config: dict[str, Any] = super().get_config()
+        config.pop("fused", None)
+        return config

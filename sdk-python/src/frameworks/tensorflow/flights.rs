@@ -1,0 +1,393 @@
+//! Operations in flight. One thread for each session waits for them, writes their outputs, and ends their kernels.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ronde::blocking::{Client, Handle, Progress};
+use ronde::{Cause, Collective, Completions, Detail, Error, Label, Operation, SetId, TensorRef};
+
+use super::abi::{Code, Failed, Tensor};
+use super::done::Call;
+use super::kernel::{Kind, Spec};
+use super::self_test::write_number;
+use super::session::{Attached, attached};
+use super::types::{INT32, dtype_of};
+
+/// How long the thread sleeps when nothing completes, before it checks deadlines.
+const SLICE: Duration = Duration::from_millis(500);
+
+/// The operations in flight of a session.
+pub(super) struct Flights {
+    completions: Completions,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Started since the thread looked last.
+    new: Vec<Flight>,
+    /// Names in flight, with the operations that wait for their turn: ranks match one operation at a time by a name.
+    names: HashMap<Key, VecDeque<Task>>,
+    is_closed: bool,
+}
+
+/// What identifies a named operation on all ranks.
+type Key = (Kind, SetId, String);
+
+/// An operation that is to be submitted.
+struct Task {
+    spec: Arc<Spec>,
+    name: Option<String>,
+    call: Call,
+}
+
+/// A submitted operation.
+struct Flight {
+    spec: Arc<Spec>,
+    key: Option<Key>,
+    call: Call,
+    handles: Vec<Handle>,
+    /// TensorFlow's number of the type of each output that is a tensor.
+    dtypes: Vec<c_int>,
+}
+
+/// Starts the operation of a running kernel.
+pub(super) fn start(spec: &Arc<Spec>, call: Call) {
+    match attached() {
+        Ok(attached) => match number(spec, &attached) {
+            Some(value) => {
+                let outcome = value.and_then(|value| write_number(&call, value));
+                call.end(outcome);
+            }
+            None => attached.flights.submit_in_turn(&attached, spec, call),
+        },
+        Err(failed) => call.end(Err(failed)),
+    }
+}
+
+/// The answer to a query; `None` for a collective.
+fn number(spec: &Spec, attached: &Attached) -> Option<Result<i32, Failed>> {
+    let facts = &attached.facts;
+    let of_set = || match facts.sets.get(&spec.set) {
+        _ if spec.set == SetId::WORLD => Ok((facts.size, true)),
+        Some(known) => Ok(*known),
+        None => Err(Failed::new(
+            Code::InvalidArgument,
+            format!("process set {} does not exist, or has not been registered", spec.set.0),
+        )),
+    };
+    Some(match spec.kind {
+        Kind::Rank => Ok(facts.rank),
+        Kind::Size => of_set().map(|(size, _)| size),
+        Kind::LocalRank => Ok(facts.local_rank),
+        Kind::LocalSize => Ok(facts.local_size),
+        Kind::Included => of_set().map(|(_, is_included)| i32::from(is_included)),
+        _ => return None,
+    })
+}
+
+impl Flights {
+    /// Starts the thread of a session, which ends after [`Flights::close`] with the last operation.
+    pub(super) fn begin(completions: Completions) -> Result<Arc<Self>, Error> {
+        let flights = Arc::new(Self { completions, state: Mutex::default() });
+        let mine = Arc::clone(&flights);
+        let started = std::thread::Builder::new().name("ronde-tensorflow".to_owned()).spawn(move || mine.run());
+        started.map_err(|error| Error::Thread { reason: error.to_string() })?;
+        Ok(flights)
+    }
+
+    /// Ends the thread once nothing is in flight.
+    pub(super) fn close(&self) {
+        self.lock().is_closed = true;
+        self.completions.wake();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Submits an operation, or lets it wait for an earlier one of the same name.
+    fn submit_in_turn(&self, attached: &Attached, spec: &Arc<Spec>, call: Call) {
+        // Iterations of a loop run in another order on each rank.
+        let name = spec.name.as_ref().map(|name| match call.iteration() {
+            iteration if iteration > 0 => format!("{name}#{iteration}"),
+            _ => name.clone(),
+        });
+        let task = Task { spec: Arc::clone(spec), name, call };
+        if let Some(key) = task.key() {
+            let mut state = self.lock();
+            if let Some(waiting) = state.names.get_mut(&key) {
+                waiting.push_back(task);
+                return;
+            }
+            state.names.insert(key, VecDeque::new());
+        }
+        self.submit(attached.client(), task);
+    }
+
+    /// Submits an operation whose turn it is. When that fails, the next one of its name follows.
+    fn submit(&self, client: Result<Arc<Client>, Failed>, task: Task) {
+        let mut next = Some(task);
+        while let Some(task) = next.take() {
+            let key = task.key();
+            let submitted = client.clone().and_then(|client| task.submit(&client));
+            match submitted {
+                Ok((handles, dtypes)) => {
+                    let Task { spec, call, .. } = task;
+                    self.lock().new.push(Flight { spec, key, call, handles, dtypes });
+                    self.completions.wake();
+                }
+                Err(failed) => {
+                    task.call.end(Err(failed));
+                    next = self.next_of(key.as_ref());
+                }
+            }
+        }
+    }
+
+    /// The next operation of a name, which is free if there is none.
+    fn next_of(&self, key: Option<&Key>) -> Option<Task> {
+        let key = key?;
+        let mut state = self.lock();
+        let next = state.names.get_mut(key).and_then(VecDeque::pop_front);
+        if next.is_none() {
+            state.names.remove(key);
+        }
+        next
+    }
+
+    fn run(&self) {
+        let mut in_flight: Vec<Flight> = Vec::new();
+        let mut seen = 0;
+        loop {
+            let count = self.completions.wait(seen, SLICE);
+            let is_slice_over = count == seen;
+            seen = count;
+            let is_closed = {
+                let mut state = self.lock();
+                in_flight.append(&mut state.new);
+                state.is_closed
+            };
+            let (ready, rest) = in_flight.into_iter().partition(|flight| flight.is_ready());
+            in_flight = rest;
+            for flight in ready {
+                self.finish(flight);
+            }
+            if is_slice_over {
+                in_flight = self.finish_overdue(in_flight);
+            }
+            if is_closed && in_flight.is_empty() && self.lock().new.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Ends a complete operation, and submits the next one of its name.
+    fn finish(&self, flight: Flight) {
+        let key = flight.key.clone();
+        flight.end();
+        if let Some(next) = self.next_of(key.as_ref()) {
+            self.submit(attached().and_then(|attached| attached.client()), next);
+        }
+    }
+
+    /// Ends the operations whose deadline has passed, and returns the others.
+    fn finish_overdue(&self, in_flight: Vec<Flight>) -> Vec<Flight> {
+        let mut rest = Vec::with_capacity(in_flight.len());
+        for mut flight in in_flight {
+            if flight.is_overdue() {
+                self.finish(flight);
+            } else {
+                rest.push(flight);
+            }
+        }
+        rest
+    }
+}
+
+impl Task {
+    fn key(&self) -> Option<Key> {
+        self.name.as_ref().map(|name| (self.spec.kind, self.spec.set, name.clone()))
+    }
+
+    /// Submits the operation. The inputs are copied into shared memory from where the graph has them.
+    fn submit(&self, client: &Client) -> Result<(Vec<Handle>, Vec<c_int>), Failed> {
+        let inputs = self.call.inputs().map_err(|reason| Failed::new(Code::Internal, reason))?;
+        let mut shapes: Vec<Vec<u64>> = inputs.iter().map(Tensor::shape).collect();
+        let label = Label { name: self.name.as_deref(), set: self.spec.set };
+        let collective = self.collective(&inputs)?;
+        if let (Collective::AllToAll { splits }, Some([rows, ..])) =
+            (&collective, shapes.first_mut().map(Vec::as_mut_slice))
+        {
+            // Rows after those of the splits stay here.
+            let sent: u64 = splits.iter().sum();
+            *rows = if splits.is_empty() { *rows } else { sent.min(*rows) };
+        }
+        let tensors = if self.spec.kind == Kind::AllToAll { inputs.get(..1).unwrap_or_default() } else { &inputs };
+        let operations =
+            tensors.iter().zip(&shapes).map(|(tensor, shape)| self.operation(label, &collective, (tensor, shape)));
+        let operations = operations.collect::<Result<Vec<_>, _>>()?;
+        let handles = match self.spec.kind {
+            Kind::GroupedAllReduce | Kind::GroupedAllGather | Kind::GroupedReduceScatter => {
+                client.submit_group_from(label, &operations)
+            }
+            Kind::AllReduceMany | Kind::BroadcastMany => self.submit_many(client, operations),
+            Kind::Barrier | Kind::Join => {
+                client.submit_from(&Operation::new(label, collective, None).notify()).map(|handle| vec![handle])
+            }
+            _ => operations.iter().map(|operation| client.submit_from(operation)).collect(),
+        };
+        Ok((handles.map_err(|error| failed(&error))?, tensors.iter().map(Tensor::dtype).collect()))
+    }
+
+    /// Submits operations that are independent of each other, each with a name of its own.
+    fn submit_many(&self, client: &Client, operations: Vec<Operation<'_>>) -> Result<Vec<Handle>, Error> {
+        let names: Vec<_> =
+            (0..operations.len()).map(|index| self.name.as_ref().map(|name| format!("{name}.{index}"))).collect();
+        let named = operations.into_iter().zip(&names);
+        let labelled = named.map(|(operation, name)| {
+            let label = Label { name: name.as_deref(), set: self.spec.set };
+            client.submit_from(&Operation { label, ..operation })
+        });
+        labelled.collect()
+    }
+
+    fn operation<'a>(
+        &self,
+        label: Label<'a>,
+        collective: &Collective,
+        (tensor, shape): (&'a Tensor, &'a [u64]),
+    ) -> Result<Operation<'a>, Failed> {
+        let number = tensor.dtype();
+        let dtype = dtype_of(number).ok_or_else(|| {
+            Failed::new(Code::InvalidArgument, format!("type {number} of TensorFlow is not supported"))
+        })?;
+        let wanted = shape.iter().product::<u64>().saturating_mul(dtype.size_bytes() as u64);
+        let bytes = tensor.bytes();
+        let bytes = usize::try_from(wanted).ok().and_then(|wanted| bytes.get(..wanted)).unwrap_or(bytes);
+        let tensor = Some(TensorRef { dtype, shape, bytes });
+        let Spec { prescale, postscale, .. } = *self.spec;
+        Ok(Operation { prescale, postscale, ..Operation::new(label, collective.clone(), tensor).notify() })
+    }
+
+    fn collective(&self, inputs: &[Tensor]) -> Result<Collective, Failed> {
+        let Spec { kind, op, root, .. } = *self.spec;
+        Ok(match kind {
+            Kind::AllReduce | Kind::AllReduceMany | Kind::GroupedAllReduce => Collective::AllReduce { op },
+            Kind::AllGather | Kind::GroupedAllGather => Collective::AllGather,
+            Kind::Broadcast | Kind::BroadcastMany => Collective::Broadcast { root: ronde::Rank(root) },
+            Kind::ReduceScatter | Kind::GroupedReduceScatter => Collective::ReduceScatter { op },
+            Kind::AllToAll => Collective::AllToAll { splits: splits(inputs.get(1))? },
+            Kind::Join => Collective::Join,
+            _ => Collective::Barrier,
+        })
+    }
+}
+
+/// The splits of an all-to-all, of int32 in one dimension; none for equal ones.
+fn splits(given: Option<&Tensor>) -> Result<Vec<u64>, Failed> {
+    let invalid = |what: String| Failed::new(Code::InvalidArgument, format!("alltoall: splits {what}"));
+    let given = given.ok_or_else(|| invalid("are missing".to_owned()))?;
+    if given.shape().len() != 1 {
+        return Err(invalid(format!("have shape {:?}; give one dimension", given.shape())));
+    }
+    let numbers = given.bytes().chunks_exact(size_of::<i32>()).map(|bytes| {
+        let number = i32::from_ne_bytes(bytes.try_into().unwrap_or_default());
+        u64::try_from(number).map_err(|_| invalid(format!("contain {number}; give numbers of rows from 0")))
+    });
+    numbers.collect()
+}
+
+impl Flight {
+    fn is_ready(&self) -> bool {
+        self.handles.iter().all(Handle::poll)
+    }
+
+    /// Whether waiting has failed: the deadline of this rank has passed, or this is a forked child.
+    fn is_overdue(&mut self) -> bool {
+        self.handles.iter_mut().all(|handle| !matches!(handle.wait_timeout(Duration::ZERO), Ok(Progress::NotReady)))
+    }
+
+    /// Writes the outputs and ends the kernel.
+    fn end(self) {
+        let Self { spec, call, mut handles, dtypes, .. } = self;
+        let written = handles.iter_mut().try_for_each(|handle| handle.wait_timeout(Duration::ZERO).map(drop));
+        let outcome = written.map_err(|error| failed(&error)).and_then(|()| match spec.kind {
+            Kind::Barrier => is_over(&handles),
+            Kind::Join => last_joined(&handles).and_then(|rank| write_number(&call, rank)),
+            // Reading a result forgets the splits.
+            Kind::AllToAll => {
+                write_splits(&call, &handles).and_then(|()| write_tensors(&call, &mut handles, &dtypes))
+            }
+            _ => write_tensors(&call, &mut handles, &dtypes),
+        });
+        call.end(outcome);
+    }
+}
+
+/// Whether operations without a result have succeeded.
+fn is_over(handles: &[Handle]) -> Result<(), Failed> {
+    handles.iter().try_for_each(|handle| handle.detail().map(drop).map_err(|error| failed(&error)))
+}
+
+fn write_tensors(call: &Call, handles: &mut [Handle], dtypes: &[c_int]) -> Result<(), Failed> {
+    // Before anything is written: one failure is that of the operation.
+    let shapes = handles.iter().map(|handle| handle.shape().map(|shape| shape.dimensions().to_vec()));
+    let shapes = shapes.collect::<Result<Vec<_>, _>>().map_err(|error| failed(&error))?;
+    for (index, ((handle, shape), &dtype)) in handles.iter_mut().zip(&shapes).zip(dtypes).enumerate() {
+        let size = dtype_of(dtype).map_or(0, ronde::DType::size_bytes);
+        let bytes = shape.iter().product::<u64>().saturating_mul(size as u64);
+        let bytes = usize::try_from(bytes).map_err(|error| Failed::new(Code::Internal, error.to_string()))?;
+        let index = c_int::try_from(index).map_err(|error| Failed::new(Code::Internal, error.to_string()))?;
+        let output = call.output((index, dtype), shape, bytes);
+        let mut output = output.map_err(|reason| Failed::new(Code::ResourceExhausted, reason))?;
+        handle.read_into(output.bytes_mut()).map_err(|error| failed(&error))?;
+    }
+    Ok(())
+}
+
+/// Writes how many rows came from each rank.
+fn write_splits(call: &Call, handles: &[Handle]) -> Result<(), Failed> {
+    let [handle] = handles else { return Err(Failed::new(Code::Internal, "alltoall: no handle")) };
+    let Detail::Splits(splits) = handle.detail().map_err(|error| failed(&error))? else {
+        return Err(Failed::new(Code::Internal, "the answer to an all-to-all lacks splits"));
+    };
+    let internal = |reason: String| Failed::new(Code::Internal, reason);
+    let mut output =
+        call.output((1, INT32), &[splits.len() as u64], splits.len() * size_of::<i32>()).map_err(internal)?;
+    for (place, &split) in output.bytes_mut().chunks_exact_mut(size_of::<i32>()).zip(splits) {
+        let split = i32::try_from(split).map_err(|error| internal(error.to_string()))?;
+        place.copy_from_slice(&split.to_ne_bytes());
+    }
+    Ok(())
+}
+
+fn last_joined(handles: &[Handle]) -> Result<i32, Failed> {
+    let [handle] = handles else { return Err(Failed::new(Code::Internal, "join: no handle")) };
+    match handle.detail().map_err(|error| failed(&error))? {
+        Detail::LastJoined(rank) => {
+            i32::try_from(rank.0).map_err(|error| Failed::new(Code::Internal, error.to_string()))
+        }
+        other => Err(Failed::new(Code::Internal, format!("the answer to a join lacks the last rank: {other:?}"))),
+    }
+}
+
+/// The failure of a kernel: the text is that of the client, so it is the same on all ranks.
+fn failed(error: &Error) -> Failed {
+    let code = match error {
+        Error::Argument { .. } => Code::InvalidArgument,
+        Error::Limit { .. } => Code::ResourceExhausted,
+        Error::Closed => Code::Aborted,
+        Error::UsedAfterFork(_) => Code::FailedPrecondition,
+        Error::Failure(failure) => match failure.cause {
+            Cause::Mismatch | Cause::Refused => Code::InvalidArgument,
+            Cause::TimedOut => Code::DeadlineExceeded,
+            Cause::RankLost | Cause::SidecarLost | Cause::ShutDown => Code::Aborted,
+            _ => Code::Internal,
+        },
+        _ => Code::Unknown,
+    };
+    Failed::new(code, error.to_string())
+}

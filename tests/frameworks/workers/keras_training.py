@@ -1,0 +1,214 @@
+"""Keras trains on several ranks as one process that has the data of all of them.
+
+The argument is the module of ronde: ronde.keras, ronde.tensorflow.keras or horovod.keras.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import zipfile
+from typing import Any
+
+import numpy as np
+
+hvd: Any = importlib.import_module(sys.argv[1])
+if sys.argv[1].endswith("tensorflow.keras"):
+    import tensorflow as tf
+
+    keras = tf.keras
+else:
+    import keras
+VERSION = getattr(keras, "__version__", "2")
+KERAS_2 = VERSION.startswith("2")
+hvd.init()
+RANK, SIZE = hvd.rank(), hvd.size()
+BATCH, STEPS = 4, 6
+DATA = np.random.default_rng(1).normal(size=(BATCH * STEPS * SIZE, 6)).astype("float32")
+TARGET = (DATA @ np.arange(1.0, 7.0, dtype="float32")[:, None]) / 5
+# A batch of one process has the rows of all ranks' batches.
+MINE = np.concatenate([np.arange(RANK * BATCH, (RANK + 1) * BATCH) + step * BATCH * SIZE for step in range(STEPS)])
+
+
+def model() -> Any:
+    layers = keras.layers
+    built = keras.Sequential([layers.Input((6,)), layers.Dense(5, activation="tanh"), layers.Dense(1)])
+    generator = np.random.default_rng(3)
+    built.set_weights([generator.normal(size=weight.shape) * 0.3 for weight in built.get_weights()])
+    return built
+
+
+def fit(trained: Any, rows: Any, batch: int, epochs: int = 1, callbacks: Any = ()) -> Any:
+    options = {"batch_size": batch, "epochs": epochs, "shuffle": False, "verbose": 0}
+    return trained.fit(DATA[rows], TARGET[rows], callbacks=list(callbacks), **options)
+
+
+def alone(optimizer: Any, epochs: int = 1, batch: int = BATCH * SIZE) -> Any:
+    """A model that one process has trained on all data."""
+    trained = model()
+    trained.compile(optimizer=optimizer, loss="mse")
+    fit(trained, slice(None), batch, epochs)
+    return trained
+
+
+def same(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    for each, other in zip(found.get_weights(), expected.get_weights()):
+        np.testing.assert_allclose(each, other, rtol=tolerance, atol=tolerance)
+
+
+def optimizers() -> list[Any]:
+    kinds = [
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        lambda: keras.optimizers.Adam(0.02, clipnorm=0.5),
+        lambda: keras.optimizers.RMSprop(0.01),
+    ]
+    if KERAS_2:
+        kinds.append(lambda: keras.optimizers.legacy.SGD(0.1, momentum=0.9))
+    return kinds
+
+
+def trains_as_one() -> None:
+    for make in optimizers():
+        trained = model()
+        if RANK:
+            trained.set_weights([weight + RANK for weight in trained.get_weights()])
+        optimizer = hvd.DistributedOptimizer(make())
+        trained.compile(optimizer=optimizer, loss="mse")
+        # The first batch of ranks with other weights is lost: the callback broadcasts after it.
+        fit(trained, MINE[:BATCH], BATCH, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        gathered = hvd.client().allgather(trained.get_weights()[0][None])
+        assert all((each == gathered[0]).all() for each in gathered)
+        trained = model()
+        trained.compile(optimizer=hvd.DistributedOptimizer(make()), loss="mse")
+        fit(trained, MINE, BATCH, 2)
+        same(trained, alone(make(), 2))
+
+
+def aggregates() -> None:
+    """Two passes make a step, of a batch that is twice as large."""
+    trained = model()
+    kwargs = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **kwargs)
+    trained.compile(optimizer=optimizer, loss="mse")
+    fit(trained, MINE, BATCH)
+    same(trained, alone(keras.optimizers.SGD(0.1), batch=2 * BATCH * SIZE))
+    assert int(np.asarray(optimizer.iterations)) == STEPS
+
+
+def saves_and_loads() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(pathlib.Path(folder) / ("model.h5" if KERAS_2 else "model.keras"))
+        trained = model()
+        trained.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.02)), loss="mse")
+        fit(trained, MINE, BATCH)
+        trained.save(path)
+        if not KERAS_2:
+            saved = json.loads(zipfile.ZipFile(path).read("config.json"))["compile_config"]["optimizer"]
+            assert (saved["class_name"], "ronde" in json.dumps(saved)) == ("Adam", False)
+        loaded = hvd.load_model(path)
+        assert type(loaded.optimizer).__name__ == "Adam"
+        fit(loaded, MINE, BATCH)
+        same(loaded, alone(keras.optimizers.Adam(0.02), 2))
+        assert int(np.asarray(loaded.optimizer.iterations)) == 2 * STEPS
+        plain = keras.models.load_model(path)  # as a program without ronde does
+        same(plain, alone(keras.optimizers.Adam(0.02)))
+        checkpoint = hvd.callbacks.BestModelCheckpoint(monitor="loss")
+        try:
+            fit(model_of(), MINE, BATCH, callbacks=[checkpoint])
+        except ValueError as error:
+            assert "filepath" in str(error)
+        else:
+            raise AssertionError("a checkpoint without a path was accepted")
+        checkpoint.filepath = str(pathlib.Path(folder) / f"best{RANK}.{'h5' if KERAS_2 else 'keras'}")
+        fit(model_of(), MINE, BATCH, callbacks=[checkpoint])
+        assert os.path.exists(checkpoint.filepath)
+
+
+def model_of() -> Any:
+    trained = model()
+    trained.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    return trained
+
+
+def rates_and_metrics() -> None:
+    trained = model()
+    trained.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.4, momentum=0.5)), loss="mse")
+    rates: list[float] = []
+
+    class Rates(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            rates.append(float(np.asarray(trained.optimizer.learning_rate)))
+
+    callbacks = [
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2, verbose=1),
+        hvd.callbacks.LearningRateScheduleCallback(0.4, multiplier=0.1, start_epoch=2, end_epoch=3),
+        hvd.callbacks.LearningRateScheduleCallback(0.4, multiplier=lambda epoch: 0.1 / epoch, start_epoch=3),
+        Rates(),
+    ]
+    history = fit(trained, MINE, BATCH, 5, callbacks).history
+    warm = [0.4 / SIZE * ((number + 1) / STEPS * (SIZE - 1) / 2 + 1) for number in range(2 * STEPS)]
+    later = [0.04] * STEPS + [0.4 * 0.1 / 3] * STEPS + [0.4 * 0.1 / 4] * STEPS
+    np.testing.assert_allclose(rates, warm + later, rtol=1e-5)
+    np.testing.assert_allclose(history["lr"], [rates[STEPS * number - 1] for number in range(1, 6)], rtol=1e-5)
+    everybodys = hvd.client().allgather(np.array([history["loss"]]))
+    assert (everybodys == everybodys[0]).all()
+    for wrong in (lambda: hvd.callbacks.LearningRateScheduleCallback(None, 1.0),):
+        try:
+            wrong()
+        except ValueError as error:
+            assert "initial_lr" in str(error)
+        else:
+            raise AssertionError("a schedule without a rate was accepted")
+
+
+def values() -> None:
+    mine = np.full((2, 3), float(RANK), dtype="float32")
+    np.testing.assert_allclose(hvd.allreduce(mine), (SIZE - 1) / 2)
+    np.testing.assert_allclose(hvd.allreduce(mine, op=hvd.Sum), (SIZE - 1) / 2 * SIZE)
+    assert hvd.allgather(mine[: RANK + 1]).shape == (sum(min(rank + 1, 2) for rank in range(SIZE)), 3)
+    np.testing.assert_allclose(hvd.broadcast(mine, SIZE - 1), SIZE - 1)
+    assert hvd.reducescatter(mine).shape == (len(np.array_split(np.zeros(2), SIZE)[RANK]), 3)
+
+
+def local_layers() -> None:
+    """The gradients of a local layer stay, divided by the number of ranks."""
+    trained = model()
+    before = trained.get_weights()
+    local = trained.layers[-1]
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[local])
+    trained.compile(optimizer=optimizer, loss="mse")
+    fit(trained, MINE[:BATCH], BATCH)
+    mine = model()
+    mine.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    fit(mine, MINE[:BATCH], BATCH)
+    change = (mine.get_weights()[2] - before[2]) / SIZE
+    np.testing.assert_allclose(trained.get_weights()[2] - before[2], change, rtol=1e-4, atol=1e-6)
+    everybodys = hvd.client().allgather(trained.get_weights()[0][None])
+    assert all((each == everybodys[0]).all() for each in everybodys)
+
+
+def refusals() -> None:
+    for wrong, words in [
+        (lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), op=2), "only supports Average and Sum"),
+        (lambda: hvd.DistributedOptimizer(3), "is no optimizer"),
+        (lambda: hvd.DistributedOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD())), "wrap it once"),
+        (lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[3]), "local variables"),
+        (lambda: hvd.PartialDistributedOptimizer(keras.optimizers.SGD(), local_layers=[3]), "local layers"),
+        (lambda: hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)])), "must be built first"),
+    ]:
+        try:
+            wrong()
+        except ValueError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(words)
+
+
+for part in (trains_as_one, aggregates, saves_and_loads, rates_and_metrics, values, local_layers, refusals):
+    part()
+print(f"rank {RANK}: Keras {VERSION} trains as one process", flush=True)

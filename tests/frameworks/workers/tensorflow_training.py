@@ -1,0 +1,161 @@
+"""Tapes and optimizers of ronde.tensorflow train as one process that has the data of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import ronde.tensorflow as hvd
+
+tf.get_logger().setLevel("ERROR")  # of functions that are traced often
+
+hvd.init()
+RANK, SIZE = hvd.rank(), hvd.size()
+DATA = np.random.default_rng(1).normal(size=(8 * SIZE, 5)).astype(np.float64)
+TARGET = DATA @ np.arange(1.0, 6.0)[:, None]
+START = np.random.default_rng(2).normal(size=(5, 1))
+
+
+def loss_of(weight: Any, bias: Any, mine: slice) -> Any:
+    return tf.reduce_mean((tf.constant(DATA[mine]) @ weight + bias - tf.constant(TARGET[mine])) ** 2)
+
+
+def expected(weight: Any, bias: Any) -> list[Any]:
+    """The gradients of the mean over all data."""
+    with tf.GradientTape() as tape:
+        loss = loss_of(weight, bias, slice(None))
+    return tape.gradient(loss, [weight, bias])
+
+
+MINE = slice(RANK, None, SIZE)
+
+
+def tapes() -> None:
+    weight, bias = tf.Variable(START), tf.Variable([0.5], dtype=tf.float64)
+    wanted = expected(weight, bias)
+    unused = tf.Variable(1.0)
+    for options in [
+        {},
+        {"num_groups": 1},
+        {"num_groups": 2},
+        {"groups": [[weight, bias]]},
+        {"gradient_predivide_factor": float(SIZE)},
+        {"compression": hvd.Compression.fp16},
+        {"compression": hvd.Compression.bf16},
+    ]:
+        for run in (lambda function: function, tf.function):
+
+            def step(options: dict[str, Any] = options) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = loss_of(weight, bias, MINE)
+                tape = hvd.DistributedGradientTape(tape, **options)
+                return tape.gradient(loss, [weight, bias, unused])
+
+            found = run(step)()
+            assert found[2] is None
+            tolerance = {"rtol": 2e-2, "atol": 0.2} if "compression" in options else {"rtol": 1e-12}
+            for each, other in zip(found, wanted):
+                np.testing.assert_allclose(each, other, **tolerance)
+    with hvd.DistributedGradientTape(tf.GradientTape(persistent=True), op=hvd.Sum) as tape:
+        loss = loss_of(weight, bias, MINE)
+    for _ in range(2):
+        np.testing.assert_allclose(tape.gradient(loss, {"w": weight})["w"], wanted[0] * SIZE, rtol=1e-12)
+
+
+def local_sources() -> None:
+    layer, other = tf.keras.layers.Dense(1), tf.keras.layers.Dense(1)
+    for each in (layer, other):
+        each.build((None, 2))
+    variables = [*layer.trainable_variables, *other.trainable_variables]
+    for scaled in (True, False):
+        with tf.GradientTape() as tape:
+            loss = sum(tf.reduce_sum(each) for each in variables) * float(RANK + 1)
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=layer, scale_local_gradients=scaled)
+        found = tape.gradient(loss, variables)
+        mine = (RANK + 1) / (SIZE if scaled else 1)
+        np.testing.assert_allclose(found[0], np.full((2, 1), mine), rtol=1e-6)
+        np.testing.assert_allclose(found[2], np.full((2, 1), (SIZE + 1) / 2), rtol=1e-6)
+    try:
+        hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[3])
+    except ValueError as error:
+        assert "all local layers must be of type" in str(error)
+    else:
+        raise AssertionError("3 is no layer")
+
+
+def sparse() -> None:
+    table = tf.Variable(np.ones((4, 2)))
+    for as_dense in (False, True):
+
+        def step(as_dense: bool = as_dense) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, [RANK, 3]))
+            tape = hvd.DistributedGradientTape(tape, sparse_as_dense=as_dense)
+            return tape.gradient(loss, table)
+
+        wanted = np.zeros((4, 2))
+        for rank in range(SIZE):
+            wanted[rank] += 1 / SIZE
+            wanted[3] += 1 / SIZE
+        for found in (step(), tf.function(step)()):
+            assert isinstance(found, tf.IndexedSlices) is not as_dense
+            np.testing.assert_allclose(tf.convert_to_tensor(found), wanted, rtol=1e-12)
+
+
+def starts_equal() -> None:
+    kinds = [tf.float32, tf.float16, tf.int64, tf.bool, tf.uint32, tf.complex64]
+    variables = [tf.Variable(tf.cast([RANK, 1], kind)) for kind in kinds] + [tf.Variable(tf.zeros([0, 3]))]
+    hvd.broadcast_variables(variables, root_rank=SIZE - 1)
+    for each, kind in zip(variables, kinds):
+        np.testing.assert_array_equal(each.numpy(), tf.cast([SIZE - 1, 1], kind).numpy())
+    many = [tf.Variable(tf.fill([1 << 20], float(RANK))) for _ in range(20)]  # more than a window
+    hvd.broadcast_variables(many, root_rank=0)
+    assert all(not each.numpy().any() for each in many)
+    mine = tf.Variable([float(RANK)])
+    tf.function(lambda: hvd.broadcast_variables([mine], 0))()
+    assert mine.numpy() == [0.0]
+    assert hvd.broadcast_([mine], 0)[0] is mine
+
+
+def batch_normalization() -> None:
+    """Of ragged batches: the mean and variance of all of them, and their gradient."""
+    batches = [np.random.default_rng(10 + rank).normal(size=(2 + rank, 3, 2)) * 3 + 100 for rank in range(SIZE)]
+    everything = np.concatenate(batches).astype(np.float32)
+    plain, synchronized = tf.keras.layers.BatchNormalization(), hvd.SyncBatchNormalization()
+    given, mine = tf.constant(everything), tf.constant(batches[RANK].astype(np.float32))
+    first = sum(len(batch) for batch in batches[:RANK])
+    own = slice(first, first + len(batches[RANK]))
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        alone = plain(given, training=True)
+        loss = tf.reduce_sum(alone**3)
+    wanted = tape.gradient(loss, given)[own]
+
+    @tf.function
+    def together(mine: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(mine)
+            found = synchronized(mine, training=True)
+            loss = tf.reduce_sum(found**3)
+        return found, tape.gradient(loss, mine)
+
+    found, gradient = together(mine)
+    np.testing.assert_allclose(found, alone[own], atol=2e-4)
+    np.testing.assert_allclose(gradient, wanted, atol=2e-2)
+    np.testing.assert_allclose(synchronized.moving_mean, plain.moving_mean, rtol=1e-5)
+    np.testing.assert_allclose(synchronized.moving_variance, plain.moving_variance, rtol=1e-4)
+    np.testing.assert_allclose(synchronized(mine), plain(mine), atol=1e-3)
+    for fused in (True, None):
+        try:
+            hvd.SyncBatchNormalization(fused=fused)
+        except ValueError as error:
+            assert "fused=True" in str(error)
+        else:
+            raise AssertionError("a fused kernel does not synchronize")
+
+
+for part in (tapes, local_sources, sparse, starts_equal, batch_normalization):
+    part()
+print(f"rank {RANK}: trained as one process", flush=True)
