@@ -11,7 +11,7 @@ class MiniSettings:
     """How long an executor waits, and by what the sidecars of several nodes authenticate each other.
 
     timeout_s                 -- for workers to answer, and for sidecars to reach each other
-    placement_group_timeout_s -- for Ray to find places for the workers
+    placement_group_timeout_s -- for Ray to find places for the workers, and then to start them
     nics                      -- the networks that sidecars listen on, such as "eth0,10.0.0.0/8"; default: all
     ssh_identity_file, ssh_str -- unused: Ray starts the workers, and nothing uses ssh
     verbose                   -- unused

@@ -52,7 +52,8 @@ class StaticWorkers:
         settings = self._settings
         given = named(settings.certs, settings.job_secret_file)
         self.workers = self._strategy.create_workers(ray.remote(BaseHorovodWorker))
-        self._layout = Layout(job.places(self._call, len(self.workers), settings.timeout_s))
+        patience = max(settings.timeout_s, settings.placement_group_timeout_s)
+        self._layout = Layout(job.places(self._call, len(self.workers), patience))
         order = by_node(self._layout.places)
         self.workers = [self.workers[each] for each in order]
         self._layout = self._layout.reordered(order)
