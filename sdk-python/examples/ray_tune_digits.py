@@ -70,7 +70,7 @@ def search(trials: int, slots: int, epochs: int, storage: str | None) -> tune.Re
 
     tuner = tune.Tuner(
         DistributedTrainableCreator(train, num_slots=slots),
-        param_space={"epochs": epochs, "rate": tune.loguniform(0.001, 0.2), "momentum": tune.choice([0.5, 0.9])},
+        param_space={"epochs": epochs, "rate": tune.loguniform(0.03, 0.2), "momentum": tune.choice([0.8, 0.9])},
         tune_config=tune.TuneConfig(metric="accuracy", mode="max", num_samples=trials, search_alg=OptunaSearch(seed=1)),
         run_config=tune.RunConfig(storage_path=storage),
     )

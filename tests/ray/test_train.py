@@ -174,13 +174,13 @@ def test_tune_trains_each_trial_on_several_workers(cluster: Any, tmp_path: pathl
     import torch
     from ray_tune_digits import search
 
-    found = search(trials=3, slots=2, epochs=2, storage=str(tmp_path))
-    assert [result.error for result in found] == [None] * 3
+    found = search(trials=2, slots=2, epochs=3, storage=str(tmp_path))
+    assert [result.error for result in found] == [None] * 2
     assert all(result.metrics["size"] == 2 for result in found)
     best = found.get_best_result()
     assert best.metrics["accuracy"] == max(result.metrics["accuracy"] for result in found) > 0.5
     with best.checkpoint.as_directory() as folder:
-        assert torch.load(pathlib.Path(folder, "state.pt"), weights_only=True)["epoch"] == 2
+        assert torch.load(pathlib.Path(folder, "state.pt"), weights_only=True)["epoch"] == 3
 
 
 def test_a_trial_that_fails_continues_from_its_checkpoint(cluster: Any, tmp_path: pathlib.Path) -> None:
