@@ -29,4 +29,5 @@ def test_functions_run_on_workers_of_ray() -> None:
     command = [python, "-m", "pytest", "-q", "-rs", "-c", str(ROOT / "sdk-python" / "pyproject.toml"), *tests]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "1 passed" in done.stdout
+    # -q is given twice, so there is no sum: a dot for the test.
+    assert done.stdout.startswith(". ")

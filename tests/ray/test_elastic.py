@@ -150,6 +150,37 @@ def test_a_node_that_is_added_gets_workers(cluster: Any, tmp_path: pathlib.Path)
     check_nothing_is_left()
 
 
+def test_workers_see_the_gpus_of_their_node(cluster: Any) -> None:
+    """Ray only keeps the books of these GPUs."""
+    from ronde.ray import RayExecutor
+
+    executor = RayExecutor(settings(), min_workers=2, max_workers=2, use_gpu=True)
+    executor.start()
+    assert executor.execute(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) == ["0,1"] * 2
+    check_nothing_is_left()
+
+
+def test_an_interrupt_ends_the_job(cluster: Any, tmp_path: pathlib.Path) -> None:
+    from ronde.ray import RayExecutor
+
+    executor = RayExecutor(settings(), min_workers=2, max_workers=2)
+    executor.start()
+    begun, folder = threading.Event(), str(tmp_path)
+
+    def interrupt() -> None:
+        wait_until((tmp_path / "size-2").exists)
+        begun.set()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        executor.run(train, args=[folder, 20, "stop"])
+    assert begun.is_set()
+    pids = [int((tmp_path / f"pid-{rank}").read_text()) for rank in range(2)]
+    wait_until(lambda: not any(pathlib.Path("/proc", str(pid)).exists() for pid in pids))
+    check_nothing_is_left()
+
+
 def test_a_function_that_fails_ends_the_job_with_its_traceback(cluster: Any) -> None:
     from ronde.ray import RayExecutor
 

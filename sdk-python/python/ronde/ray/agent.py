@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 VALUE = "value"
 FILES = re.compile(rf"(result|error|{VALUE})\.\d+(\.\d+)?")
 _PIECE_BYTES = 1 << 20
+_GPUS, _VISIBLE = "gpus", "CUDA_VISIBLE_DEVICES"
+
+
+def take_gpus(path: str) -> None:
+    """Lets this worker see the GPUs that Ray has given to the workers of its node.
+
+    path -- of the folder of the call
+    """
+    with contextlib.closing(PrivateFolder(pathlib.Path(path))) as folder:
+        os.environ[_VISIBLE] = folder.read(f"{_GPUS}.{os.environ['HOROVOD_HOSTNAME']}").decode()
 
 
 class Agent:
@@ -27,10 +37,11 @@ class Agent:
 
     folder -- the path of the folder in which the workers read the function that they call
     call   -- that function, pickled by the driver
+    host   -- the name by which the launcher knows this node
     """
 
-    def __init__(self, folder: str, call: bytes) -> None:
-        self._folder, self._call = pathlib.Path(folder), call
+    def __init__(self, folder: str, call: bytes, host: str) -> None:
+        self._folder, self._call, self._host = pathlib.Path(folder), call, host
         self._is_own = False
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -43,9 +54,11 @@ class Agent:
         with contextlib.suppress(FileExistsError):
             self._folder.mkdir(mode=0o700)
             self._is_own = True
-        if self._is_own:
-            with self._opened() as folder:
+        with self._opened() as folder:
+            if self._is_own:
                 folder.write(CALL, self._call)
+            # Workers get the launcher's environment, not that of this process.
+            folder.replace(f"{_GPUS}.{self._host}", os.environ.get(_VISIBLE, "").encode())
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(["/bin/sh", "-c", command], stdin=pipe, stdout=pipe, stderr=pipe)
 

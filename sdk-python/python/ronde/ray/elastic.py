@@ -25,7 +25,7 @@ from ronde import command
 from ronde.errors import RondeError
 from ronde.private_folder import PrivateFolder
 from ronde.ray import discovery as nodes
-from ronde.ray.agent import VALUE
+from ronde.ray.agent import VALUE, take_gpus
 from ronde.ray.discovery import RayHostDiscovery
 from ronde.ray.nodes import uses_tls
 from ronde.ray.remote_shell import SETTINGS
@@ -126,7 +126,7 @@ class ElasticWorkers:
         if self._executable is None:
             raise RuntimeError("the executor was not started; call start() first")
         self.check()
-        call = Call(_on_executable, (self._executable, func), {})
+        call = Call(_on_executable, (self._executable, func, self._options.use_gpu), {})
         stopped = threading.Event()
         threads: list[threading.Thread] = []
 
@@ -182,7 +182,9 @@ class ElasticWorkers:
                 failed = True
 
 
-def _on_executable(executable: Executable, func: Callable[[Any], Any]) -> Any:
+def _on_executable(executable: Executable, func: Callable[[Any], Any], use_gpu: bool) -> Any:
+    if use_gpu:
+        take_gpus(os.environ[REPORTS])
     made = None if executable.kind is None else executable.kind(*executable.args, **executable.kwargs)
     return func(made)
 

@@ -47,20 +47,20 @@ def main(arguments: Sequence[str]) -> int:
             return _FAILED
         ray.init(address=settings["address"], log_to_driver=False, logging_level="error", configure_logging=False)
         try:
-            return _run(node, command, folder, path)
+            return _run(node, host, command, folder, path)
         except ray.exceptions.RayError as error:
             print(f"the actor on node {host} has ended: {str(error).splitlines()[0]}", file=sys.stderr)
             return _FAILED
 
 
-def _run(node: dict[str, Any], command: str, folder: PrivateFolder, path: pathlib.Path) -> int:
+def _run(node: dict[str, Any], host: str, command: str, folder: PrivateFolder, path: pathlib.Path) -> int:
     options = {
         "num_cpus": node["cpus"],
         "num_gpus": node["gpus"],
         "max_concurrency": _METHODS_MAX,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node["id"], soft=False),
     }
-    agent = ray.remote(Agent).options(**options).remote(str(path), folder.read(CALL))
+    agent = ray.remote(Agent).options(**options).remote(str(path), folder.read(CALL), host)
     place = ray.get(agent.place.remote())
     if not place.host.is_same(own_host()) and not (uses_tls() and place.has_tls):
         print(
