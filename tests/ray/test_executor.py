@@ -345,8 +345,8 @@ def test_workers_run_in_the_placement_group_of_the_caller(cluster: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({}, "either num_workers or num_hosts"),
-        ({"num_workers": 1, "num_hosts": 1}, "either num_workers or num_hosts"),
+        ({}, "either num_workers, or num_hosts"),
+        ({"num_workers": 1, "num_hosts": 1}, "either num_workers, or num_hosts"),
         ({"num_workers": 0}, "num_workers is 0"),
         ({"num_hosts": 1, "num_workers_per_host": 0}, "num_workers_per_host is 0"),
         ({"num_workers": 1, "gpus_per_worker": 1}, "set use_gpu=True"),
