@@ -27,6 +27,7 @@ FRAMEWORK_TESTS := $(addprefix tests/frameworks/test_tensorflow,.py _units.py _s
 TENSORFLOW_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path tensorflow)
 FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
 JAX_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path jax)
+RAY_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path ray)
 TORCHFT_PYTHONS = $(foreach kind,torchft torchft-nightly,$(shell $(PYTHON) tests/setup/environment.py path $(kind)))
 GPU_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path gpu)
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
@@ -38,8 +39,8 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frameworks tests/frontends tests/gpu tests/torchft tests/soak tests/kills \
-    compose
+PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frameworks tests/frontends tests/gpu tests/ray tests/torchft \
+    tests/soak tests/kills compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -161,6 +162,13 @@ framework-versions-test: build ## The same with TensorFlow 2.20 and 2.19, and Ke
 	done
 	$$($(PYTHON) tests/setup/environment.py path keras-torch) -m pytest -q -rs -c sdk-python/pyproject.toml \
 	    tests/frameworks/test_keras_torch.py $(OPTIONS)
+
+# OPTIONS="-k killed" runs some tests.
+.PHONY: ray-test
+ray-test: build ## Train with Ray, in network namespaces of its own: installs 0.4 GB, needs root, takes up to 10 minutes
+	@tests/setup/debian.sh
+	@$(PYTHON) tests/setup/environment.py ray
+	$(RAY_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/ray $(OPTIONS)
 
 # OPTIONS="-k dies" runs one test.
 .PHONY: torchft-test
