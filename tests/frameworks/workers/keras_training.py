@@ -172,7 +172,8 @@ def scales_losses() -> None:
         trained.compile(optimizer=hvd.DistributedOptimizer(inside), loss="mse")
         fit(trained, MINE, BATCH)
         steps = int(value_of(trained.optimizer.iterations))
-        assert 0 < steps < STEPS, (steps, trained.get_weights())
+        assert steps == STEPS if KERAS_2 else 0 < steps < STEPS, steps  # Keras 2 counts skipped steps
+        assert (trained.get_weights()[0] != model().get_weights()[0]).any()
         everybodys = hvd.client().allgather(trained.get_weights()[0][None])
         assert np.isfinite(everybodys).all()
         assert all((each == everybodys[0]).all() for each in everybodys)
