@@ -118,7 +118,11 @@ def devices() -> None:
 
 
 def without_session(kept: Any) -> None:
-    for call in (lambda: hvd.allreduce(jnp.ones(3)), lambda: jax.jit(lambda x: hvd.allreduce(x))(jnp.ones(3)), hvd.rank):
+        lambda: jax.jit(hvd.allreduce)(jnp.ones(3)),
+        lambda: hvd.allreduce(jnp.ones(3)),
+        lambda: jax.jit(lambda x: hvd.allreduce(x))(jnp.ones(3)),
+        hvd.rank,
+    ):
         with pytest.raises(ValueError, match=r"call ronde\.jax\.init\(\) first"):
             call()
     if kept is not None:
