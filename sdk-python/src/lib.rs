@@ -29,6 +29,7 @@ mod _ronde {
     use crate::completions::Completions;
     #[pymodule_export]
     use crate::device::{Arrival, gpu_of, gpus, has_gpu_driver};
+    #[pymodule_export]
     use crate::frameworks::jax::{jax_bind, jax_failure, jax_handler};
     #[pymodule_export]
     use crate::frameworks::tensorflow::{attach_tensorflow, detach_tensorflow, register_tensorflow};
