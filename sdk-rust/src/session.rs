@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ronde_rpc::v1::client_message::Message;
-use ronde_rpc::{Claimed, Completion, OutputPlace, Place, Submission, v1};
-use ronde_shm::{ForkGuard, LeasedSlot, Slot, SlotHold};
+use ronde_rpc::{Claimed, Completion, Place, Submission, v1};
+use ronde_shm::{ForkGuard, LeasedSlot, SlotHold};
 use ronde_wire::{Collective, DType, PluginCall, Rank, Request, RequestId, SetId};
 use tokio::sync::{Notify, mpsc};
 
@@ -21,14 +21,14 @@ use crate::device::{Devices, Line, Order, Unsent};
 use crate::error::{Error, queue_full, sidecar_gone};
 use crate::in_flight::InFlight;
 use crate::inline;
-use crate::memory::{InputPart, Memory};
+use crate::memory::{InputPart, Memory, output_place};
 use crate::operation::{Label, Operation};
 use crate::pending::{Entry, Event, PartsLimit, Pending, Table, abstention};
 use crate::promise::Promise;
 use crate::result_data::ResultData;
 use crate::ring::{Flush, Ring, spin_time};
 use crate::tensor::Layout;
-use crate::timeline::{Recorder, TimelineOptions};
+use crate::timeline::{RECORDING_RANK, Recorder, TimelineOptions};
 
 /// A worker's session with its sidecar over a Unix socket and shared memory.
 #[derive(Debug)]
@@ -206,8 +206,8 @@ impl Session {
         label: Label<'_>,
         operations: &[Operation<'_>],
     ) -> Result<Vec<Draft>, Error> {
-        let described: Vec<_> = operations.iter().map(|operation| (operation.clone(), operation.layout())).collect();
-        self.draft_group_of(label, &described)
+        let described = operations.iter().map(|operation| (operation.clone(), operation.layout()));
+        self.draft_group_of(label, &described.collect::<Vec<_>>())
     }
 
     /// [`Session::draft_group`] of operations whose contributions may be in device memory.
@@ -592,12 +592,6 @@ impl Session {
     }
 }
 
-pub(crate) fn output_place(slot: Slot) -> OutputPlace {
-    OutputPlace { segment: slot.segment.0, offset: slot.offset, bytes: slot.len }
-}
-
-/// The rank that records timelines.
-const RECORDING_RANK: Rank = Rank(0);
 /// Messages that wait to be sent: a submission and a release or withdrawal for every request that may be pending, and room
 /// for heartbeats and the Goodbye.
 pub(crate) const OUTGOING_MAX: usize = 2 * ronde_wire::limits::PENDING_PER_SESSION_MAX + 64;

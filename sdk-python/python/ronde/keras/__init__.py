@@ -164,10 +164,7 @@ def PartialDistributedOptimizer(  # noqa: N802 -- Horovod's name
             num_groups,
         )
     if NAME != "torch":
-        raise NotImplementedError(
-            f"DistributedOptimizer does not work with Keras' back end {NAME}; use tensorflow or torch, or train with "
-            "ronde.jax"
-        )
+        raise NotImplementedError(f"Keras' back end is {NAME}; use tensorflow or torch, or train with ronde.jax")
     if groups is not None or num_groups:
         raise NotImplementedError("groups of gradients are for Keras on TensorFlow; leave them out on PyTorch")
     from ronde.keras.torch import TorchReducer
