@@ -40,7 +40,7 @@ async fn a_dial_across_a_cut_waits_for_its_end_or_the_start_timeout() {
     let (mut one, mut two) = (mesh.port(SidecarIndex(0), CONTROL), mesh.port(SidecarIndex(1), CONTROL));
     mesh.cut(SidecarIndex(0), SidecarIndex(1));
     one.open(SidecarIndex(1), Role::Dial);
-    assert!(matches!(down(&mut one, 1).await, DownReason::Lost(_)));
+    assert!(matches!(down(&mut one, 1).await, DownReason::Unanswered(_)));
     one.open(SidecarIndex(1), Role::Dial);
     assert!(poll_now(&mut one).await.is_pending());
     mesh.heal(SidecarIndex(0), SidecarIndex(1));
