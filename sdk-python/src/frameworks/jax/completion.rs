@@ -64,11 +64,14 @@ fn other_shape(handle: &Handle, found: &[u64], expected: &[u64]) -> String {
     )
 }
 
+/// Calls and their operations.
+type Calls = Vec<(InFlight, Promise)>;
+
 /// Completes the calls of one session.
 #[derive(Clone)]
 pub(super) struct Completer {
     /// Calls for the thread; `None` once it has ended.
-    added: Arc<Mutex<Option<Vec<(InFlight, Promise)>>>>,
+    added: Arc<Mutex<Option<Calls>>>,
     completions: Completions,
 }
 
@@ -91,7 +94,7 @@ impl Completer {
 
     fn run(&self, client: &Weak<Client>) {
         let _end = End(self);
-        let mut waiting: Vec<(InFlight, Promise)> = Vec::new();
+        let mut waiting = Calls::new();
         let mut seen = 0;
         loop {
             // In this order: a call that is added later has a client.
