@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 import ronde
 import ronde.jax as hvd
+from ronde.frameworks import basics
 
 
 def next_step_works(rank: int, size: int) -> None:
@@ -149,6 +150,14 @@ def main() -> None:
     hvd.barrier()
     hvd.shutdown()
     without_session(kept)
+    # Another framework of this process has a session: its own is that.
+    basics.init()
+    hvd.init()
+    assert hvd.client() is basics.client()
+    next_step_works(hvd.rank(), size)
+    hvd.shutdown()
+    assert basics.is_initialized()
+    basics.shutdown()
     print(f"rank {rank} of {size}: after shutdown", flush=True)
 
 
