@@ -126,6 +126,7 @@ def run_by(
     size: int | None,
     executable: Path | None = None,
     ended: Callable[[], None] = lambda: None,
+    variables: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """Makes a call on each of the ranks that a launcher starts. Returns their results by rank.
 
@@ -133,6 +134,8 @@ def run_by(
                 that `ronde run` writes
     size     -- the number of ranks; None in an elastic job, whose results are those of the ranks at its end
     ended    -- called when the launcher has ended, while the report's folder is still there
+    variables -- environment variables of the launcher besides this process's; unlike its arguments, other users of this
+                 host cannot read them
 
     Raises LauncherError if the launcher fails, RuntimeError for a rank without a result, and errors of pickling.
     """
@@ -143,7 +146,7 @@ def run_by(
             folder.write(CALL, pickled)
             worker = [os.fspath(executable or sys.executable), "-m", "ronde.run_worker", name]
             try:
-                status = _wait([*launcher(str(path / REPORT)), *worker], environment())
+                status = _wait([*launcher(str(path / REPORT)), *worker], {**environment(), **(variables or {})})
             finally:
                 ended()
             if status != 0:

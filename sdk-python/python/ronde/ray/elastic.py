@@ -25,7 +25,7 @@ from ronde import command
 from ronde.errors import RondeError
 from ronde.private_folder import PrivateFolder
 from ronde.ray import discovery as nodes
-from ronde.ray.agent import VALUE, take_gpus
+from ronde.ray.agent import FILES, VALUE, take_gpus
 from ronde.ray.discovery import RayHostDiscovery
 from ronde.ray.nodes import uses_tls
 from ronde.ray.remote_shell import SETTINGS
@@ -80,7 +80,7 @@ class ElasticOptions:
         words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
         if self.cooldown_range is not None:
             words += ["--blacklist-cooldown-range", *map(str, self.cooldown_range)]
-        return words + [word for name, value in self.variables.items() for word in ("-x", f"{name}={value}")]
+        return words + [word for name in self.variables for word in ("-x", name)]
 
 
 class ElasticWorkers:
@@ -145,7 +145,7 @@ class ElasticWorkers:
             for thread in threads:
                 thread.join()
 
-        return run_by(words, call, None, ended=ended)
+        return run_by(words, call, None, ended=ended, variables=self._options.variables)
 
     def _words(self, folder: pathlib.Path, report: str) -> list[str]:
         shell = shlex.join([sys.executable, "-m", "ronde.ray.remote_shell", str(folder)])
@@ -200,11 +200,11 @@ def _deliver(path: pathlib.Path, stopped: threading.Event, callbacks: Sequence[C
         is_last = False
         while not is_last:
             is_last = stopped.wait(_POLL_S / 2)
-            names = [name for name in os.listdir(path) if name.startswith(f"{VALUE}.")]
+            names = [name for name in os.listdir(path) if name.startswith(f"{VALUE}.") and FILES.fullmatch(name)]
             for name in sorted(names, key=_number):
-                value = pickle.loads(folder.read(name))
+                content = folder.read(name)
                 (path / name).unlink()
-                _call(callbacks, value)
+                _call(callbacks, content)
 
 
 def _number(name: str) -> tuple[int, int]:
@@ -213,7 +213,12 @@ def _number(name: str) -> tuple[int, int]:
     return int(number), int(worker)
 
 
-def _call(callbacks: Sequence[Callable[[Any], Any]], value: Any) -> None:
+def _call(callbacks: Sequence[Callable[[Any], Any]], content: bytes) -> None:
+    try:
+        value = pickle.loads(content)
+    except Exception:  # what the classes of the program raise
+        _log.exception("a value that a rank reported cannot be unpickled here; it is dropped, and the job goes on")
+        return
     for callback in callbacks:
         try:
             callback(value)
