@@ -26,7 +26,10 @@ CARGO ?= cargo
 FRAMEWORK_TESTS := $(addprefix tests/frameworks/test_tensorflow,.py _units.py _seeds.py)
 TENSORFLOW_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path tensorflow)
 FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
+JAX_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path jax)
+RAY_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path ray)
 TORCHFT_PYTHONS = $(foreach kind,torchft torchft-nightly,$(shell $(PYTHON) tests/setup/environment.py path $(kind)))
+GPU_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path gpu)
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
 WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
 FIRST ?= 0
@@ -36,7 +39,8 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frameworks tests/frontends tests/torchft tests/soak tests/kills compose
+PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frameworks tests/frontends tests/gpu tests/ray tests/torchft \
+    tests/soak tests/kills compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -61,7 +65,7 @@ test: setup lint build-tests test-rust test-python ## Do everything that CI does
 .PHONY: setup
 setup: ## Install what the tests need: packages of the distribution, a Python environment
 	@tests/setup/debian.sh
-	@$(PYTHON) tests/setup/environment.py tools training bench torch-suite packaging mpich deploy helm
+	@$(PYTHON) tests/setup/environment.py tools training bench torch-suite packaging mpich deploy helm jax
 
 .PHONY: build
 build: plugins ## Build the binary ronde, the crates, the plugins and the Python extension
@@ -144,9 +148,10 @@ frontends-test: build ## Train with Lightning, Accelerate, Transformers and Deep
 	$(FRONTENDS_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frontends
 
 .PHONY: framework-test
-framework-test: build ## Train with TensorFlow and Keras: installs 1.7 GB, takes 15 minutes
-	@$(PYTHON) tests/setup/environment.py tensorflow
-	$(TENSORFLOW_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml $(FRAMEWORK_TESTS) $(OPTIONS)
+framework-test: build ## Train with TensorFlow, Keras and JAX, and data of tf.data's service: installs 2.5 GB, takes 30 minutes
+	@$(PYTHON) tests/setup/environment.py tensorflow jax
+	$(TENSORFLOW_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml $(FRAMEWORK_TESTS) tests/frameworks/test_tf_data_service.py $(OPTIONS)
+	$(JAX_PYTHON) -m pytest -q -rs -n 2 -c sdk-python/pyproject.toml tests/frameworks/test_jax.py $(OPTIONS)
 
 .PHONY: framework-versions-test
 framework-versions-test: build ## The same with TensorFlow 2.20 and 2.19, and Keras on PyTorch: installs 3.5 GB, takes an hour
@@ -158,15 +163,32 @@ framework-versions-test: build ## The same with TensorFlow 2.20 and 2.19, and Ke
 	$$($(PYTHON) tests/setup/environment.py path keras-torch) -m pytest -q -rs -c sdk-python/pyproject.toml \
 	    tests/frameworks/test_keras_torch.py $(OPTIONS)
 
+# OPTIONS="-k killed" runs some tests.
+.PHONY: ray-test
+ray-test: build ## Train with Ray, in network namespaces of its own: installs 0.4 GB, needs root, takes up to 10 minutes
+	@tests/setup/debian.sh
+	@$(PYTHON) tests/setup/environment.py ray
+	$(RAY_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/ray $(OPTIONS)
+
 # OPTIONS="-k dies" runs one test.
 .PHONY: torchft-test
 torchft-test: build ## Train with torchft's Manager, its last release and a nightly one, and run torchft's own tests (3 minutes)
 	@$(PYTHON) tests/setup/environment.py torchft torchft-nightly
 	for python in $(TORCHFT_PYTHONS); do $$python -m pytest -q -rs -c sdk-python/pyproject.toml tests/torchft $(OPTIONS) || exit 1; done
 
+# Installs PyTorch for CUDA (3 GB) in an environment of its own. Binary and extension are release builds, as for `make bench`.
+.PHONY: gpu-test
+gpu-test: export PYTHONPATH = $(BENCH)/package
+gpu-test: ## Test and measure on a GPU of this machine, and print a table (8 minutes); without one, print the reason and fail
+	@$(PYTHON) tests/setup/environment.py gpu
+	$(CARGO) build --release --package ronde-sidecar --package ronde-python
+	@rm -rf $(BENCH)/package && mkdir -p $(BENCH)/package && cp -R sdk-python/python/ronde $(BENCH)/package
+	@install $(CARGO_TARGET_DIR)/release/lib_ronde.so $(BENCH)/package/ronde/_ronde.abi3.so
+	cd tests && $(GPU_PYTHON) -m gpu --ronde $(CARGO_TARGET_DIR)/release/ronde $(OPTIONS)
+
 .PHONY: package
 package: ## Check that the published crates can be packaged, and build each from its package
-	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --exclude ronde-tests-web --allow-dirty
+	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --exclude ronde-tests-device --exclude ronde-tests-web --allow-dirty
 
 .PHONY: lint
 lint: lint-rust lint-fuzz lint-pure lint-deny lint-python ## Check formatting, lints, documentation, purity and types
@@ -220,6 +242,7 @@ test-python:
 	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -m "not heavy"
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/product
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml -m "not heavy" tests/deploy
+	$(JAX_PYTHON) -m pytest -q -n 2 -c sdk-python/pyproject.toml -m "not heavy" tests/frameworks/test_jax.py
 
 # The binary and the extension are release builds, in a package of their own that nothing else imports.
 .PHONY: bench

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use ronde::gpu::GpuError;
 use ronde::{Cause, Error, Exit, Record};
 
 /// Returns the exception for an error. It attaches to the interpreter, so call it with no lock held.
 pub(crate) fn raise(error: &Error) -> PyErr {
-    if let Error::Argument { .. } = error {
+    if let Error::Argument { .. } | Error::Device(GpuError::Argument { .. }) = error {
         return PyValueError::new_err(error.to_string());
     }
     let failure = error.failure();
@@ -68,6 +69,7 @@ fn cause_name(error: &Error) -> &'static str {
         Error::Closed => "closed",
         Error::UsedAfterFork(_) => "used_after_fork",
         Error::Memory(_) => "memory",
+        Error::Device(_) => "device",
         Error::Protocol { .. } => "protocol",
         Error::Thread { .. } => "thread",
         Error::Timeline { .. } => "timeline",

@@ -8,7 +8,8 @@ use pyo3::prelude::*;
 use ronde::blocking::{Handle, Progress};
 use ronde::{Detail, Error};
 
-use crate::address::Target;
+use crate::address::{Device, Target};
+use crate::device::Arrival;
 use crate::errors::raise;
 use crate::memory::Memory;
 use crate::wait_in_slices;
@@ -129,6 +130,31 @@ impl Operation {
     fn take_mapped(&self) -> PyResult<Option<Memory>> {
         let mapped = self.lock()?.take_mapped();
         mapped.map(|mapped| mapped.map(Memory::new)).map_err(|error| raise(&error))
+    }
+
+    /// Whether its session sends tensors inside messages, so that `deliver` fails.
+    #[getter]
+    fn is_inline(&self) -> PyResult<bool> {
+        Ok(self.lock()?.is_inline())
+    }
+
+    /// Starts to copy the result to `address` of a GPU, where there are exactly `nbytes` bytes, and returns at once. `device` is
+    /// as for `Session.submit`; the copy is ordered after the present work of its stream. With `at_submission`, and if the input
+    /// was of the same GPU and stream, it is ordered after the work at the time of the submission. Call it once only.
+    #[pyo3(signature = (device, address, nbytes, *, at_submission=false))]
+    fn deliver(
+        &self,
+        py: Python<'_>,
+        device: Device,
+        address: usize,
+        nbytes: usize,
+        at_submission: bool,
+    ) -> PyResult<Arrival> {
+        let (memory, stream) = device.memory(address, nbytes);
+        py.detach(|| {
+            let delivered = self.lock()?.deliver(memory, stream, at_submission);
+            delivered.map(Arrival::new).map_err(|error| raise(&error))
+        })
     }
 
     /// Copies the result to `address`, where there must be exactly `nbytes` bytes. Call it once only.

@@ -6,9 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use ronde::blocking::{Client, Connecting};
-use ronde::{DType, EpochView, Error, Label, Options, SetId, TensorRef, TimelineOptions, Transfer};
+use ronde::gpu::{CallerStream, DeviceSpan};
+use ronde::{
+    DType, DeviceTensor, EpochView, Error, InputTensor, Label, Options, SetId, TensorRef, TimelineOptions, Transfer,
+};
 
-use crate::address::Source;
+use crate::address::{Device, Source};
 use crate::arguments::{Arguments, dtype_of};
 use crate::completions::Completions;
 use crate::errors::raise;
@@ -16,10 +19,44 @@ use crate::memory::Memory;
 use crate::operation::Operation;
 use crate::wait_in_slices;
 
+/// A tensor of a group.
+struct Part {
+    dtype: DType,
+    shape: Vec<u64>,
+    /// Its bytes; none if it is in device memory.
+    host: Source,
+    device: Option<(DeviceSpan, CallerStream)>,
+}
+
+impl Part {
+    fn new(
+        (dtype, shape, address, nbytes): (String, Vec<u64>, usize, usize),
+        device: Option<Device>,
+    ) -> PyResult<Self> {
+        let dtype = dtype_of(&dtype)?;
+        let (host, device) = match device {
+            Some(device) => (Source::new(0, 0)?, Some(device.memory(address, nbytes))),
+            None => (Source::new(address, nbytes)?, None),
+        };
+        Ok(Self { dtype, shape, host, device })
+    }
+
+    fn input<'a>(&'a self, bytes: &'a [u8]) -> InputTensor<'a> {
+        let (dtype, shape) = (self.dtype, self.shape.as_slice());
+        match &self.device {
+            None => InputTensor::Host(TensorRef { dtype, shape, bytes }),
+            Some((memory, stream)) => {
+                InputTensor::Device(DeviceTensor { dtype, shape, memory: memory.clone(), stream: *stream })
+            }
+        }
+    }
+}
+
 /// A worker's session with its sidecar.
 #[pyclass(frozen, module = "ronde._ronde")]
 pub(crate) struct Session {
     submission_path: &'static str,
+    is_inline: bool,
     /// `None` once closed. Locked for a moment and only while attached, so that no thread holds it when another one forks.
     client: Mutex<Option<Arc<Client>>>,
     view: EpochView,
@@ -45,12 +82,15 @@ impl Session {
         let mut connecting = Connecting::start(options).map_err(|error| raise(&error))?;
         let client = wait_in_slices(py, |slice| connecting.wait_timeout(slice).map_err(|error| raise(&error)))?;
         let (submission_path, view) = (client.submission_path(), *client.view());
-        Ok(Self { submission_path, client: Mutex::new(Some(Arc::new(client))), view })
+        Ok(Self { submission_path, is_inline: inline, client: Mutex::new(Some(Arc::new(client))), view })
     }
 
     /// Submits a collective on the tensor at `address`. Its bytes are copied before this returns, unless they are in memory
     /// from `empty`. Without a type there is no tensor. With `mapped`, the result may stay in shared memory.
-    #[pyo3(signature = (kind, dtype, shape, address, nbytes, *, mapped=false, notify=false, name=None, set=0, site=None, **arguments))]
+    ///
+    /// With `device`, as number of the GPU, handle of the stream and owner, the address is one of that GPU. Its bytes are copied
+    /// later, after the present work of the stream.
+    #[pyo3(signature = (kind, dtype, shape, address, nbytes, *, device=None, mapped=false, notify=false, name=None, set=0, site=None, **arguments))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python are the options struct of this call")]
     #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
     fn submit(
@@ -61,6 +101,7 @@ impl Session {
         shape: Vec<u64>,
         address: usize,
         nbytes: usize,
+        device: Option<Device>,
         mapped: bool,
         notify: bool,
         name: Option<String>,
@@ -73,6 +114,17 @@ impl Session {
         let collective = arguments.collective(kind)?;
         let options = arguments.options()?;
         let dtype = dtype.map(dtype_of).transpose()?;
+        if let (Some(dtype), Some(device)) = (dtype, device) {
+            let (memory, stream) = device.memory(address, nbytes);
+            return py.detach(|| {
+                let label = Label { name: name.as_deref(), set: SetId(set) };
+                let operation = options.apply(ronde::Operation::new(label, collective, None));
+                let operation = ronde::Operation { site, mapped, notify, ..operation };
+                let tensor = DeviceTensor { dtype, shape: &shape, memory, stream };
+                let handle = client.submit_input(&operation, InputTensor::Device(tensor));
+                handle.map(Operation::new).map_err(|error| raise(&error))
+            });
+        }
         let source = Source::new(address, nbytes)?;
         py.detach(|| {
             let label = Label { name: name.as_deref(), set: SetId(set) };
@@ -85,15 +137,16 @@ impl Session {
         })
     }
 
-    /// Submits a group of one collective on tensors, each given as type, shape, address and length.
-    #[pyo3(signature = (kind, tensors, *, mapped=false, notify=false, name=None, set=0, site=None, **arguments))]
-    #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
+    /// Submits a group of one collective on tensors, each given as type, shape, address and length. With `devices`, each also has
+    /// None or a `device` as for `submit`.
+    #[pyo3(signature = (kind, tensors, *, devices=None, mapped=false, notify=false, name=None, set=0, site=None, **arguments))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn submit_group(
         &self,
         py: Python<'_>,
         kind: &str,
         tensors: Vec<(String, Vec<u64>, usize, usize)>,
+        devices: Option<Vec<Option<Device>>>,
         mapped: bool,
         notify: bool,
         name: Option<String>,
@@ -105,19 +158,17 @@ impl Session {
         let arguments = arguments.unwrap_or_default();
         let collective = arguments.collective(kind)?;
         let options = arguments.options()?;
-        let sources = tensors.iter().map(|(.., address, nbytes)| Source::new(*address, *nbytes));
-        let sources = sources.collect::<PyResult<Vec<_>>>()?;
-        let dtypes = tensors.iter().map(|(dtype, ..)| dtype_of(dtype)).collect::<PyResult<Vec<_>>>()?;
+        let devices = devices.unwrap_or_default().into_iter().chain(std::iter::repeat_with(|| None));
+        let parts = tensors.into_iter().zip(devices).map(|(tensor, device)| Part::new(tensor, device));
+        let parts = parts.collect::<PyResult<Vec<_>>>()?;
         py.detach(|| {
             let label = Label { name: name.as_deref(), set: SetId(set) };
+            let sources: Vec<&Source> = parts.iter().map(|part| &part.host).collect();
             let handles = Source::with_all(&sources, |contents| {
-                let parts = contents.iter().zip(&dtypes).zip(&tensors);
-                let operations = parts.map(|((bytes, dtype), (_, shape, ..))| {
-                    let tensor = Some(TensorRef { dtype: *dtype, shape, bytes });
-                    let operation = options.apply(ronde::Operation::new(label, collective.clone(), tensor));
-                    ronde::Operation { site: site.clone(), mapped, notify, ..operation }
-                });
-                client.submit_group_from(label, &operations.collect::<Vec<_>>())
+                let operation = options.apply(ronde::Operation::new(label, collective, None));
+                let operation = ronde::Operation { site, mapped, notify, ..operation };
+                let inputs = contents.iter().zip(&parts).map(|(bytes, part)| (operation.clone(), part.input(bytes)));
+                client.submit_group_input(label, &inputs.collect::<Vec<_>>())
             });
             let handles = handles.map_err(|error| raise(&error))?;
             Ok(handles.into_iter().map(Operation::new).collect())
@@ -201,6 +252,12 @@ impl Session {
     #[getter]
     fn submission_path(&self) -> &'static str {
         self.submission_path
+    }
+
+    /// Whether tensors travel inside messages.
+    #[getter]
+    fn is_inline(&self) -> bool {
+        self.is_inline
     }
 
     #[getter]

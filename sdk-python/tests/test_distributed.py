@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import pathlib
@@ -10,10 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 from conftest import PACKAGE, WORKERS, WORLD_TIMEOUT_S, ronde_binary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytest.importorskip("torch")
 
@@ -34,56 +38,115 @@ class _Done:
         return None
 
 
-def test_results_on_gpus_are_there_when_an_operation_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that writes them waits for its stream first; so does the one that begins, for what it has begun."""
+class _Streams:
+    """Stands in for `torch.cuda`, and records what is ordered after what, and in which thread."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+        self._current = threading.local()
+
+    def note(self, what: str) -> None:
+        self.seen.append((what, threading.get_ident()))
+
+    def current_stream(self, device: Any) -> Any:
+        return getattr(self._current, "stream", None) or _Stream(self, "caller")
+
+    def make(self, device: Any) -> Any:
+        return _Stream(self, "finishing")
+
+    @contextlib.contextmanager
+    def use(self, stream: Any) -> Iterator[None]:
+        self._current.stream = stream
+        yield
+        self._current.stream = None
+
+
+class _Stream:
+    def __init__(self, streams: _Streams, name: str) -> None:
+        self._streams, self._name = streams, name
+
+    def record_event(self) -> Any:
+        self._streams.note(f"event of {self._name}")
+        return _Event(self._streams, self._name)
+
+    def wait_event(self, event: Any) -> None:
+        self._streams.note(f"{self._name} after {event.of}")
+
+    def synchronize(self) -> None:
+        self._streams.note(f"host after {self._name}")
+
+
+class _Event:
+    def __init__(self, streams: _Streams, of: str) -> None:
+        self._streams, self.of = streams, of
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        self._streams.note(f"host after {self.of}")
+
+
+class _NoRanks:
+    def meet(self, deadline: float) -> None:
+        pass
+
+
+class _NoCompletions:
+    def wait(self, seen: int, timeout: float) -> int:
+        time.sleep(min(timeout, 0.01))
+        return seen
+
+    def wake(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("is_by_torch", "is_future"), [(False, False), (False, True), (True, False)])
+def test_streams_are_ordered_around_operations_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, is_by_torch: bool, is_future: bool
+) -> None:
+    """Results are written after what the beginning thread has begun, and used after they are written.
+
+    Where PyTorch copies, both threads wait for their streams. Else no thread waits for a stream.
+    """
     import torch
 
+    from ronde.torch.distributed import streams
     from ronde.torch.distributed.base import GroupBase
     from ronde.torch.distributed.progress import Completer
 
-    class Completions:
-        def wait(self, seen: int, timeout: float) -> int:
-            time.sleep(min(timeout, 0.01))
-            return seen
-
-        def wake(self) -> None:
-            pass
-
-    class Ranks:
-        def meet(self, deadline: float) -> None:
-            pass
-
-    seen: list[tuple[str, int]] = []
-    operations: list[Any] = []
-
-    class Stream:
-        def synchronize(self) -> None:
-            assert not any(operation.is_done for operation in operations)
-            seen.append(("synchronized", threading.get_ident()))
+    fake = _Streams()
+    monkeypatch.setattr(torch.cuda, "current_stream", fake.current_stream)
+    monkeypatch.setattr(torch.cuda, "Stream", fake.make)
+    monkeypatch.setattr(torch.cuda, "stream", fake.use)
+    monkeypatch.setattr(streams, "_finishing", {})
+    monkeypatch.setattr(streams, "is_copied_by_torch", lambda: is_by_torch)
 
     def start(name: str | None, notify: bool) -> Any:
-        seen.append(("submitted", threading.get_ident()))
+        fake.note("submitted")
         return _Done()
 
-    def finish(result: Any) -> None:
-        seen.append(("written", threading.get_ident()))
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
     group: Any = GroupBase()
-    completer = Completer(Completions())  # type: ignore[arg-type]
+    completer = Completer(_NoCompletions())  # type: ignore[arg-type]
     try:
-        group._begin_group(Ranks(), "label", datetime.timedelta(seconds=60), completer)
-        operations.append(group._begin("allgather", start, None, [_OnGpu()], finish))
+        group._begin_group(_NoRanks(), "label", datetime.timedelta(seconds=60), completer)
+        operation = group._begin("allgather", start, None, [_OnGpu()], lambda result: fake.note("written"))
         until = time.monotonic() + 30
-        while not operations[0].is_done:
+        while not operation.is_done:
             assert time.monotonic() < until
             time.sleep(0.01)
+        there = {thread for what, thread in fake.seen if what == "written"}
+        if is_future:
+            operation.get_future().wait()
+        else:
+            operation.wait()
     finally:
         completer.close()
-    assert operations[0].exception() is None
-    assert [what for what, _ in seen] == ["synchronized", "submitted", "written", "synchronized"]
-    here = threading.get_ident()
-    assert [thread == here for _, thread in seen] == [True, True, False, False]
+    written = ["event of caller", "submitted", "finishing after caller", "written", "event of finishing"]
+    used = ["host after finishing"] if is_future else ["caller after finishing"]
+    waited = ["host after caller", "submitted", "written", "host after caller"]
+    assert [what for what, _ in fake.seen] == (waited if is_by_torch else [*written, *used])
+    assert threading.get_ident() not in there, "another thread wrote the results"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,13 @@ def translated(*arguments: str) -> tuple[list[str], list[str]]:
     return result.options, notes + result.notes
 
 
+def test_variables_about_gpus_are_named() -> None:
+    variables = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_GPU_BROADCAST": "", "HOROVOD_GPU": "CUDA"}
+    notes = translation.notes_of_variables(variables)
+    assert [note.partition(" ")[0] for note in notes] == ["HOROVOD_GPU=CUDA", "HOROVOD_GPU_OPERATIONS=NCCL"]
+    assert all("has no effect here" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [

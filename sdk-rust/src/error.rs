@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(not(target_arch = "wasm32"))]
+use ronde_gpu::GpuError;
 use ronde_rpc::ConvertError;
 #[cfg(not(target_arch = "wasm32"))]
 use ronde_shm::{ShmError, UsedAfterFork};
@@ -113,6 +115,10 @@ pub enum Error {
     #[cfg(not(target_arch = "wasm32"))]
     #[error("shared memory failed: {0}")]
     Memory(Arc<ShmError>),
+    /// A GPU, its driver or NCCL failed.
+    #[cfg(not(target_arch = "wasm32"))]
+    #[error(transparent)]
+    Device(#[from] GpuError),
     /// The sidecar sent a message that breaks the protocol.
     #[error(
         "the sidecar sent a message that breaks the protocol: {reason}; install the same release of ronde on both sides"
@@ -152,6 +158,10 @@ impl Error {
             | Self::WebClaim { .. } => Blame::Caller,
             #[cfg(not(target_arch = "wasm32"))]
             Self::UsedAfterFork(_) => Blame::Caller,
+            #[cfg(not(target_arch = "wasm32"))]
+            Self::Device(error) if error.is_callers() => Blame::Caller,
+            #[cfg(not(target_arch = "wasm32"))]
+            Self::Device(_) => Blame::Local,
             Self::Connect { .. } | Self::WebConnect { .. } | Self::Start { .. } | Self::Protocol { .. } => Blame::Peer,
             Self::Thread { .. } | Self::Timeline { .. } => Blame::Local,
             Self::Failure(failure) => match failure.cause.blame() {
@@ -179,6 +189,8 @@ impl Error {
     pub fn is_local_to_call(&self) -> bool {
         match self {
             Self::Argument { .. } | Self::Limit { .. } | Self::Timeline { .. } => true,
+            #[cfg(not(target_arch = "wasm32"))]
+            Self::Device(_) => true,
             Self::Failure(failure) => !failure.cause.ends_epoch(),
             _ => false,
         }

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ronde_gpu::{Arrival, CallerStream, DeviceSpan};
 use ronde_wire::{Collective, RequestId, TensorName};
 
 use crate::buffer::Buffer;
 use crate::completions::NotifyFlag;
+use crate::device::Submitted;
 use crate::error::{Error, overdue};
 use crate::outcome::Output;
 use crate::promise::Promise;
@@ -31,6 +33,8 @@ pub(crate) struct InFlight {
     result: Option<Result<ResultData, Error>>,
     /// Whether the result has been read. The promise gives no other one.
     is_read: bool,
+    /// The caller's stream at the time of the submission, if the input is in device memory.
+    submitted: Option<Submitted>,
 }
 
 impl InFlight {
@@ -44,8 +48,26 @@ impl InFlight {
         let timeout = session.options.operation_timeout.filter(|_| collective != Collective::Join);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let timeout = timeout.unwrap_or_default();
-        let (result, is_read) = (None, false);
-        Self { session, request, name, collective, promise, deadline, timeout, spin, notify_flag, result, is_read }
+        Self {
+            session,
+            request,
+            name,
+            collective,
+            promise,
+            deadline,
+            timeout,
+            spin,
+            notify_flag,
+            result: None,
+            is_read: false,
+            submitted: None,
+        }
+    }
+
+    /// The operation with the caller's stream at the time of its submission.
+    pub(crate) fn submitted_after(mut self, submitted: Submitted) -> Self {
+        self.submitted = Some(submitted);
+        self
     }
 
     /// The operation's name.
@@ -153,6 +175,26 @@ impl InFlight {
         let result = self.take()?;
         result.read_into(&self.session, target)?;
         Ok(result)
+    }
+
+    /// Whether tensors travel inside messages, so that there is no shared memory from which a device could copy.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.session.memory.is_none()
+    }
+
+    /// Takes the result and starts to copy it to device memory, after the present work of `stream`; with `at_submission`, and
+    /// if the input is of the same stream, after its work at the submission.
+    pub(crate) fn deliver(
+        &mut self,
+        target: DeviceSpan,
+        stream: CallerStream,
+        at_submission: bool,
+    ) -> Result<Arrival, Error> {
+        if let Some(Ok(result)) = &self.result {
+            result.check_bytes(target.bytes() as u64)?;
+        }
+        let result = self.take()?;
+        self.session.deliver(result, target, (stream, self.submitted.as_ref().filter(|_| at_submission)))
     }
 
     /// Takes the result if it stays in shared memory; `None` leaves it to be read.

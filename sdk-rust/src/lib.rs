@@ -44,6 +44,8 @@ mod client;
 mod completions;
 #[cfg(not(target_arch = "wasm32"))]
 mod connect;
+#[cfg(not(target_arch = "wasm32"))]
+mod device;
 mod error;
 #[cfg(not(target_arch = "wasm32"))]
 mod handle;
@@ -85,6 +87,8 @@ pub use buffer::{Buffer, SharedMemory};
 pub use client::Client;
 #[cfg(not(target_arch = "wasm32"))]
 pub use completions::Completions;
+#[cfg(not(target_arch = "wasm32"))]
+pub use device::{DeviceTensor, InputTensor};
 pub use error::{Blame, Error};
 #[cfg(not(target_arch = "wasm32"))]
 pub use handle::Handle;
@@ -95,6 +99,8 @@ pub use operation::{Label, Operation, ReduceOptions};
 pub use options::{Options, Ring, Transfer};
 pub use outcome::{Exchanged, Outcome, Output, ProcessSet, Received};
 pub use pending::MembershipChange;
+#[cfg(not(target_arch = "wasm32"))]
+pub use ronde_gpu as gpu;
 pub use ronde_rpc::EpochView;
 pub use ronde_wire::{
     Call, Cause, Codec, Collective, DType, Detail, Exit, Failure, JobName, PluginCall, PluginValue, Rank, Record,

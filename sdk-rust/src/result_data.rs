@@ -64,13 +64,16 @@ impl ResultData {
 
     /// Checks that `target` has the length of the result.
     pub(crate) fn check_length(&self, target: &[u8]) -> Result<(), Error> {
+        self.check_bytes(target.len() as u64)
+    }
+
+    /// Checks that a target of so many bytes has the length of the result.
+    pub(crate) fn check_bytes(&self, target: u64) -> Result<(), Error> {
         let bytes = self.bytes();
-        if bytes != target.len() as u64 {
-            return Err(Error::argument(format!(
-                "the result of shape {} has {bytes} bytes, but the target has {}",
-                self.shape,
-                target.len()
-            )));
+        if bytes != target {
+            let shape = &self.shape;
+            let reason = format!("the result of shape {shape} has {bytes} bytes, but the target has {target}");
+            return Err(Error::argument(reason));
         }
         Ok(())
     }

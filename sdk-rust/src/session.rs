@@ -17,6 +17,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::buffer::{self, Buffer, SharedMemory};
 use crate::completions::{Completions, NotifyFlag};
+use crate::device::{Devices, Line, Order, Unsent};
 use crate::error::{Error, queue_full, sidecar_gone};
 use crate::in_flight::InFlight;
 use crate::inline;
@@ -26,6 +27,7 @@ use crate::pending::{Entry, Event, PartsLimit, Pending, Table, abstention};
 use crate::promise::Promise;
 use crate::result_data::ResultData;
 use crate::ring::{Flush, Ring, spin_time};
+use crate::tensor::Layout;
 use crate::timeline::{Recorder, TimelineOptions};
 
 /// A worker's session with its sidecar over a Unix socket and shared memory.
@@ -50,6 +52,10 @@ pub(crate) struct Session {
     pub(crate) completions: Completions,
     pub(crate) closing: Notify,
     pub(crate) recorder: Recorder,
+    /// What copies tensors in device memory.
+    pub(crate) devices: Devices,
+    /// Requests that are not sent yet.
+    pub(crate) line: Line,
 }
 
 /// How a session treats its operations.
@@ -65,24 +71,24 @@ pub(crate) struct SessionOptions {
 #[derive(Debug)]
 pub(crate) struct Resources {
     /// Whether the completion is counted because no thread waits for it.
-    notify_flag: NotifyFlag,
+    pub(crate) notify_flag: NotifyFlag,
     /// The input, which the sidecar may read.
-    input: Option<SlotHold>,
+    pub(crate) input: Option<SlotHold>,
     /// The slot for the result, which the sidecar may write.
-    output: Option<LeasedSlot>,
+    pub(crate) output: Option<LeasedSlot>,
 }
 
 /// An operation that has a name and is not submitted yet. Dropping it notifies the other ranks that this rank takes no part.
 #[derive(Debug)]
 pub(crate) struct Draft {
-    session: Arc<Session>,
+    pub(crate) session: Arc<Session>,
     /// `None` once it has been submitted or rejected.
-    request: Option<Request>,
+    pub(crate) request: Option<Request>,
     /// Whether its completion is counted when no thread waits for it.
-    notify: bool,
-    plugin: Option<PluginCall>,
+    pub(crate) notify: bool,
+    pub(crate) plugin: Option<PluginCall>,
     /// The caller's file and line.
-    site: Option<String>,
+    pub(crate) site: Option<String>,
     /// The bytes of the result, when it may stay in shared memory.
     result_bytes: Option<u64>,
 }
@@ -137,6 +143,8 @@ impl Session {
             completions: Completions::default(),
             closing: Notify::new(),
             recorder,
+            devices: Devices::default(),
+            line: Line::default(),
         }
     }
 
@@ -175,8 +183,17 @@ impl Session {
     /// # Errors
     /// [`Error::Argument`], or why the session is over.
     pub(crate) fn draft(self: &Arc<Self>, operation: &Operation<'_>) -> Result<Draft, Error> {
+        self.draft_of(operation, operation.layout())
+    }
+
+    /// [`Session::draft`] of an operation whose contribution may be in device memory.
+    pub(crate) fn draft_of(
+        self: &Arc<Self>,
+        operation: &Operation<'_>,
+        layout: Option<Layout<'_>>,
+    ) -> Result<Draft, Error> {
         let mut table = self.open()?;
-        let request = table.names.request(operation)?;
+        let request = table.names.request_of(operation, layout)?;
         Ok(self.drafted(&table, request, operation))
     }
 
@@ -189,9 +206,19 @@ impl Session {
         label: Label<'_>,
         operations: &[Operation<'_>],
     ) -> Result<Vec<Draft>, Error> {
+        let described: Vec<_> = operations.iter().map(|operation| (operation.clone(), operation.layout())).collect();
+        self.draft_group_of(label, &described)
+    }
+
+    /// [`Session::draft_group`] of operations whose contributions may be in device memory.
+    pub(crate) fn draft_group_of(
+        self: &Arc<Self>,
+        label: Label<'_>,
+        operations: &[(Operation<'_>, Option<Layout<'_>>)],
+    ) -> Result<Vec<Draft>, Error> {
         let mut table = self.open()?;
-        let requests = table.names.group(label, operations)?.into_iter().zip(operations);
-        Ok(requests.map(|(request, operation)| self.drafted(&table, request, operation)).collect())
+        let requests = table.names.group_of(label, operations)?.into_iter().zip(operations);
+        Ok(requests.map(|(request, (operation, _))| self.drafted(&table, request, operation)).collect())
     }
 
     fn drafted(
@@ -228,7 +255,7 @@ impl Session {
         drafts.map(|(draft, operation)| self.submit_bytes(draft, operation.bytes()).map(&wrap)).collect()
     }
 
-    fn submit_bytes(self: &Arc<Self>, draft: Draft, bytes: &[u8]) -> Result<InFlight, Error> {
+    pub(crate) fn submit_bytes(self: &Arc<Self>, draft: Draft, bytes: &[u8]) -> Result<InFlight, Error> {
         // The input gets a slot first, because it needs one and the result does not.
         let input = match self.memory.as_ref().filter(|_| !bytes.is_empty() && self.result_slot(&draft).is_some()) {
             Some(memory) => match memory.input(bytes) {
@@ -277,15 +304,24 @@ impl Session {
         self.pending.check_room()?;
         let (place, input) = self.place_input(&what.collective, input)?;
         let wanted = output.as_ref().map(|output| output_place(output.slot()));
+        let (name, collective) = (what.name.clone(), what.collective.clone());
+        let spin = spin_time(&place);
+        let order = Order::of(&collective);
+        let mut line = self.line.lock();
+        if line.delays(order) {
+            let resources = Resources { notify_flag: notify_flag.clone(), input: None, output };
+            let (request, promise) = self.pending.insert_held(what, resources)?;
+            line.push(request, order, Some(Unsent { plugin, place, site, input }));
+            return Ok(InFlight::new(Arc::clone(self), request, (name, collective), (promise, spin, notify_flag)));
+        }
+        drop(line);
         let resources = Resources { notify_flag: notify_flag.clone(), input, output };
         let (request, promise) = self.pending.insert(what, resources)?;
-        let spin = spin_time(&place);
         let message = Submission { request, what: what.clone(), plugin, place, output: wanted, site }.into_message();
         if let Err(error) = self.send(Message::Submit(message), Flush::Now) {
             self.pending.remove(request);
             return Err(error);
         }
-        let (name, collective) = (what.name.clone(), what.collective.clone());
         Ok(InFlight::new(Arc::clone(self), request, (name, collective), (promise, spin, notify_flag)))
     }
 
@@ -319,7 +355,7 @@ impl Session {
     }
 
     /// Reports that this rank takes no part in an operation that other ranks may wait for.
-    fn abstain(&self, request: Request, reason: &str) {
+    pub(crate) fn abstain(&self, request: Request, reason: &str) {
         if !self.fork_guard.is_child() {
             self.send_or_end(abstention(request, reason));
         }
@@ -330,8 +366,11 @@ impl Session {
         if self.fork_guard.is_child() {
             return;
         }
-        if let Some(withdrawal) = self.pending.withdraw(request, reason) {
-            self.send_or_end(withdrawal);
+        let Some(message) = self.pending.withdraw(request, reason) else { return };
+        let is_unsent = matches!(message, Message::Abstain(_));
+        self.send_or_end(message);
+        if is_unsent {
+            self.remove_waiting(request);
         }
     }
 
@@ -430,7 +469,7 @@ impl Session {
     }
 
     /// Counts a completion that no thread waits for. Called after it has been delivered: see [`NotifyFlag::set`].
-    fn count(&self, notify_flag: &NotifyFlag) {
+    pub(crate) fn count(&self, notify_flag: &NotifyFlag) {
         if notify_flag.is_set() {
             self.completions.add();
         }
@@ -516,7 +555,7 @@ impl Session {
     // === Sending ===
 
     /// Sends a message over the ring if there is one, else on the stream.
-    fn send(&self, message: Message, flush: Flush) -> Result<(), Error> {
+    pub(crate) fn send(&self, message: Message, flush: Flush) -> Result<(), Error> {
         let Some(ring) = &self.ring else { return self.send_on_stream(message) };
         if ring.is_over() {
             return Err(self.stream_closed());
@@ -534,7 +573,7 @@ impl Session {
     }
 
     /// Sends a message that other ranks depend on: when the queue is full, the session ends.
-    fn send_or_end(&self, message: Message) {
+    pub(crate) fn send_or_end(&self, message: Message) {
         let sent = self.send(message, Flush::Now);
         self.end_if_full(sent);
     }
@@ -553,7 +592,7 @@ impl Session {
     }
 }
 
-fn output_place(slot: Slot) -> OutputPlace {
+pub(crate) fn output_place(slot: Slot) -> OutputPlace {
     OutputPlace { segment: slot.segment.0, offset: slot.offset, bytes: slot.len }
 }
 

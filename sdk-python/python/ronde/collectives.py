@@ -32,9 +32,9 @@ class Collectives(Submission):
     """Operations that all ranks, or those of a process set, perform together. `Client` has these methods.
 
     Each has a form with `_async`, which copies the tensor's bytes and returns a handle. You may overwrite the tensor as
-    soon as it returns, unless it is in memory from `Client.empty`. This form raises only errors in the arguments,
-    RefusedError with cause "limit", and the session's error if it is over. `Handle.wait` raises later errors of the
-    operation.
+    soon as it returns, unless it is in memory from `Client.empty` or on a GPU (docs/GPU.md). This form raises only
+    errors in the arguments, RefusedError with cause "limit", and the session's error if it is over. `Handle.wait`
+    raises later errors of the operation.
 
     These arguments and rules apply to all of them:
 

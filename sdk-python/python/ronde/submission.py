@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import operator
-from typing import TYPE_CHECKING, Any, Callable, cast
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, cast
 
 import numpy
 
+from ronde import device
 from ronde.call_site import call_site
 from ronde.handle import GroupHandle, Handle, MessageHandle
 from ronde.plugins import Plugin, PluginOp, call_of
@@ -22,6 +23,24 @@ if TYPE_CHECKING:
     from ronde.process_set import ProcessSet
     from ronde.replay import Replay
     from ronde.tensors import Target
+
+
+class Part(NamedTuple):
+    """A tensor as the native client takes it.
+
+    place -- where it is, if that is on a GPU
+    """
+
+    dtype: str | None
+    shape: Sequence[int]
+    address: int
+    nbytes: int
+    place: device.DevicePlace | None
+
+    @property
+    def tensor(self) -> tuple[str | None, Sequence[int], int, int]:
+        """All but the place."""
+        return self.dtype, self.shape, self.address, self.nbytes
 
 
 class Submission:
@@ -64,7 +83,7 @@ class Submission:
         self._label(options, name, process_set)
         if "mapped" not in options:
             options["mapped"] = out is None and source.view is not None
-        operation = self._begin(kind, (source.dtype, source.shape, source.address, source.nbytes), options)
+        operation = self._begin(kind, _part(source), options)
         if read is None:
             # The result's memory is allocated while the operation is in flight, which costs no time.
             is_small = source.nbytes < MAPPED_BYTES_MIN and kind in _LIKE_THE_INPUT
@@ -89,8 +108,7 @@ class Submission:
         def read(operation: _ronde.Operation) -> torch.Tensor:
             memory = None if view is None else operation.take_mapped()
             if view is None or memory is None:
-                operation.read_into(target.address, target.nbytes)
-                target.finish()
+                target.fill(operation)
             else:
                 gradient.data = view(memory, gradient.shape)
             return gradient
@@ -115,7 +133,7 @@ class Submission:
         self._label(options, name, process_set)
         if not sources:
             return GroupHandle([])
-        parts = [(source.dtype, source.shape, source.address, source.nbytes) for source in sources]
+        parts = [_part(source) for source in sources]
         if "mapped" not in options:
             options["mapped"] = out is None and all(source.view is not None for source in sources)
         operations = self._begin_group(kind, parts, options)
@@ -140,26 +158,38 @@ class Submission:
 
     def _ask(self, kind: str, name: str | None, process_set: ProcessSet | None, **options: Any) -> _ronde.Operation:
         self._label(options, name, process_set)
-        return self._begin(kind, (None, (), 0, 0), options)
+        return self._begin(kind, _NO_TENSOR, options)
 
-    def _begin(
-        self, kind: str, tensor: tuple[str | None, Sequence[int], int, int], options: dict[str, Any]
-    ) -> _ronde.Operation:
+    def _begin(self, kind: str, part: Part, options: dict[str, Any]) -> _ronde.Operation:
         """Submits an operation, in a way that survives the loss of a rank if the client has been asked for that."""
+        if self._replay is None and (part.place is None or not self._session.is_inline):
+            if part.place is not None:
+                options["device"] = part.place
+            return self._session.submit(kind, *part.tensor, **options)
+        kept, tensor = _in_host_memory(part)
         if self._replay is None:
-            return self._session.submit(kind, *tensor, **options)
+            inline = self._session.submit(kind, *tensor, **options)
+            del kept
+            return inline
         if self._replay.takes(kind, options):
             return cast("_ronde.Operation", self._replay.submit(kind, *tensor, options))
-        return self._replay.call(lambda session: session.submit(kind, *tensor, **options))
+        submitted = self._replay.call(lambda session: session.submit(kind, *tensor, **options))
+        del kept
+        return submitted
 
-    def _begin_group(
-        self, kind: str, parts: Sequence[tuple[str, Sequence[int], int, int]], options: dict[str, Any]
-    ) -> Sequence[_ronde.Operation]:
+    def _begin_group(self, kind: str, parts: Sequence[Part], options: dict[str, Any]) -> Sequence[_ronde.Operation]:
+        has_device = any(part.place is not None for part in parts)
+        if self._replay is None and not (has_device and self._session.is_inline):
+            if has_device:
+                options["devices"] = [part.place for part in parts]
+            return self._session.submit_group(kind, cast("Any", [part.tensor for part in parts]), **options)
+        kept = [_in_host_memory(part) for part in parts]
+        tensors = cast("Any", [tensor for _, tensor in kept])
         if self._replay is None:
-            return self._session.submit_group(kind, parts, **options)
+            return self._session.submit_group(kind, tensors, **options)
         if self._replay.takes(kind, options):
-            return cast("list[_ronde.Operation]", self._replay.submit_group(kind, parts, options))
-        return self._replay.call(lambda session: session.submit_group(kind, parts, **options))
+            return cast("list[_ronde.Operation]", self._replay.submit_group(kind, tensors, options))
+        return self._replay.call(lambda session: session.submit_group(kind, tensors, **options))
 
     def _set(self, process_set: ProcessSet | None) -> ProcessSet:
         """Returns the set, after checking that it exists and contains this rank."""
@@ -207,8 +237,7 @@ def read_tensor(
             target = place if place is not None and place.shape == tuple(shape) else empty(shape)
         if target.shape != tuple(shape):
             raise ValueError(f"out is of shape {target.shape}, but the result is of shape {tuple(shape)}")
-        operation.read_into(target.address, target.nbytes)
-        return target.finish()
+        return target.fill(operation)
 
     return read
 
@@ -219,8 +248,7 @@ def read_any(like: Any) -> Callable[[_ronde.Operation], Any]:
 
     def read(operation: _ronde.Operation) -> Any:
         target = kind(operation.dtype(), operation.shape())
-        operation.read_into(target.address, target.nbytes)
-        return target.finish()
+        return target.fill(operation)
 
     return read
 
@@ -228,6 +256,23 @@ def read_any(like: Any) -> Callable[[_ronde.Operation], Any]:
 def read_nothing(operation: _ronde.Operation) -> None:
     """Reads an operation without a result on this rank."""
     operation.shape()  # raises the error if it failed
+
+
+def _part(source: Source) -> Part:
+    """Returns a tensor as the native client takes it."""
+    return Part(source.dtype, source.shape, source.address, source.nbytes, source.place)
+
+
+def _in_host_memory(part: Part) -> tuple[Any, tuple[str | None, Sequence[int], int, int]]:
+    """Returns a part without its place, copied to main memory if it is on a GPU, and what keeps the copy alive.
+
+    Operations that may be performed again keep their inputs, which a copy on a GPU could not survive. A session without
+    shared memory has no slot to which the native client could copy.
+    """
+    if part.place is None:
+        return None, part.tensor
+    lease = device.copied_to_host(part.place)
+    return lease, part._replace(address=lease.tensor.data_ptr()).tensor
 
 
 def _targets_like(out: Sequence[Any] | None, sources: Sequence[Source]) -> list[Target | None]:
@@ -309,5 +354,7 @@ MAPPED_BYTES_MIN = 64 << 10
 _LIKE_THE_INPUT = frozenset(("allreduce", "broadcast"))
 # The native client's number of a reduction by a plugin.
 BY_PLUGIN = 8
+
+_NO_TENSOR = Part(None, (), 0, 0, None)
 
 _log = logging.getLogger("ronde")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import numpy
 
-from ronde import _ronde
+from ronde import _ronde, device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,9 @@ DTYPES = frozenset(_ronde.DTYPES)
 
 
 class Source:
-    """A contiguous tensor in this process's memory to read from, and a constructor of results of the same library.
+    """A contiguous tensor in this process's memory, or on a GPU, to read from, and a constructor of results.
+
+    Results are of the same library.
 
     is_writable -- whether `owner` is the user's tensor itself, into which a result may be written
     """
@@ -41,9 +43,11 @@ class Source:
         empty: Empty,
         view: View | None = None,
         is_writable: bool = False,
+        place: device.DevicePlace | None = None,
     ) -> None:
         self.owner = owner  # keeps the memory alive
         self.is_writable = is_writable
+        self.place = place  # None in main memory
         self.address = address
         self.dtype = check_dtype(dtype)
         self.shape = tuple(shape)
@@ -53,17 +57,43 @@ class Source:
 
 
 class Target:
-    """Memory that a result is read into; `finish` returns the tensor for the user."""
+    """Memory that a result is read into; `finish` returns the tensor for the user.
+
+    place  -- where it is, if that is on a GPU
+    is_new -- whether it was allocated for the result, so that work of the caller's may still use it for another tensor
+    """
 
     def __init__(
-        self, owner: Any, address: int, dtype: str, shape: Sequence[int], nbytes: int, finish: Callable[[], Any]
+        self,
+        owner: Any,
+        address: int,
+        dtype: str,
+        shape: Sequence[int],
+        nbytes: int,
+        finish: Callable[[], Any],
+        place: device.DevicePlace | None = None,
+        is_new: bool = False,
     ) -> None:
         self.owner = owner  # keeps the memory alive
+        self.place, self.is_new = place, is_new
         self.address = address
         self.dtype = check_dtype(dtype)
         self.shape = tuple(shape)
         self.nbytes = nbytes
         self.finish = finish
+
+    def fill(self, operation: _ronde.Operation) -> Any:
+        """Reads the result of a complete operation into the memory. Returns the tensor for the user.
+
+        On a GPU the copy is started, and the current stream ordered after it.
+        """
+        if self.place is None:
+            operation.read_into(self.address, self.nbytes)
+        elif isinstance(operation, _ronde.Operation) and not operation.is_inline:
+            device.deliver(operation, self, self.place)
+        else:
+            device.through_host(self, self.place, operation.read_into)
+        return self.finish()
 
 
 class Empty(Protocol):
@@ -117,12 +147,17 @@ class Bfloat16:
 
 
 def source_of(tensor: Any) -> Source:
-    """Returns any tensor as a source: of PyTorch, NumPy, DLPack, `__array_interface__`, or the buffer protocol."""
+    """Returns any tensor as a source.
+
+    It is of PyTorch, NumPy, DLPack, `__array_interface__`, `__cuda_array_interface__`, or the buffer protocol.
+    """
     torch_module = sys.modules.get("torch")
     if torch_module is not None and isinstance(tensor, torch_module.Tensor):
         return _torch_source(tensor)
     if isinstance(tensor, Bfloat16):
         return _bfloat16_source(tensor)
+    if not isinstance(tensor, numpy.ndarray) and device.has_interface(tensor):
+        return _interface_source(tensor)
     return _numpy_source(_as_array(tensor))
 
 
@@ -135,6 +170,8 @@ def target_of(tensor: Any) -> Target:
         return _numpy_target(tensor)
     if isinstance(tensor, Bfloat16):
         return _bfloat16_target(tensor)
+    if device.has_interface(tensor):
+        return _interface_target(tensor)
     raise ValueError(f"a result can be written into a NumPy array or a PyTorch tensor, not into {_kind(tensor)}")
 
 
@@ -347,27 +384,75 @@ def _torch_source(tensor: torch.Tensor) -> Source:
 
 
 def _cuda_source(tensor: torch.Tensor) -> Source:
-    from ronde import staging
+    import torch
 
     _check_dense_layout(tensor)
-    device, dtype = tensor.device, tensor.dtype
+    dtype = tensor.dtype
     name = check_dtype(torch_dtype_name(dtype))
-    lease = staging.from_device(tensor)
 
     def empty(shape: Sequence[int]) -> Target:
-        import torch
+        target = _cuda_target(torch.empty(tuple(shape), dtype=dtype, device=tensor_device))
+        target.is_new = True
+        return target
 
-        return _cuda_target(torch.empty(tuple(shape), dtype=dtype, device=device))
-
-    return Source(lease, lease.tensor.data_ptr(), name, tensor.shape, lease.tensor.nbytes, empty)
+    tensor_device = tensor.device
+    if device.is_copied_by_torch():
+        lease = device.copied_to_host(device.place_of(tensor))
+        return Source(lease, lease.tensor.data_ptr(), name, tensor.shape, lease.tensor.nbytes, empty)
+    # On the GPU, by the current stream; the native client's copy comes after it.
+    dense = tensor.detach().resolve_neg().contiguous()
+    place = device.place_of(dense)
+    return Source(dense, dense.data_ptr(), name, tensor.shape, dense.nbytes, empty, place=place)
 
 
 def _cuda_target(tensor: torch.Tensor) -> Target:
+    import torch
+
+    name = torch_dtype_name(tensor.dtype)
+    if device.is_copied_by_torch():
+        return _staged_target(tensor)
+    is_direct = tensor.is_contiguous() and not tensor.is_neg()
+    dense = tensor.detach() if is_direct else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+    def finish() -> torch.Tensor:
+        if not is_direct:
+            with torch.no_grad():
+                tensor.copy_(dense)
+            # The thread that finishes an operation may use another stream than the one for which memory was allocated.
+            for used in (dense, tensor):
+                used.record_stream(torch.cuda.current_stream(used.device))
+        return tensor
+
+    place = device.place_of(dense)
+    return Target(dense, dense.data_ptr(), name, tensor.shape, dense.nbytes, finish, place, not is_direct)
+
+
+def _staged_target(tensor: torch.Tensor) -> Target:
+    """Returns page-locked memory, from which PyTorch copies the result to its GPU."""
     from ronde import staging
 
     lease = staging.for_device(tensor.shape, tensor.dtype)
     name, nbytes = torch_dtype_name(tensor.dtype), lease.tensor.nbytes
     return Target(lease, lease.tensor.data_ptr(), name, tensor.shape, nbytes, lambda: staging.to_device(lease, tensor))
+
+
+def _interface_source(owner: Any) -> Source:
+    array = device.array_of(owner)
+
+    def empty(shape: Sequence[int]) -> Target:
+        raise ValueError(
+            f"ronde cannot allocate memory for a result of {_kind(owner)}; give out=, an array of shape {tuple(shape)}"
+        )
+
+    return Source(owner, array.address, array.dtype.name, array.shape, array.nbytes, empty, place=array.place)
+
+
+def _interface_target(owner: Any) -> Target:
+    array = device.array_of(owner)
+    if not array.is_writable:
+        raise ValueError("the array on the GPU is read-only, so no result can be written into it; give a copy")
+    dtype, place = array.dtype.name, array.place
+    return Target(owner, array.address, dtype, array.shape, array.nbytes, lambda: owner, place)
 
 
 def _torch_view(dtype: torch.dtype, memory: _ronde.Memory, shape: Sequence[int]) -> torch.Tensor:

@@ -7,7 +7,7 @@ import sys
 import torch
 
 import ronde.torch as hvd
-from ronde import staging
+from ronde.torch.mpi_ops import client
 
 
 def main() -> None:
@@ -36,14 +36,14 @@ def main() -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    made = 0
+    segments = 0
     for step in range(5):
         optimizer.zero_grad()
         model(torch.randn(4, 8, device="cuda")).sum().backward()
         optimizer.step()
         torch.cuda.synchronize()
-        made = staging._pinned.made if step < 2 else made
-    assert staging._pinned.made == made, "memory is used again"
+        segments = client().shared_memory.segments if step < 2 else segments
+    assert client().shared_memory.segments == segments, "memory is used again"
     for parameter in model.parameters():
         everybodys = hvd.allgather(parameter.detach().reshape(1, -1))
         assert (everybodys == everybodys[0]).all()

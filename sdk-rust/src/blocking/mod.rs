@@ -14,6 +14,7 @@ use ronde_wire::{DType, SetId};
 
 use crate::buffer::{Buffer, SharedMemory};
 use crate::completions::Completions;
+use crate::device::InputTensor;
 use crate::error::Error;
 use crate::methods::{
     blocking_groups, blocking_operations, blocking_set_removal, epoch_methods, for_each_group, for_each_operation,
@@ -98,6 +99,32 @@ impl Client {
             session.expect_wait();
         }
         session.submit_group_from(label.into(), operations, Handle::new)
+    }
+
+    /// Submits an operation whose contribution may be in device memory. Returns at once: the bytes are copied to shared memory
+    /// after the present work of the tensor's stream, and the operation reaches the sidecar when they are there. Its name and
+    /// its place among others are those of this call. Overwrite the tensor only with work that is ordered after the wait for
+    /// the operation. [`Handle::deliver`] copies the result to device memory.
+    ///
+    /// The `tensor` of `operation` is ignored.
+    ///
+    /// # Errors
+    /// Those of [`Client::submit_from`]; [`Error::Device`] without a GPU or its driver, and for memory of another device.
+    pub fn submit_input(&self, operation: &Operation<'_>, input: InputTensor<'_>) -> Result<Handle, Error> {
+        self.session()?.submit_input(operation, input).map(Handle::new)
+    }
+
+    /// [`Client::submit_group_from`] with contributions that may be in device memory: see [`Client::submit_input`].
+    ///
+    /// # Errors
+    /// Those of [`Client::submit_input`].
+    pub fn submit_group_input<'a>(
+        &self,
+        label: impl Into<Label<'a>>,
+        operations: &[(Operation<'_>, InputTensor<'_>)],
+    ) -> Result<Vec<Handle>, Error> {
+        let in_flight = self.session()?.submit_group_input(label.into(), operations)?;
+        Ok(in_flight.into_iter().map(Handle::new).collect())
     }
 
     /// Counts the operations submitted with [`Operation::notify`] that complete while no thread waits for them.

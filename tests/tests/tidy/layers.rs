@@ -8,7 +8,7 @@ use crate::hold;
 use crate::source::root;
 
 /// For each crate, the crates of this project that its shipped code may use. Layer by layer.
-const OWN: [(&str, &[&str]); 27] = [
+const OWN: [(&str, &[&str]); 29] = [
     ("ronde-wire", &[]),
     ("ronde-plugin-abi", &[]),
     ("ronde-plugin", &["ronde-plugin-abi"]),
@@ -26,11 +26,12 @@ const OWN: [(&str, &[&str]); 27] = [
     ("ronde-plugin-host", &["ronde-collectives", "ronde-plugin-abi", "ronde-wire"]),
     ("ronde-rpc", &["ronde-wire"]),
     ("ronde-shm", &[]),
+    ("ronde-gpu", &["ronde-shm"]),
     ("ronde-transport", &["ronde-wire"]),
     ("ronde-engine", &["ronde-collectives", "ronde-wire"]),
-    ("ronde", &["ronde-rpc", "ronde-shm", "ronde-wire"]),
+    ("ronde", &["ronde-gpu", "ronde-rpc", "ronde-shm", "ronde-wire"]),
     ("ronde-bootstrap", &["ronde-transport", "ronde-wire"]),
-    ("ronde-launcher", &["ronde-bootstrap", "ronde-rpc", "ronde-transport", "ronde-wire"]),
+    ("ronde-launcher", &["ronde-bootstrap", "ronde-gpu", "ronde-rpc", "ronde-transport", "ronde-wire"]),
     (
         "ronde-sidecar",
         &[
@@ -46,6 +47,7 @@ const OWN: [(&str, &[&str]); 27] = [
     ),
     ("ronde-python", &["ronde"]),
     ("ronde-fuzz", &[]),
+    ("ronde-tests-device", &[]),
     ("ronde-tests-web", &["ronde"]),
     (
         "ronde-tests",
@@ -63,11 +65,13 @@ const OWN: [(&str, &[&str]); 27] = [
 ];
 
 /// External dependencies that only some crates may use in shipped code.
-const EXTERNAL: [(&str, &[&str]); 15] = [
+const EXTERNAL: [(&str, &[&str]); 17] = [
     ("anyhow", &["ronde-bootstrap", "ronde-launcher", "ronde-sidecar", "ronde-tests"]),
     ("axum", &["ronde-sidecar"]),
     ("clap", &["ronde-bootstrap", "ronde-launcher", "ronde-sidecar"]),
+    ("cudarc", &["ronde-gpu"]),
     ("libc", &["ronde-shm", "ronde-python"]),
+    ("libloading", &["ronde-gpu"]),
     (
         "nix",
         &[

@@ -9,11 +9,12 @@ use crate::hold;
 use crate::source::root;
 
 /// What crates.io has; the others are parts of the Python wheel and of the tests.
-const PUBLISHED: [&str; 13] = [
+const PUBLISHED: [&str; 14] = [
     "ronde",
     "ronde-bootstrap",
     "ronde-collectives",
     "ronde-engine",
+    "ronde-gpu",
     "ronde-launcher",
     "ronde-plugin",
     "ronde-plugin-abi",

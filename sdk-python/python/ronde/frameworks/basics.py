@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ronde import without_launcher
+from ronde import _ronde, without_launcher
 from ronde.client import connect
 from ronde.elastic import membership
 from ronde.elastic.notification import notification_manager
@@ -289,7 +289,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Returns 0: this release does not use NCCL."""
+    """Returns 0: no collective of this release uses NCCL. Tensors on GPUs go through the sidecars (docs/GPU.md)."""
     return 0
 
 
@@ -304,13 +304,21 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Returns False: tensors on GPUs go through main memory in this release."""
-    return False
+    """Returns whether tensors on NVIDIA's GPUs can be used: whether their driver is installed here.
+
+    Nothing is compiled, so this is asked when the function is called. It does not start the driver, which may list no
+    GPU; `ronde check` shows that.
+    """
+    return _ronde.has_gpu_driver()
 
 
 def rocm_built() -> bool:
-    """Returns False: tensors on GPUs go through main memory in this release."""
-    return False
+    """Returns whether this process uses a PyTorch for AMD's GPUs, whose tensors PyTorch copies through main memory.
+
+    This release has not been run on such a GPU.
+    """
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.version.hip is not None
 
 
 def _check(comm: Any, sets: Any) -> None:

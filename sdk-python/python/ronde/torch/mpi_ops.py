@@ -8,8 +8,8 @@ name        -- identifies the operation on all ranks; operations without one are
 process_set -- the ranks that take part; default: all. A root is always a rank of the job.
 
 A function whose name ends in `_async` returns a handle for `synchronize` and `poll`. You may overwrite the tensor as
-soon as it returns. A function with a trailing `_` writes the result into its tensor; others return a new tensor on the
-same device.
+soon as it returns, but one on a GPU only after `synchronize`, because it is copied meanwhile. A function with a
+trailing `_` writes the result into its tensor; others return a new tensor on the same device.
 
 A differentiable function is so to any order, and its backward pass runs collectives. Whether the input requires a
 gradient, and the order of such calls, must be the same on all ranks. docs/PYTORCH.md lists the gradients.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use ronde::blocking::{Client, Handle, Progress};
-use ronde::{Cause, Collective, Completions, Detail, Error, Label, Operation, SetId, TensorRef};
+use ronde::{Collective, Completions, Detail, Error, Label, Operation, SetId, TensorRef};
 
 use super::abi::{Code, Failed, Tensor};
 use super::done::Call;
@@ -14,6 +14,7 @@ use super::kernel::{Kind, Spec};
 use super::self_test::write_number;
 use super::session::{Attached, attached};
 use super::types::{INT32, dtype_of};
+use crate::frameworks::status::code_of;
 
 /// How often the thread checks deadlines.
 const SLICE: Duration = Duration::from_millis(500);
@@ -431,18 +432,5 @@ fn last_joined(handles: &[Handle]) -> Result<i32, Failed> {
 
 /// The failure of a kernel: the text is that of the client, so it is the same on all ranks.
 fn failed(error: &Error) -> Failed {
-    let code = match error {
-        Error::Argument { .. } => Code::InvalidArgument,
-        Error::Limit { .. } => Code::ResourceExhausted,
-        Error::Closed => Code::Aborted,
-        Error::UsedAfterFork(_) => Code::FailedPrecondition,
-        Error::Failure(failure) => match failure.cause {
-            Cause::Mismatch | Cause::Refused => Code::InvalidArgument,
-            Cause::TimedOut => Code::DeadlineExceeded,
-            Cause::RankLost | Cause::SidecarLost | Cause::ShutDown => Code::Aborted,
-            _ => Code::Internal,
-        },
-        _ => Code::Unknown,
-    };
-    Failed::new(code, error.to_string())
+    Failed::new(code_of(error), error.to_string())
 }

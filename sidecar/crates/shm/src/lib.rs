@@ -42,4 +42,4 @@ pub use passing::{
     peer_credentials, serve_one,
 };
 pub use segment::{OwnedSegment, PeerSegment, Share, WorkerSegment};
-pub use worker_arena::{LeaseOutcome, LeasedSlot, SlotHold, WeakSlot, WorkerArena};
+pub use worker_arena::{LeaseOutcome, LeasedSlot, SegmentHold, SlotHold, WeakSlot, WorkerArena};

@@ -108,6 +108,10 @@ pub struct LeasedSlot(Arc<SlotLease>);
 #[derive(Clone, Debug)]
 pub struct SlotHold(#[expect(dead_code, reason = "it is held, never read")] Arc<SlotLease>);
 
+/// Keeps a segment mapped, without access to its bytes. For registering it with a device.
+#[derive(Clone, Debug)]
+pub struct SegmentHold(Arc<OwnedSegment>);
+
 /// A weak reference to a slot.
 #[derive(Clone, Debug)]
 pub struct WeakSlot(Weak<SlotLease>);
@@ -182,10 +186,39 @@ impl LeasedSlot {
         SlotHold(Arc::clone(&self.0))
     }
 
+    /// The segment of the slot.
+    #[must_use]
+    pub fn segment(&self) -> SegmentHold {
+        SegmentHold(Arc::clone(&self.0.segment))
+    }
+
     /// A weak reference to the slot.
     #[must_use]
     pub fn downgrade(&self) -> WeakSlot {
         WeakSlot(Arc::downgrade(&self.0))
+    }
+}
+
+impl SegmentHold {
+    /// The address of the segment's first byte in this process.
+    ///
+    /// # Panics
+    ///
+    /// Never: the first byte of a mapped segment has an address.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.0.address(0, self.len()).expect("a segment contains its own bytes")
+    }
+
+    /// Its length in bytes, whole pages.
+    ///
+    /// # Panics
+    ///
+    /// Never: what is mapped fits the address space.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "no segment is empty")]
+    pub fn len(&self) -> usize {
+        usize::try_from(self.0.len()).expect("a segment is mapped, so its length is that of an object")
     }
 }
 
@@ -278,6 +311,8 @@ mod tests {
         assert_eq!(copy[..8], [3, 3, 3, 3, 3, 3, 3, 1]);
         assert_eq!((one.bytes(), other.bytes()), (&copy[..], &[2; 100][..]));
         assert_eq!(one.address() % 64, 0);
+        let segment = one.segment();
+        assert!((segment.address()..segment.address() + segment.len()).contains(&other.address()));
         assert_eq!(arena.usage().slots, 2);
         drop(other);
         assert_eq!(arena.usage().slots, 1);

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from horovod.runner import check_build, config_file, flags, js_run, mpi
-from horovod.runner.translation import Launcher, interfaces, is_elastic, translate
+from horovod.runner.translation import Launcher, interfaces, is_elastic, notes_of_variables, translate
 from ronde import command
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def run_commandline(arguments: Sequence[str] | None = None) -> None:
         launcher = launcher_of(given)
     except (ValueError, NotImplementedError, FileNotFoundError) as error:
         parser.error(str(error))
-    for note in notes + launcher.notes:
+    for note in notes + launcher.notes + notes_of_variables(os.environ):
         print(f"horovodrun: {note}", file=sys.stderr, flush=True)
     os.execv(launcher.words[0], [*launcher.words, *worker])
 

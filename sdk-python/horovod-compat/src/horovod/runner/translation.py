@@ -60,6 +60,17 @@ IGNORED = {
     "num_nccl_streams": ("--num-nccl-streams", "there is no NCCL"),
     "gloo_timeout_seconds": ("--gloo-timeout-seconds", "there is no Gloo; see --start-timeout"),
 }
+# Variables about what Horovod compiles for GPUs, and what they mean here.
+_GPU_VARIABLES = (
+    "HOROVOD_GPU",
+    "HOROVOD_GPU_OPERATIONS",
+    "HOROVOD_GPU_ALLREDUCE",
+    "HOROVOD_GPU_ALLGATHER",
+    "HOROVOD_GPU_BROADCAST",
+    "HOROVOD_GPU_ALLTOALL",
+    "HOROVOD_GPU_REDUCESCATTER",
+    "HOROVOD_ALLOW_MIXED_GPU_IMPL",
+)
 # Switches without an opposite: off, they have no effect.
 _ONLY_ON = {"disable_cache"}
 # Flags of elastic jobs. One of the first two makes a job elastic.
@@ -166,6 +177,16 @@ def interfaces(given: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     names = [name for text in [given.get("network_interfaces", ""), *single] for name in text.split(",") if name]
     note = "several names in --network-interface are deprecated; use --network-interfaces"
     return names, [note] if any("," in text for text in single) else []
+
+
+def notes_of_variables(variables: Mapping[str, str]) -> list[str]:
+    """Returns a message for each variable about GPUs that is set, as none has an effect."""
+    return [
+        f"{name}={variables[name]} has no effect here: nothing is compiled, and tensors on GPUs go through page-locked "
+        "shared memory whatever it says (docs/GPU.md)"
+        for name in _GPU_VARIABLES
+        if variables.get(name)
+    ]
 
 
 def notes_of(given: Mapping[str, Any], ignored: Mapping[str, tuple[str, str]]) -> list[str]:

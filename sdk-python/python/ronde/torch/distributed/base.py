@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 
 from ronde.errors import RondeError
-from ronde.torch.distributed import hooks
+from ronde.torch.distributed import hooks, streams
 from ronde.torch.distributed.progress import IN_FLIGHT_MAX, Lane
-from ronde.torch.distributed.work import Call, Operation, Together, synchronize_streams
+from ronde.torch.distributed.work import Call, Operation, Together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,9 +115,8 @@ class GroupBase:
                 finish(result)
             return kept
 
-        synchronize_streams(kept)  # another thread writes them, after what this one has begun to do with them
         nbytes = sum(tensor.nbytes for tensor in kept if tensor.layout == torch.strided)
-        call = Call(name, nbytes, lambda notify: start(name, notify), finished)
+        call = Call(name, nbytes, lambda notify: start(name, notify), finished, streams.events_of(kept))
         is_async = getattr(opts, "asyncOp", True) or self._coalescing.operations is not None
         try:
             return self._added(lane, Operation(lane, call, timeout, deadline), is_async)
@@ -148,7 +147,6 @@ class GroupBase:
         self, name: str, start: Start, tensor: torch.Tensor, timeout: datetime.timedelta | None
     ) -> Operation:
         """Starts a message. Messages complete in any order, each in a separate lane."""
-        synchronize_streams([tensor])
         lane = Lane(self._completer)
         self._message_lanes.add(lane)
         operation: Operation
@@ -157,7 +155,7 @@ class GroupBase:
             operation.source = source
             return [tensor]
 
-        call = Call(name, tensor.nbytes, lambda notify: start(None, notify), finish)
+        call = Call(name, tensor.nbytes, lambda notify: start(None, notify), finish, streams.events_of([tensor]))
         operation = Operation(lane, call, timeout or self._timeout)
         self._ranks.meet(operation.deadline)
         return self._added(lane, operation, True)

@@ -97,7 +97,12 @@ def place_in(tensor: torch.Tensor) -> Target:
     def assign() -> torch.Tensor:
         finish()
         with torch.no_grad():
-            return tensor.copy_(staged)
+            tensor.copy_(staged)
+        if tensor.is_cuda:
+            # Another stream than the one for which memory was allocated may use it.
+            for used in (staged, tensor):
+                used.record_stream(torch.cuda.current_stream(used.device))
+        return tensor
 
     target.finish = assign
     return target
@@ -111,7 +116,8 @@ def read_into(tensor: torch.Tensor, from_rank: str = "the ranks", source: Source
     The reader raises ValueError for a result that does not fit.
     """
     if source is not None and source.is_writable:
-        target = Target(source.owner, source.address, source.dtype, source.shape, source.nbytes, lambda: None)
+        parts = (source.owner, source.address, source.dtype, source.shape, source.nbytes)
+        target = Target(*parts, lambda: None, source.place)
     else:
         target = place_in(tensor)
     wanted = math.prod(target.shape)
@@ -123,8 +129,7 @@ def read_into(tensor: torch.Tensor, from_rank: str = "the ranks", source: Source
                 f"{from_rank} sent {elements} elements of {dtype}, where the tensor for them has {wanted} of "
                 f"{target.dtype}"
             )
-        operation.read_into(target.address, target.nbytes)
-        target.finish()
+        target.fill(operation)
 
     return read
 

@@ -11,10 +11,11 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from ronde.errors import TimedOutError
+from ronde.torch.distributed import streams
 from ronde.torch.distributed.hooks import calling, current
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from ronde.torch.distributed.progress import Lane
 
@@ -42,18 +43,14 @@ class Call(NamedTuple):
     nbytes -- the bytes of its input
     start  -- submits it; the argument is whether to count its completion if no thread waits for it
     finish -- writes the handle's result into the output tensors, and returns them
+    begun  -- events of the caller's streams, for each GPU that holds results
     """
 
     name: str
     nbytes: int
     start: Callable[[bool], InFlight]
     finish: Callable[[Any], list[torch.Tensor]]
-
-
-def synchronize_streams(tensors: Iterable[torch.Tensor]) -> None:
-    """Waits for what this thread has begun on its current streams of the GPUs that hold these tensors."""
-    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-        torch.cuda.current_stream(device).synchronize()
+    begun: Mapping[torch.device, Any] = {}
 
 
 class Operation(Work):
@@ -75,7 +72,10 @@ class Operation(Work):
         self._start: Callable[[bool], InFlight] | None = call.start
         self._finish: Callable[[Any], list[torch.Tensor]] | None = call.finish
         self._handle: InFlight | None = None
+        self._begun = call.begun
         self._results: list[torch.Tensor] = []
+        # After what writes the results on GPUs.
+        self._arrived: Mapping[torch.device, Any] = {}
         self._error: Exception | None = None
         self._abortion: Exception | None = None  # set by another thread than the one that drives the lane
         self.keeper: dict[Operation, None] | None = None  # what keeps it alive until somebody waits for it
@@ -112,10 +112,11 @@ class Operation(Work):
         if handle is None or finish is None:
             return self.is_done
         try:
-            self._results = finish(self._waited(handle, until))
-            # This thread may be another one than that which waits, and copies to GPUs are on this thread's stream. So
-            # they end before the operation counts as done: any stream may read the results then.
-            synchronize_streams(self._results)
+            result = self._waited(handle, until)
+            # Copies to GPUs may be in progress when the operation counts as done: who waits for it orders its stream.
+            with streams.finishing(self._begun):
+                self._results = finish(result)
+                self._arrived = streams.events_of(self._results)
         except TimeoutError:
             if time.monotonic() < self.deadline:
                 return False
@@ -171,6 +172,8 @@ class Operation(Work):
             if self._promise is None or self._is_published or not self.is_done:
                 return
             self._is_published = True
+        # Nothing orders the streams of those who read the future's value.
+        streams.synchronize(self._arrived)
         with calling(self._calls):
             self._promise.set_result(None)
 
@@ -188,6 +191,7 @@ class Operation(Work):
             text = f"{self._name} is still in flight after {seconds:g} s, the timeout of this wait, and goes on"
             raise TimedOutError(text, "operation")
         self._value()
+        streams.order(self._arrived)
         return True
 
     def _value(self) -> list[torch.Tensor]:
@@ -207,7 +211,7 @@ class Operation(Work):
         """Returns whether its results are written or it has failed."""
         if not self.is_done:
             self._lane.advance()
-        return self.is_done
+        return self.is_done and streams.have_occurred(self._arrived)
 
     def is_success(self) -> bool:
         """Returns whether it is complete and has not failed."""

@@ -37,10 +37,34 @@ pub(super) struct Facts {
     pub(super) addresses: Vec<IpAddr>,
     /// The port on which it echoes datagrams and takes connections while it is asked.
     pub(super) echo_port: Option<u16>,
-    /// NVIDIA devices.
-    pub(super) gpus: usize,
-    /// The NCCL library.
-    pub(super) nccl: Option<PathBuf>,
+    /// NVIDIA's device files.
+    pub(super) gpu_files: usize,
+    /// The GPUs; why none can be used.
+    pub(super) gpus: Result<Gpus, String>,
+    /// NCCL's version and file; why it cannot be used. Asked only where there are GPUs.
+    pub(super) nccl: Result<String, String>,
+}
+
+/// The GPUs of a host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Gpus {
+    /// The newest CUDA that the driver supports.
+    pub(super) cuda: (u32, u32),
+    /// Each of them, by number.
+    pub(super) devices: Vec<Gpu>,
+}
+
+/// A GPU.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Gpu {
+    /// The maker's name.
+    pub(super) name: String,
+    /// Its place on the bus.
+    pub(super) bus_id: String,
+    /// Its memory.
+    pub(super) memory_bytes: u64,
+    /// The numbers of the GPUs whose memory it can read directly.
+    pub(super) peers: Vec<u32>,
 }
 
 /// A network interface.
@@ -122,8 +146,8 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         ),
         sockets(facts),
         clock(facts.clock_unix_ms),
-        gpus(facts),
     ]);
+    findings.extend(gpus(facts));
     findings
 }
 
@@ -238,14 +262,55 @@ fn clock(unix_ms: u64) -> Finding {
     }
 }
 
-fn gpus(facts: &Facts) -> Finding {
-    match (facts.gpus, &facts.nccl) {
-        (0, None) => ok("GPU", "none, and no NCCL; ronde reduces tensors in host memory".to_owned()),
-        (0, Some(nccl)) => ok("GPU", format!("none; NCCL is at {}", nccl.display())),
-        (gpus, Some(nccl)) => ok("GPU", format!("{gpus}; NCCL is at {}", nccl.display())),
-        (gpus, None) => {
-            let fix = "PyTorch brings its own NCCL; otherwise install libnccl2";
-            warn("GPU", format!("{gpus}, but no NCCL in the usual places"), fix)
+fn gpus(facts: &Facts) -> Vec<Finding> {
+    let found = match (&facts.gpus, facts.gpu_files) {
+        (Ok(found), _) => found,
+        (Err(_), 0) => return vec![ok("GPU", "none; ronde takes tensors in host memory".to_owned())],
+        (Err(reason), files) => {
+            let fix = "until then ronde takes tensors in host memory only";
+            return vec![warn("GPU", format!("{files} device files, but {reason}"), fix)];
+        }
+    };
+    let described = found
+        .devices
+        .iter()
+        .enumerate()
+        .map(|(number, gpu)| format!("{number}: {} at {}, {} GiB", gpu.name, gpu.bus_id, gpu.memory_bytes >> 30));
+    let (major, minor) = found.cuda;
+    let text = format!("{}; the driver supports CUDA {major}.{minor}", described.collect::<Vec<_>>().join("; "));
+    let mut findings = vec![cuda(text, found.cuda)];
+    findings.push(match &facts.nccl {
+        Ok(nccl) => ok("NCCL", nccl.clone()),
+        Err(reason) => {
+            warn("NCCL", reason.clone(), "ronde copies tensors of GPUs without it; PyTorch for CUDA brings its own")
+        }
+    });
+    findings.extend(peer_access(&found.devices));
+    findings
+}
+
+fn cuda(text: String, version: (u32, u32)) -> Finding {
+    if version >= CUDA_MIN {
+        return ok("GPU", text);
+    }
+    let (major, minor) = CUDA_MIN;
+    warn("GPU", text, &format!("install a driver for CUDA {major}.{minor} or later; ronde is made for these"))
+}
+
+/// Whether GPUs read each other's memory; nothing to find with one.
+fn peer_access(devices: &[Gpu]) -> Option<Finding> {
+    let without = |one: usize, gpu: &Gpu| {
+        let others = (0..devices.len()).filter(move |other| *other != one);
+        let missing = others.filter(|other| !gpu.peers.iter().any(|peer| *peer as usize == *other));
+        missing.map(|other| format!("{one} to {other}")).collect::<Vec<_>>()
+    };
+    let missing: Vec<_> = devices.iter().enumerate().flat_map(|(one, gpu)| without(one, gpu)).collect();
+    match (devices.len(), missing.is_empty()) {
+        (0 | 1, _) => None,
+        (_, true) => Some(ok("peer access", "each GPU reads the others' memory directly".to_owned())),
+        (_, false) => {
+            let fix = "NCCL copies between these through host memory; see `nvidia-smi topo -m`";
+            Some(warn("peer access", format!("missing from GPU {}", missing.join(", ")), fix))
         }
     }
 }
@@ -283,6 +348,8 @@ const OPEN_FILES_GOOD: u64 = 4_096;
 const LOCKED_BYTES_GOOD: u64 = 64 << 20;
 /// 107 bytes less the path that a job with a name of 20 characters appends.
 const SOCKET_BASE_BYTES_MAX: usize = 60;
+/// The first with all functions that ronde calls.
+const CUDA_MIN: (u32, u32) = (11, 4);
 /// 2025-01-01 and 2100-01-01.
 const CLOCK_UNIX_MS_MIN: u64 = 1_735_689_600_000;
 const CLOCK_UNIX_MS_MAX: u64 = 4_102_444_800_000;
@@ -310,9 +377,23 @@ mod tests {
             udp: Ok(()),
             addresses: vec![],
             echo_port: None,
-            gpus: 0,
-            nccl: None,
+            gpu_files: 0,
+            gpus: Err("libcuda.so.1 cannot be opened".to_owned()),
+            nccl: Err("not asked".to_owned()),
         }
+    }
+
+    /// GPUs, each of which reads the memory of these others.
+    fn with_gpus(facts: &mut Facts, peers: &[&[u32]]) {
+        let gpu = |peers: &&[u32]| Gpu {
+            name: "A GPU".to_owned(),
+            bus_id: "0000:01:00.0".to_owned(),
+            memory_bytes: 80 << 30,
+            peers: peers.to_vec(),
+        };
+        facts.gpu_files = peers.len();
+        facts.gpus = Ok(Gpus { cuda: (12, 4), devices: peers.iter().map(gpu).collect() });
+        facts.nccl = Ok("2.23.4, /lib/libnccl.so.2".to_owned());
     }
 
     /// The lines that are not ok after a change of good facts.
@@ -354,7 +435,38 @@ mod tests {
         one(|f| f.socket_base = "x".repeat(61).into(), "fail", &["61 bytes", "XDG_RUNTIME_DIR"]);
         one(|f| f.clock_unix_ms = 0, "fail", &["since 1970", "timedatectl"]);
         one(|f| f.clock_unix_ms = u64::MAX, "fail", &["certificates"]);
-        one(|f| f.gpus = 4, "warn", &["GPU: 4", "NCCL"]);
+        one(|f| f.gpu_files = 4, "warn", &["GPU: 4 device files, but libcuda.so.1 cannot be opened"]);
+        one(
+            |f| {
+                with_gpus(f, &[&[]]);
+                f.nccl = Err("libnccl.so.2 is of version 2.17.3".to_owned());
+            },
+            "warn",
+            &["NCCL: libnccl.so.2 is of version 2.17.3"],
+        );
+        one(|f| with_gpus(f, &[&[1], &[]]), "warn", &["peer access: missing from GPU 1 to 0", "nvidia-smi topo -m"]);
+        one(
+            |f| {
+                with_gpus(f, &[&[]]);
+                f.gpus.as_mut().expect("set above").cuda = (11, 3);
+            },
+            "warn",
+            &["CUDA 11.3", "CUDA 11.4 or later"],
+        );
+    }
+
+    #[test]
+    fn good_gpus_are_described() {
+        let mut facts = good();
+        with_gpus(&mut facts, &[&[1], &[0]]);
+        let lines: Vec<_> = judge(&facts).iter().map(ToString::to_string).collect();
+        let described = "ok    GPU: 0: A GPU at 0000:01:00.0, 80 GiB; 1: A GPU at 0000:01:00.0, 80 GiB; the driver supports CUDA 12.4";
+        assert!(lines.iter().any(|line| line == described), "{lines:?}");
+        assert!(lines.iter().any(|line| line == "ok    NCCL: 2.23.4, /lib/libnccl.so.2"), "{lines:?}");
+        assert!(
+            lines.iter().any(|line| line == "ok    peer access: each GPU reads the others' memory directly"),
+            "{lines:?}"
+        );
     }
 
     #[test]

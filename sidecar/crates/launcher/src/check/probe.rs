@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::SystemTime;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -11,14 +11,17 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{AccessFlags, access};
 use ronde_bootstrap::directory;
 use ronde_bootstrap::interfaces;
+use ronde_gpu::nccl::Nccl;
+use ronde_gpu::{DeviceInfo, Driver, GpuError};
 
-use super::judge::{Facts, Interface, Limit};
+use super::judge::{Facts, Gpu, Gpus, Interface, Limit};
 
 /// Reads all facts.
 pub(super) fn probe() -> Facts {
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let base = directory::default_base();
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let gpus = gpus().map_err(|error| error.to_string());
     Facts {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         kernel: text("/proc/sys/kernel/osrelease"),
@@ -34,8 +37,9 @@ pub(super) fn probe() -> Facts {
         udp: UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).map(drop).map_err(|error| error.to_string()),
         addresses: interfaces::of_this_host().into_iter().map(|found| found.address).collect(),
         echo_port: None,
-        gpus: gpus(),
-        nccl: nccl(),
+        gpu_files: gpu_files(),
+        nccl: if gpus.is_ok() { nccl() } else { Err("no GPU needs it".to_owned()) },
+        gpus,
     }
 }
 
@@ -74,20 +78,31 @@ fn shared_memory() -> Result<(), String> {
     fcntl(&made, FcntlArg::F_ADD_SEALS(seals)).map(drop).map_err(|error| format!("a memfd cannot be sealed: {error}"))
 }
 
-/// `/dev/nvidia0` and so on.
-fn gpus() -> usize {
+/// The number of `/dev/nvidia0` and so on.
+fn gpu_files() -> usize {
     let is_gpu = |name: &str| name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok());
     let Ok(devices) = fs::read_dir("/dev") else { return 0 };
     devices.flatten().filter(|device| device.file_name().to_str().is_some_and(is_gpu)).count()
 }
 
-fn nccl() -> Option<PathBuf> {
-    let given = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let usual = LIBRARY_DIRECTORIES.iter().map(PathBuf::from);
-    std::env::split_paths(&given)
-        .chain(usual)
-        .map(|directory| directory.join("libnccl.so.2"))
-        .find(|path| path.exists())
+/// What the driver says.
+fn gpus() -> Result<Gpus, GpuError> {
+    let driver = Driver::get()?;
+    let device = |ordinal| driver.info(ordinal);
+    let devices = (0..driver.devices()).map(|ordinal| device(ordinal).map(described)).collect::<Result<_, _>>()?;
+    Ok(Gpus { cuda: driver.version(), devices })
+}
+
+fn described(info: DeviceInfo) -> Gpu {
+    let DeviceInfo { name, bus_id, memory_bytes, peers, .. } = info;
+    Gpu { name, bus_id, memory_bytes, peers }
+}
+
+/// NCCL's version and file.
+fn nccl() -> Result<String, String> {
+    let nccl = Nccl::find(&[]).map_err(|error| error.to_string())?;
+    let (major, minor, patch) = nccl.version();
+    Ok(format!("{major}.{minor}.{patch}, {}", nccl.path().display()))
 }
 
 fn text(path: impl AsRef<Path>) -> Option<String> {
@@ -97,14 +112,6 @@ fn text(path: impl AsRef<Path>) -> Option<String> {
 fn number(path: impl AsRef<Path>) -> Option<u64> {
     text(path)?.parse().ok()
 }
-
-const LIBRARY_DIRECTORIES: [&str; 5] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/local/lib",
-    "/usr/local/cuda/lib64",
-];
 
 #[cfg(test)]
 mod tests {

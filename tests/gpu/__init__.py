@@ -1,0 +1,1 @@
+"""Tests and measurements on a real GPU: `make gpu-test`."""
