@@ -154,7 +154,7 @@ framework-test: build ## Train with TensorFlow, Keras and JAX, and data of tf.da
 	$(JAX_PYTHON) -m pytest -q -rs -n 2 -c sdk-python/pyproject.toml tests/frameworks/test_jax.py $(OPTIONS)
 
 .PHONY: framework-versions-test
-framework-versions-test: build ## The same with TensorFlow 2.20 and 2.19, and Keras on PyTorch: installs 3.5 GB, takes an hour
+framework-versions-test: build ## Train with TensorFlow 2.20 and 2.19, and with Keras on PyTorch: installs two further TensorFlows
 	@$(PYTHON) tests/setup/environment.py tensorflow-2.20 tensorflow-2.19 keras-torch
 	for stage in tensorflow-2.20 tensorflow-2.19; do \
 	    $$($(PYTHON) tests/setup/environment.py path $$stage) -m pytest -q -rs -c sdk-python/pyproject.toml \
