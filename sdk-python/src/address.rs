@@ -1,8 +1,9 @@
-//! Access to the memory of Python's tensors by address and length. The only file of this crate with unsafe code.
+//! Access to the memory of tensors by address and length.
 //!
-//! Safe Rust cannot express the contract, so `ronde/tensors.py`, the only caller, upholds it: an address belongs to a live,
-//! contiguous tensor with at least that many bytes. The caller holds the tensor for the whole call and does not write to it
-//! from another thread meanwhile, as for every function of NumPy or PyTorch that releases the interpreter lock.
+//! Safe Rust cannot express the contract, so the callers uphold it: an address belongs to a live, contiguous tensor with at
+//! least that many bytes. `ronde/tensors.py` holds the tensor for the whole call and does not write to it from another thread
+//! meanwhile, as for every function of NumPy or PyTorch that releases the interpreter lock. `frameworks/jax/call.rs` takes
+//! addresses and dimensions of XLA, which keeps the tensors until the call is complete.
 
 #![allow(unsafe_code, reason = "addresses of tensors that Python owns, under the module's contract")]
 
@@ -38,7 +39,7 @@ impl Source {
             return &[];
         }
         // SAFETY: `Span::new` has checked that the address is not null and the length is that of a possible object. The
-        // module's only caller guarantees `bytes` readable bytes at that address for the duration of the call. Bytes have no
+        // module's callers guarantee `bytes` readable bytes at that address for the duration of the call. Bytes have no
         // invalid values and no alignment.
         unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }
     }
@@ -66,7 +67,7 @@ impl Target {
 
 /// A tensor in device memory, in Python: its address, its GPU's number, the handle of the stream that computes it, and its
 /// owner. By the module's contract the address belongs to a live, contiguous tensor of that GPU while the owner exists, and the
-/// stream exists until the program ends, as PyTorch's streams do.
+/// stream exists during the call that passes it.
 #[derive(FromPyObject)]
 pub(crate) struct Device {
     ordinal: u32,
@@ -75,7 +76,8 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// The tensor's memory. Copies keep the owner.
+    /// The tensor's memory. Copies keep the owner. The thread that copies drops it without the interpreter's lock, for which it
+    /// must not wait: PyO3 then releases it with the next call from Python.
     pub(crate) fn memory(self, address: usize, bytes: usize) -> (DeviceSpan, CallerStream) {
         let (stream, keep) = (caller_stream(self.stream), Arc::new(self.owner));
         // SAFETY: by the module's contract the memory lives as long as the owner, which the span keeps.
@@ -85,7 +87,7 @@ impl Device {
 
 /// A stream by its handle.
 pub(crate) fn caller_stream(handle: usize) -> CallerStream {
-    // SAFETY: by the module's contract it exists until the program ends.
+    // SAFETY: by the module's contract it exists during the call, and later it is only compared.
     unsafe { CallerStream::new(handle) }
 }
 

@@ -51,7 +51,8 @@ pub(crate) fn gpus(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
 /// Returns the number of the GPU with memory at an address. Raises ValueError if there is none, and why there are no GPUs.
 #[pyfunction]
 pub(crate) fn gpu_of(py: Python<'_>, address: u64) -> PyResult<u32> {
-    py.detach(|| Driver::get().and_then(|driver| driver.device_of(address))).map_err(|error| raise(&Error::from(error)))
+    py.detach(|| Driver::get().and_then(|driver| driver.device_with(address)))
+        .map_err(|error| raise(&Error::from(error)))
 }
 
 /// Returns whether NVIDIA's driver is installed. Does not initialize it, which forked children would not survive.

@@ -132,9 +132,15 @@ impl Operation {
         mapped.map(|mapped| mapped.map(Memory::new)).map_err(|error| raise(&error))
     }
 
+    /// Whether its session sends tensors inside messages, so that `deliver` fails.
+    #[getter]
+    fn is_inline(&self) -> PyResult<bool> {
+        Ok(self.lock()?.is_inline())
+    }
+
     /// Starts to copy the result to `address` of a GPU, where there are exactly `nbytes` bytes, and returns at once. `device` is
-    /// as for `Session.submit`; the copy is ordered after the present work of its stream, or with `at_submission` after the
-    /// work at the time of the submission. Call it once only.
+    /// as for `Session.submit`; the copy is ordered after the present work of its stream. With `at_submission`, and if the input
+    /// was of the same GPU and stream, it is ordered after the work at the time of the submission. Call it once only.
     #[pyo3(signature = (device, address, nbytes, *, at_submission=false))]
     fn deliver(
         &self,
@@ -146,7 +152,7 @@ impl Operation {
     ) -> PyResult<Arrival> {
         let (memory, stream) = device.memory(address, nbytes);
         py.detach(|| {
-            let delivered = self.lock()?.deliver(memory, (!at_submission).then_some(stream));
+            let delivered = self.lock()?.deliver(memory, stream, at_submission);
             delivered.map(Arrival::new).map_err(|error| raise(&error))
         })
     }

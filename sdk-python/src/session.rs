@@ -56,6 +56,7 @@ impl Part {
 #[pyclass(frozen, module = "ronde._ronde")]
 pub(crate) struct Session {
     submission_path: &'static str,
+    is_inline: bool,
     /// `None` once closed. Locked for a moment and only while attached, so that no thread holds it when another one forks.
     client: Mutex<Option<Arc<Client>>>,
     view: EpochView,
@@ -81,7 +82,7 @@ impl Session {
         let mut connecting = Connecting::start(options).map_err(|error| raise(&error))?;
         let client = wait_in_slices(py, |slice| connecting.wait_timeout(slice).map_err(|error| raise(&error)))?;
         let (submission_path, view) = (client.submission_path(), *client.view());
-        Ok(Self { submission_path, client: Mutex::new(Some(Arc::new(client))), view })
+        Ok(Self { submission_path, is_inline: inline, client: Mutex::new(Some(Arc::new(client))), view })
     }
 
     /// Submits a collective on the tensor at `address`. Its bytes are copied before this returns, unless they are in memory
@@ -251,6 +252,12 @@ impl Session {
     #[getter]
     fn submission_path(&self) -> &'static str {
         self.submission_path
+    }
+
+    /// Whether tensors travel inside messages.
+    #[getter]
+    fn is_inline(&self) -> bool {
+        self.is_inline
     }
 
     #[getter]

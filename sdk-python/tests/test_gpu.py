@@ -11,13 +11,13 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import Callable
+from typing import Any, Callable
 
 import numpy
 import pytest
 from conftest import PACKAGE, WORKERS, ronde_binary
 
-from ronde import device
+from ronde import device, tensors
 
 World = Callable[..., str]
 
@@ -39,6 +39,7 @@ def software_device(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("libcuda.so.1", "libnccl.so.2"):
         (tmp_path / name).symlink_to(library)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("RONDE_GPU_STAGING", "ronde")
     return tmp_path
 
 
@@ -64,6 +65,11 @@ def test_results_by_every_path(
 def test_pytorch_by_stand_ins(world: World, software_device: pathlib.Path, ranks: int, sidecars: int) -> None:
     pytest.importorskip("torch")
     assert world("gpu_torch.py", ranks, sidecars).count("stand-ins hold") == ranks
+
+
+def test_a_session_without_shared_memory(world: World, software_device: pathlib.Path) -> None:
+    pytest.importorskip("torch")
+    assert world("gpu_inline.py", 2, 1).count("PyTorch copies") == 2
 
 
 def test_refusals(world: World, software_device: pathlib.Path) -> None:
@@ -141,18 +147,42 @@ def test_strides_of_dense_arrays() -> None:
         assert device._dense_strides(shape, 8) == numpy.empty(shape).strides
 
 
-def test_an_interface_without_streams_is_refused() -> None:
-    class Array:
-        def __init__(self) -> None:
-            self.__cuda_array_interface__ = {"version": 2, "shape": (2,), "typestr": "<f4", "data": (4096, False)}
+class Array:
+    """An array of another library, of a version without streams."""
 
+    def __init__(self) -> None:
+        self.__cuda_array_interface__ = {"version": 2, "shape": (2,), "typestr": "<f4", "data": (4096, False)}
+
+
+def test_an_interface_without_streams_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "staging_choice", lambda: "ronde")
     with pytest.raises(ValueError, match="version 2"):
         device.array_of(Array())
 
 
-@pytest.mark.parametrize(("given", "is_by_torch"), [(None, False), ("ronde", False), ("torch", True)])
+def test_arrays_of_other_libraries_need_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "staging_choice", lambda: "torch")
+    with pytest.raises(ValueError, match="set RONDE_GPU_STAGING=ronde"):
+        tensors.source_of(Array())
+
+
+def test_an_interface_that_cannot_be_read_is_none() -> None:
+    class Broken:
+        @property
+        def __cuda_array_interface__(self) -> None:
+            raise RuntimeError("it is in main memory")
+
+        __array_interface__ = numpy.ones(3).__array_interface__
+
+    assert tensors.source_of(Broken()).shape == (3,)
+    with pytest.raises(ValueError, match="a result can be written into"):
+        tensors.target_of(Broken())
+
+
+@pytest.mark.parametrize(("given", "is_by_torch"), [(None, True), ("ronde", False), ("torch", True)])
 def test_who_copies_is_a_choice(monkeypatch: pytest.MonkeyPatch, given: str | None, is_by_torch: bool) -> None:
     pytest.importorskip("torch")
+    monkeypatch.setattr(device, "staging_choice", device.staging_choice.__wrapped__)
     monkeypatch.delenv("RONDE_GPU_STAGING", raising=False)
     if given is not None:
         monkeypatch.setenv("RONDE_GPU_STAGING", given)
@@ -160,3 +190,36 @@ def test_who_copies_is_a_choice(monkeypatch: pytest.MonkeyPatch, given: str | No
     monkeypatch.setenv("RONDE_GPU_STAGING", "cuda")
     with pytest.raises(ValueError, match="RONDE_GPU_STAGING is 'cuda'"):
         device.is_copied_by_torch.__wrapped__()
+
+
+class OnGpu:
+    """Stands in for a tensor on a GPU, and records the streams that use it."""
+
+    dtype, shape, nbytes, device, used = "torch.float32", (2, 2), 16, "cuda:0", None
+
+    def is_contiguous(self) -> bool:
+        return False
+
+    def data_ptr(self) -> int:
+        return 4096
+
+    def copy_(self, other: Any) -> None:
+        assert self.used is None
+
+    def record_stream(self, stream: Any) -> None:
+        self.used = stream
+
+
+def test_memory_between_is_used_by_the_stream_of_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch would give it to the stream of the submission while another one copies from it."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(device, "is_copied_by_torch", lambda: False)
+    monkeypatch.setattr(device, "place_of", lambda tensor: device.DevicePlace(0, 0, tensor))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda of: "the stream of the wait")
+    between = OnGpu()
+    monkeypatch.setattr(torch, "empty", lambda *arguments, **options: between)
+    tensor = OnGpu()
+    target = tensors._cuda_target(tensor)  # type: ignore[arg-type]
+    assert target.owner is between
+    assert target.finish() is tensor
+    assert (between.used, tensor.used) == ("the stream of the wait",) * 2

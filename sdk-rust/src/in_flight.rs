@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ronde_gpu::{Arrival, CallerStream, DeviceSpan, Event};
+use ronde_gpu::{Arrival, CallerStream, DeviceSpan};
 use ronde_wire::{Collective, RequestId, TensorName};
 
 use crate::buffer::Buffer;
 use crate::completions::NotifyFlag;
+use crate::device::Submitted;
 use crate::error::{Error, overdue};
 use crate::outcome::Output;
 use crate::promise::Promise;
@@ -32,8 +33,8 @@ pub(crate) struct InFlight {
     result: Option<Result<ResultData, Error>>,
     /// Whether the result has been read. The promise gives no other one.
     is_read: bool,
-    /// An event of the caller's stream at the time of the submission, if the input is in device memory.
-    submitted: Option<Arc<Event>>,
+    /// The caller's stream at the time of the submission, if the input is in device memory.
+    submitted: Option<Submitted>,
 }
 
 impl InFlight {
@@ -63,9 +64,9 @@ impl InFlight {
         }
     }
 
-    /// The operation with an event of the caller's stream at the time of its submission.
-    pub(crate) fn submitted_after(mut self, event: Arc<Event>) -> Self {
-        self.submitted = Some(event);
+    /// The operation with the caller's stream at the time of its submission.
+    pub(crate) fn submitted_after(mut self, submitted: Submitted) -> Self {
+        self.submitted = Some(submitted);
         self
     }
 
@@ -176,13 +177,24 @@ impl InFlight {
         Ok(result)
     }
 
-    /// Takes the result and starts to copy it to device memory, ordered after `stream`, or else after the submission.
-    pub(crate) fn deliver(&mut self, target: DeviceSpan, stream: Option<CallerStream>) -> Result<Arrival, Error> {
+    /// Whether tensors travel inside messages, so that there is no shared memory from which a device could copy.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.session.memory.is_none()
+    }
+
+    /// Takes the result and starts to copy it to device memory, after the present work of `stream`; with `at_submission`, and
+    /// if the input is of the same stream, after its work at the submission.
+    pub(crate) fn deliver(
+        &mut self,
+        target: DeviceSpan,
+        stream: CallerStream,
+        at_submission: bool,
+    ) -> Result<Arrival, Error> {
         if let Some(Ok(result)) = &self.result {
             result.check_bytes(target.bytes() as u64)?;
         }
         let result = self.take()?;
-        self.session.deliver(result, target, (stream, self.submitted.as_ref()))
+        self.session.deliver(result, target, (stream, self.submitted.as_ref().filter(|_| at_submission)))
     }
 
     /// Takes the result if it stays in shared memory; `None` leaves it to be read.

@@ -11,7 +11,7 @@ use ronde_wire::{
 use crate::error::Error;
 use crate::operation::{Label, Operation};
 use crate::plugin::checked_codec;
-use crate::tensor::TensorRef;
+use crate::tensor::{Layout, TensorRef, checked_shape};
 
 /// The counters of unnamed operations, and the process sets of a session.
 #[derive(Debug)]
@@ -146,8 +146,18 @@ impl Names {
     ///
     /// # Errors
     /// [`Error::Argument`]; no number is taken then.
+    #[cfg(any(test, target_arch = "wasm32"))]
     pub(crate) fn request(&mut self, operation: &Operation<'_>) -> Result<Request, Error> {
-        let checked = self.checked(operation)?;
+        self.request_of(operation, operation.layout())
+    }
+
+    /// [`Names::request`] for a contribution of this layout, wherever it is.
+    pub(crate) fn request_of(
+        &mut self,
+        operation: &Operation<'_>,
+        layout: Option<Layout<'_>>,
+    ) -> Result<Request, Error> {
+        let checked = self.checked(operation, layout)?;
         let kind = operation.collective.name();
         let counted = self.counter_of(operation)?;
         let name = match (counted, operation.label.name) {
@@ -200,8 +210,19 @@ impl Names {
     ///
     /// # Errors
     /// [`Error::Argument`] when one of them is invalid, or there are none or too many.
+    #[cfg(any(test, target_arch = "wasm32"))]
     pub(crate) fn group(&mut self, label: Label<'_>, operations: &[Operation<'_>]) -> Result<Vec<Request>, Error> {
-        let Some(first) = operations.first() else {
+        let described: Vec<_> = operations.iter().map(|operation| (operation.clone(), operation.layout())).collect();
+        self.group_of(label, &described)
+    }
+
+    /// [`Names::group`] for contributions of these layouts, wherever they are.
+    pub(crate) fn group_of(
+        &mut self,
+        label: Label<'_>,
+        operations: &[(Operation<'_>, Option<Layout<'_>>)],
+    ) -> Result<Vec<Request>, Error> {
+        let Some((first, _)) = operations.first() else {
             return Err(Error::argument("a group has at least one tensor"));
         };
         if operations.len() > limits::GROUP_TENSORS_MAX {
@@ -209,11 +230,11 @@ impl Names {
             return Err(Error::argument(format!("a group has at most {max} tensors, not {given}; make several")));
         }
         let mut checked = Vec::with_capacity(operations.len());
-        for operation in operations {
+        for (operation, layout) in operations {
             if operation.collective.name() != first.collective.name() || operation.label.set != label.set {
                 return Err(Error::argument("the tensors of a group are of one kind of operation on one set"));
             }
-            checked.push(self.checked(operation)?);
+            checked.push(self.checked(operation, *layout)?);
         }
         let kind = first.collective.name();
         let counted = label.name.is_none().then_some(CounterKey::Group { set: label.set, kind });
@@ -227,7 +248,9 @@ impl Names {
         let group = Group { name: tensor_name(stem)?, size };
         self.take(counted)?;
         let parts = checked.into_iter().zip(operations).zip(names);
-        Ok(parts.map(|((checked, operation), name)| checked.request(operation, name, Some(group.clone()))).collect())
+        Ok(parts
+            .map(|((checked, (operation, _)), name)| checked.request(operation, name, Some(group.clone())))
+            .collect())
     }
 
     fn next(&self, key: Option<CounterKey>) -> u64 {
@@ -267,16 +290,16 @@ impl Names {
 
     // === Checks ===
 
-    fn checked(&self, operation: &Operation<'_>) -> Result<Checked, Error> {
+    fn checked(&self, operation: &Operation<'_>, layout: Option<Layout<'_>>) -> Result<Checked, Error> {
         check_scales(operation)?;
         let codec = checked_codec(operation)?;
         let kind = operation.collective.name();
-        let input = operation.tensor.filter(|_| operation.collective.has_input(self.me));
+        let input = layout.filter(|_| operation.collective.has_input(self.me));
         if input.is_none() && operation.collective.has_input(self.me) {
             return Err(Error::argument(format!("{kind} needs a tensor on this rank, but there is none")));
         }
         let (dtype, shape) = match input {
-            Some(tensor) => (tensor.dtype, tensor.checked_shape()?),
+            Some(Layout { dtype, shape, bytes }) => (dtype, checked_shape(dtype, shape, bytes)?),
             None => (NO_TENSOR.dtype, NO_TENSOR.checked_shape()?),
         };
         if cuts_rows(&operation.collective) && shape.dimensions().is_empty() {

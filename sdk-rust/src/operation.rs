@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use ronde_wire::{Codec, Collective, PluginCall, Rank, ReduceOp, SetId};
 
-use crate::tensor::TensorRef;
+use crate::tensor::{Layout, TensorRef};
 
 /// Identifies an operation on all ranks: the process set and the name within it.
 ///
@@ -269,6 +269,11 @@ impl<'a> Operation<'a> {
     #[must_use]
     pub fn remove_process_set(set: SetId) -> Self {
         Self::new(None, Collective::RemoveSet { set }, None)
+    }
+
+    /// The type, the shape and the length of a contribution in main memory.
+    pub(crate) fn layout(&self) -> Option<Layout<'a>> {
+        self.tensor.map(|TensorRef { dtype, shape, bytes }| Layout { dtype, shape, bytes: bytes.len() })
     }
 
     /// The bytes of the contribution.

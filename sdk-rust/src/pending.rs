@@ -75,10 +75,22 @@ pub(crate) struct Entry<R, T> {
     pub(crate) waiter: Option<Fulfil<T>>,
     /// The parts of the result that have arrived.
     pub(crate) parts: Vec<u8>,
-    /// Whether it is not sent yet, because its input is on its way from a device.
-    is_held: bool,
+    stage: Stage,
     /// What the session keeps until the sidecar answers.
     pub(crate) resources: R,
+}
+
+/// How far a request is on its way to the sidecar.
+#[derive(Debug)]
+enum Stage {
+    /// Sent.
+    Sent,
+    /// Being sent.
+    #[cfg(not(target_arch = "wasm32"))]
+    Sending(Request),
+    /// Not sent yet: its input, or that of an earlier request, is on its way from a device.
+    #[cfg(not(target_arch = "wasm32"))]
+    Held(Request),
 }
 
 /// What is left to do for the session after a message of the sidecar.
@@ -141,10 +153,14 @@ impl<R, T> Pending<R, T> {
     /// # Errors
     /// Why the session is over, or [`Error::Limit`] when `pending_max` requests are pending.
     pub(crate) fn insert(&self, request: &Request, resources: R) -> Result<(RequestId, Promise<T>), Error> {
+        self.insert_at(request, Stage::Sent, resources)
+    }
+
+    fn insert_at(&self, request: &Request, stage: Stage, resources: R) -> Result<(RequestId, Promise<T>), Error> {
         let (fulfil, promise) = promise();
         let (set, collective) = (request.set, request.collective.clone());
-        let (waiter, parts, is_held) = (Some(fulfil), Vec::new(), false);
-        let entry = Entry { set, collective, waiter, parts, is_held, resources };
+        let (waiter, parts) = (Some(fulfil), Vec::new());
+        let entry = Entry { set, collective, waiter, parts, stage, resources };
         let mut table = lock(&self.table);
         table.check_room(self.pending_max)?;
         table.last += 1;
@@ -161,13 +177,32 @@ impl<R, T> Pending<R, T> {
     }
 
     /// Removes the waiter of a request. Returns the message to send, if there is one: not for a request that has been
-    /// answered, nor for a join, which cannot be withdrawn.
+    /// answered, nor for a join, which cannot be withdrawn. A held request is removed, and its message is an abstention.
     pub(crate) fn withdraw(&self, request: RequestId, reason: &str) -> Option<client_message::Message> {
-        let leave =
-            |entry: &mut Entry<R, T>| (entry.waiter.take(), entry.collective == Collective::Join || entry.is_held);
-        let left = lock(&self.table).entries.get_mut(&request).map(leave);
-        let (_, is_silent) = left?;
-        (!is_silent).then(|| withdrawal(request, reason))
+        // Declared first, so that it is dropped after the lock is released: this wakes the waiter.
+        let _waiter;
+        let mut table = lock(&self.table);
+        let entry = table.entries.get_mut(&request)?;
+        _waiter = entry.waiter.take();
+        if entry.collective == Collective::Join {
+            return None;
+        }
+        match &entry.stage {
+            Stage::Sent => {}
+            // `end_send` withdraws it.
+            #[cfg(not(target_arch = "wasm32"))]
+            Stage::Sending(_) => return None,
+            #[cfg(not(target_arch = "wasm32"))]
+            Stage::Held(what) => {
+                let message = abstention(what.clone(), reason);
+                let removed = table.entries.remove(&request);
+                drop(table);
+                drop(removed);
+                return Some(message);
+            }
+        }
+        drop(table);
+        Some(withdrawal(request, reason))
     }
 
     /// Handles the part of a message that is the same for all sessions.
@@ -312,52 +347,50 @@ impl<R, T> Pending<R, T> {
     }
 }
 
-/// Requests that are inserted before they can be sent, because their input is on its way from a device.
+/// Requests that are inserted before they can be sent, because an input is on its way from a device.
 #[cfg(not(target_arch = "wasm32"))]
 impl<R, T> Pending<R, T> {
-    /// [`Pending::insert`] for a held request: until [`Pending::release_held`], withdrawing it sends nothing.
+    /// [`Pending::insert`] for a held request.
     ///
     /// # Errors
     /// Those of [`Pending::insert`].
     pub(crate) fn insert_held(&self, request: &Request, resources: R) -> Result<(RequestId, Promise<T>), Error> {
-        let (request, promise) = self.insert(request, resources)?;
-        if let Some(entry) = lock(&self.table).entries.get_mut(&request) {
-            entry.is_held = true;
-        }
-        Ok((request, promise))
+        self.insert_at(request, Stage::Held(request.clone()), resources)
     }
 
-    /// Adds what the sidecar will use to a held request, before it is sent. Returns `false`, and removes the request, when
-    /// nobody waits for it any more or the session is over.
-    pub(crate) fn fill(&self, request: RequestId, add: impl FnOnce(&mut R)) -> bool {
-        let mut table = lock(&self.table);
-        let Some(entry) = table.entries.get_mut(&request) else { return false };
-        if entry.waiter.is_some() {
-            add(&mut entry.resources);
-            return true;
-        }
-        let abandoned = table.entries.remove(&request);
-        drop(table);
-        drop(abandoned);
-        false
-    }
-
-    /// The held request has been sent. Returns the message that withdraws it, if its waiter has gone meanwhile.
-    pub(crate) fn release_held(&self, request: RequestId) -> Option<client_message::Message> {
+    /// Begins to send a held request; `add` adds what the sidecar will use. Returns `None` when the request was withdrawn or
+    /// the session is over.
+    pub(crate) fn begin_send(&self, request: RequestId, add: impl FnOnce(&mut R)) -> Option<Request> {
         let mut table = lock(&self.table);
         let entry = table.entries.get_mut(&request)?;
-        entry.is_held = false;
-        entry.waiter.is_none().then(|| withdrawal(request, WITHDRAWN_EARLY))
+        let Stage::Held(what) = &entry.stage else { return None };
+        let what = what.clone();
+        entry.stage = Stage::Sending(what.clone());
+        add(&mut entry.resources);
+        Some(what)
     }
 
-    /// Removes a held request that will not be sent. Its waiter gets the error. Returns its resources.
-    pub(crate) fn fail_held(&self, request: RequestId, error: &Error) -> Option<R> {
+    /// The request has been sent. Returns the message that withdraws it, if its waiter has gone meanwhile.
+    pub(crate) fn end_send(&self, request: RequestId) -> Option<client_message::Message> {
+        let mut table = lock(&self.table);
+        let entry = table.entries.get_mut(&request)?;
+        entry.stage = Stage::Sent;
+        let is_withdrawn = entry.waiter.is_none() && entry.collective != Collective::Join;
+        is_withdrawn.then(|| withdrawal(request, WITHDRAWN_EARLY))
+    }
+
+    /// Removes a request that is not sent. Its waiter gets the error. Returns the request, of which the other ranks have to be
+    /// notified, and its resources; `None` when it was withdrawn or the session is over.
+    pub(crate) fn fail_held(&self, request: RequestId, error: &Error) -> Option<(Request, R)> {
         let removed = lock(&self.table).entries.remove(&request);
-        let Entry { waiter, resources, .. } = removed?;
+        let Entry { waiter, resources, stage, .. } = removed?;
         if let Some(waiter) = waiter {
             waiter.with(Err(error.clone()));
         }
-        Some(resources)
+        match stage {
+            Stage::Held(what) | Stage::Sending(what) => Some((what, resources)),
+            Stage::Sent => None,
+        }
     }
 }
 
@@ -409,9 +442,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why a request is withdrawn that lost its waiter while its input was on its way from a device.
+/// Why a request is withdrawn that lost its waiter while it was being sent.
 #[cfg(not(target_arch = "wasm32"))]
-const WITHDRAWN_EARLY: &str =
-    "its handle was dropped, or its operation timeout passed, before its input arrived from the GPU";
+const WITHDRAWN_EARLY: &str = "its handle was dropped, or its operation timeout passed, while it was being submitted";
 /// Notices kept for the program; a further one replaces the newest.
 const NOTICES_MAX: usize = 64;

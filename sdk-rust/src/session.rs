@@ -17,7 +17,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::buffer::{self, Buffer, SharedMemory};
 use crate::completions::{Completions, NotifyFlag};
-use crate::device::Devices;
+use crate::device::{Devices, Line, Order, Unsent};
 use crate::error::{Error, queue_full, sidecar_gone};
 use crate::in_flight::InFlight;
 use crate::inline;
@@ -27,6 +27,7 @@ use crate::pending::{Entry, Event, PartsLimit, Pending, Table, abstention};
 use crate::promise::Promise;
 use crate::result_data::ResultData;
 use crate::ring::{Flush, Ring, spin_time};
+use crate::tensor::Layout;
 use crate::timeline::{Recorder, TimelineOptions};
 
 /// A worker's session with its sidecar over a Unix socket and shared memory.
@@ -53,6 +54,8 @@ pub(crate) struct Session {
     pub(crate) recorder: Recorder,
     /// What copies tensors in device memory.
     pub(crate) devices: Devices,
+    /// Requests that are not sent yet.
+    pub(crate) line: Line,
 }
 
 /// How a session treats its operations.
@@ -141,6 +144,7 @@ impl Session {
             closing: Notify::new(),
             recorder,
             devices: Devices::default(),
+            line: Line::default(),
         }
     }
 
@@ -179,8 +183,17 @@ impl Session {
     /// # Errors
     /// [`Error::Argument`], or why the session is over.
     pub(crate) fn draft(self: &Arc<Self>, operation: &Operation<'_>) -> Result<Draft, Error> {
+        self.draft_of(operation, operation.layout())
+    }
+
+    /// [`Session::draft`] of an operation whose contribution may be in device memory.
+    pub(crate) fn draft_of(
+        self: &Arc<Self>,
+        operation: &Operation<'_>,
+        layout: Option<Layout<'_>>,
+    ) -> Result<Draft, Error> {
         let mut table = self.open()?;
-        let request = table.names.request(operation)?;
+        let request = table.names.request_of(operation, layout)?;
         Ok(self.drafted(&table, request, operation))
     }
 
@@ -193,9 +206,19 @@ impl Session {
         label: Label<'_>,
         operations: &[Operation<'_>],
     ) -> Result<Vec<Draft>, Error> {
+        let described: Vec<_> = operations.iter().map(|operation| (operation.clone(), operation.layout())).collect();
+        self.draft_group_of(label, &described)
+    }
+
+    /// [`Session::draft_group`] of operations whose contributions may be in device memory.
+    pub(crate) fn draft_group_of(
+        self: &Arc<Self>,
+        label: Label<'_>,
+        operations: &[(Operation<'_>, Option<Layout<'_>>)],
+    ) -> Result<Vec<Draft>, Error> {
         let mut table = self.open()?;
-        let requests = table.names.group(label, operations)?.into_iter().zip(operations);
-        Ok(requests.map(|(request, operation)| self.drafted(&table, request, operation)).collect())
+        let requests = table.names.group_of(label, operations)?.into_iter().zip(operations);
+        Ok(requests.map(|(request, (operation, _))| self.drafted(&table, request, operation)).collect())
     }
 
     fn drafted(
@@ -281,15 +304,24 @@ impl Session {
         self.pending.check_room()?;
         let (place, input) = self.place_input(&what.collective, input)?;
         let wanted = output.as_ref().map(|output| output_place(output.slot()));
+        let (name, collective) = (what.name.clone(), what.collective.clone());
+        let spin = spin_time(&place);
+        let order = Order::of(&collective);
+        let mut line = self.line.lock();
+        if line.delays(order) {
+            let resources = Resources { notify_flag: notify_flag.clone(), input: None, output };
+            let (request, promise) = self.pending.insert_held(what, resources)?;
+            line.push(request, order, Some(Unsent { plugin, place, site, input }));
+            return Ok(InFlight::new(Arc::clone(self), request, (name, collective), (promise, spin, notify_flag)));
+        }
+        drop(line);
         let resources = Resources { notify_flag: notify_flag.clone(), input, output };
         let (request, promise) = self.pending.insert(what, resources)?;
-        let spin = spin_time(&place);
         let message = Submission { request, what: what.clone(), plugin, place, output: wanted, site }.into_message();
         if let Err(error) = self.send(Message::Submit(message), Flush::Now) {
             self.pending.remove(request);
             return Err(error);
         }
-        let (name, collective) = (what.name.clone(), what.collective.clone());
         Ok(InFlight::new(Arc::clone(self), request, (name, collective), (promise, spin, notify_flag)))
     }
 
@@ -334,8 +366,11 @@ impl Session {
         if self.fork_guard.is_child() {
             return;
         }
-        if let Some(withdrawal) = self.pending.withdraw(request, reason) {
-            self.send_or_end(withdrawal);
+        let Some(message) = self.pending.withdraw(request, reason) else { return };
+        let is_unsent = matches!(message, Message::Abstain(_));
+        self.send_or_end(message);
+        if is_unsent {
+            self.remove_waiting(request);
         }
     }
 

@@ -32,6 +32,14 @@ impl<'a> TensorRef<'a> {
     }
 }
 
+/// The type, the shape and the length of a contribution, wherever it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout<'a> {
+    pub(crate) dtype: DType,
+    pub(crate) shape: &'a [u64],
+    pub(crate) bytes: usize,
+}
+
 /// An owned tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {

@@ -2,9 +2,9 @@
 
     cd tests && python -m gpu
 
-Two ranks share the machine's GPUs, so one is enough. Each step runs real workers and sidecars; a step that fails is a
-row of the table, and ends the command with status 1. Without a GPU, its driver or a PyTorch for CUDA, the command prints
-why nothing was run, and ends with status 3.
+Two ranks share the GPUs, so one is enough. Each step runs real workers and sidecars; a step that fails is a
+row of the table, and ends the command with status 1. Without a GPU, its driver or a PyTorch for CUDA, the command
+prints why nothing was run, and ends with status 3.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ class Step(NamedTuple):
     title   -- its row
     command -- what each rank runs
     sidecars -- how many hosts the job is as if on
+    staging -- who copies, as RONDE_GPU_STAGING
     """
 
     title: str
     command: list[str]
     sidecars: int
+    staging: str = "torch"
 
 
 class Row(NamedTuple):
@@ -85,13 +87,18 @@ def main() -> int:
 
 def steps(folder: str) -> list[Step]:
     """Returns the jobs, in order."""
-    return [
-        Step("collectives and an optimizer, one host", [str(WORKERS / "torch_cuda.py")], 1),
-        Step("collectives and an optimizer, two sidecars", [str(WORKERS / "torch_cuda.py")], 2),
-        Step("training, against one process", [str(HERE / "training.py"), "cuda"], 2),
-        Step("speed of ronde", [str(HERE / "speed.py"), "ronde", "cuda"], 2),
-        Step("speed of Gloo", [str(HERE / "speed.py"), "gloo", "cuda", f"{folder}/store"], 2),
-    ]
+    collectives, training = [str(WORKERS / "torch_cuda.py")], [str(HERE / "training.py"), "cuda"]
+    speed = str(HERE / "speed.py")
+    made = []
+    for staging in ("torch", "ronde"):
+        suffix = f"RONDE_GPU_STAGING={staging}"
+        made += [
+            Step(f"collectives and an optimizer, one host, {suffix}", collectives, 1, staging),
+            Step(f"collectives and an optimizer, two sidecars, {suffix}", collectives, 2, staging),
+            Step(f"training, against one process, {suffix}", training, 2, staging),
+            Step(f"speed, {suffix}", [speed, "ronde", "cuda"], 2, staging),
+        ]
+    return [*made, Step("speed of Gloo", [speed, "gloo", "cuda", f"{folder}/store"], 2)]
 
 
 def run(ronde: str, step: Step, until: float) -> list[Row]:
@@ -100,14 +107,16 @@ def run(ronde: str, step: Step, until: float) -> list[Row]:
     if left <= 0:
         return [Row(step.title, f"not run: the {TIMEOUT_S:g} s of the command are over", False)]
     command = [ronde, "run", "-np", "2", "--sidecars", str(step.sidecars), sys.executable, *step.command]
+    environment = {**os.environ, "RONDE_GPU_STAGING": step.staging}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=left)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=left, env=environment)
     except subprocess.TimeoutExpired:
         return [Row(step.title, f"not complete after {left:.0f} s", False)]
     if done.returncode != 0:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
         return [Row(step.title, f"FAILED with status {done.returncode}; its output is above", False)]
-    return [Row(step.title, "passed", True), *(Row(title, text, True) for title, text in figures(done.stdout))]
+    found = [Row(f"{title}, RONDE_GPU_STAGING={step.staging}", text, True) for title, text in figures(done.stdout)]
+    return [Row(step.title, "passed", True), *found]
 
 
 def figures(output: str) -> list[tuple[str, str]]:

@@ -10,8 +10,10 @@ arrays of CuPy and Numba.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy
@@ -27,12 +29,15 @@ if TYPE_CHECKING:
 _INTERFACE_VERSION = 3
 _LEGACY_STREAM = 0
 
+_log = logging.getLogger("ronde")
 
-class Place(NamedTuple):
+
+class DevicePlace(NamedTuple):
     """Where memory on a GPU is.
 
     ordinal -- the GPU's number
-    stream  -- the handle of the stream that computes what is there, and that uses a result
+    stream  -- the handle of the stream that computes what is there now. PyTorch's streams last as long as the program;
+               for other libraries the handle is used for the submission, and read again for the result
     owner   -- keeps the memory alive
     is_waited -- whether the host waits for the copy of a result, because there is no stream to order
     """
@@ -46,7 +51,7 @@ class Place(NamedTuple):
 class Array(NamedTuple):
     """What an object with `__cuda_array_interface__` describes."""
 
-    place: Place
+    place: DevicePlace
     address: int
     dtype: numpy.dtype[Any]
     shape: tuple[int, ...]
@@ -54,12 +59,30 @@ class Array(NamedTuple):
     is_writable: bool
 
 
+def has_interface(owner: Any) -> bool:
+    """Returns whether an object has `__cuda_array_interface__`.
+
+    An object whose attribute cannot be read, for example because it is in main memory, has none: its other protocols
+    are tried.
+    """
+    try:
+        return getattr(owner, "__cuda_array_interface__", None) is not None
+    except Exception as error:
+        _log.debug("the __cuda_array_interface__ of a %s cannot be read: %r", type(owner).__qualname__, error)
+        return False
+
+
 def array_of(owner: Any) -> Array:
     """Reads `__cuda_array_interface__`.
 
-    Raises ValueError for an array that is not contiguous, has a mask, or is of a version without streams; RondeError
-    with the cause "device" without a GPU or its driver.
+    Raises ValueError for an array that is not contiguous, has a mask, or is of a version without streams, and without
+    RONDE_GPU_STAGING=ronde; RondeError with the cause "device" without a GPU or its driver.
     """
+    if staging_choice() != "ronde":
+        raise ValueError(
+            "arrays on GPUs of other libraries than PyTorch are copied by ronde itself, which has not been run on a "
+            "GPU; set RONDE_GPU_STAGING=ronde to use it all the same, or give a copy in main memory (docs/GPU.md)"
+        )
     interface = owner.__cuda_array_interface__
     if interface.get("version", 0) < _INTERFACE_VERSION:
         raise ValueError(
@@ -80,7 +103,7 @@ def array_of(owner: Any) -> Array:
     address, is_read_only = interface["data"]
     stream = interface.get("stream")
     ordinal = _ronde.gpu_of(address) if nbytes else 0
-    place = Place(ordinal, _LEGACY_STREAM if stream is None else int(stream), owner, stream is None)
+    place = DevicePlace(ordinal, _LEGACY_STREAM if stream is None else int(stream), owner, stream is None)
     return Array(place, address, dtype, shape, nbytes, not is_read_only)
 
 
@@ -88,50 +111,66 @@ def _dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def place_of(tensor: torch.Tensor) -> Place:
+def place_of(tensor: torch.Tensor) -> DevicePlace:
     """Returns where a PyTorch tensor on a GPU is, with the current stream of this thread."""
     import torch
 
     device = tensor.device
-    return Place(tensor.get_device(), torch.cuda.current_stream(device).cuda_stream, tensor.detach())
+    return DevicePlace(tensor.get_device(), torch.cuda.current_stream(device).cuda_stream, tensor.detach())
+
+
+@functools.cache
+def staging_choice() -> str:
+    """Returns the value of RONDE_GPU_STAGING: "torch", the default, or "ronde". Raises ValueError for another one."""
+    chosen = os.environ.get("RONDE_GPU_STAGING", "torch")
+    if chosen not in ("ronde", "torch"):
+        raise ValueError(f'RONDE_GPU_STAGING is {chosen!r}; set it to "ronde" or "torch"')
+    return chosen
 
 
 @functools.cache
 def is_copied_by_torch() -> bool:
     """Returns whether PyTorch copies tensors on its GPUs, and the host waits for the copies.
 
-    It does on GPUs of AMD, of which the native client knows nothing, and with RONDE_GPU_STAGING=torch. Raises
+    It does unless RONDE_GPU_STAGING=ronde, and always on GPUs of AMD, of which the native client knows nothing. Raises
     ValueError for another value of that variable than "ronde" and "torch".
     """
     import torch
 
-    chosen = os.environ.get("RONDE_GPU_STAGING", "ronde")
-    if chosen not in ("ronde", "torch"):
-        raise ValueError(f'RONDE_GPU_STAGING is {chosen!r}; set it to "ronde" or "torch"')
-    return chosen == "torch" or torch.version.hip is not None
+    return staging_choice() == "torch" or torch.version.hip is not None
 
 
-def deliver(operation: _ronde.Operation, target: Target, place: Place) -> None:
-    """Starts to copy a result to a GPU, and orders the current stream after the copy."""
-    arrival = operation.deliver(place, target.address, target.nbytes, at_submission=not target.is_new)
+def deliver(operation: _ronde.Operation, target: Target, place: DevicePlace) -> None:
+    """Starts to copy a result to a GPU, and orders the stream that uses it after the copy."""
+    tensor = _as_torch_tensor(place.owner)
+    if tensor is not None:
+        arrival = operation.deliver(place, target.address, target.nbytes, at_submission=not target.is_new)
+        arrival.order(_current_stream(tensor))
+        return
+    # Its library may have destroyed the stream of the submission meanwhile.
+    place = array_of(place.owner).place._replace(ordinal=place.ordinal)
+    arrival = operation.deliver(place, target.address, target.nbytes)
     if place.is_waited:
         arrival.synchronize()
     else:
-        arrival.order(_current_stream(place))
+        arrival.order(place.stream)
 
 
-def _current_stream(place: Place) -> int:
-    """Returns the stream that uses a result: for PyTorch the reading thread's current one."""
-    import sys
+def _current_stream(tensor: torch.Tensor) -> int:
+    """Returns this thread's current stream on the GPU of a tensor."""
+    import torch
 
+    stream: int = torch.cuda.current_stream(tensor.device).cuda_stream
+    return stream
+
+
+def _as_torch_tensor(owner: Any) -> torch.Tensor | None:
+    """Returns a tensor of PyTorch, and None for an object of another library."""
     torch_module = sys.modules.get("torch")
-    if torch_module is not None and isinstance(place.owner, torch_module.Tensor):
-        stream: int = torch_module.cuda.current_stream(place.owner.device).cuda_stream
-        return stream
-    return place.stream
+    return owner if torch_module is not None and isinstance(owner, torch_module.Tensor) else None
 
 
-def through_host(target: Target, place: Place, read: Callable[[int, int], None]) -> None:
+def through_host(target: Target, place: DevicePlace, read: Callable[[int, int], None]) -> None:
     """Reads a result that the native client does not deliver, and lets PyTorch copy it to the GPU."""
     from ronde import staging
 
@@ -141,8 +180,10 @@ def through_host(target: Target, place: Place, read: Callable[[int, int], None])
     staging.to_device(lease, tensor)
 
 
-def copied_to_host(place: Place) -> Any:
-    """Returns a copy of a tensor in main memory, for operations that may be performed again. Waits for it.
+def copied_to_host(place: DevicePlace) -> Any:
+    """Returns a copy of a tensor in main memory, which PyTorch makes. Waits for it.
+
+    Operations that may be performed again need one, and sessions that send tensors inside messages.
 
     Raises ValueError for arrays of other libraries than PyTorch.
     """
@@ -151,11 +192,11 @@ def copied_to_host(place: Place) -> Any:
     return staging.from_device(_torch_tensor(place))
 
 
-def _torch_tensor(place: Place) -> torch.Tensor:
-    import torch
-
-    if not isinstance(place.owner, torch.Tensor):
+def _torch_tensor(place: DevicePlace) -> torch.Tensor:
+    tensor = _as_torch_tensor(place.owner)
+    if tensor is None:
         raise ValueError(
-            'with on_failure="continue" tensors on GPUs are PyTorch\'s; give one, or connect with on_failure="raise"'
+            'with on_failure="continue" or inline, tensors on GPUs are PyTorch\'s, which copies them; give one, or '
+            "connect without these options"
         )
-    return place.owner
+    return tensor

@@ -35,7 +35,7 @@ class Part(NamedTuple):
     shape: Sequence[int]
     address: int
     nbytes: int
-    place: device.Place | None
+    place: device.DevicePlace | None
 
     @property
     def tensor(self) -> tuple[str | None, Sequence[int], int, int]:
@@ -162,11 +162,15 @@ class Submission:
 
     def _begin(self, kind: str, part: Part, options: dict[str, Any]) -> _ronde.Operation:
         """Submits an operation, in a way that survives the loss of a rank if the client has been asked for that."""
-        if self._replay is None:
+        if self._replay is None and (part.place is None or not self._session.is_inline):
             if part.place is not None:
                 options["device"] = part.place
             return self._session.submit(kind, *part.tensor, **options)
         kept, tensor = _in_host_memory(part)
+        if self._replay is None:
+            inline = self._session.submit(kind, *tensor, **options)
+            del kept
+            return inline
         if self._replay.takes(kind, options):
             return cast("_ronde.Operation", self._replay.submit(kind, *tensor, options))
         submitted = self._replay.call(lambda session: session.submit(kind, *tensor, **options))
@@ -174,12 +178,15 @@ class Submission:
         return submitted
 
     def _begin_group(self, kind: str, parts: Sequence[Part], options: dict[str, Any]) -> Sequence[_ronde.Operation]:
-        if self._replay is None:
-            if any(part.place is not None for part in parts):
+        has_device = any(part.place is not None for part in parts)
+        if self._replay is None and not (has_device and self._session.is_inline):
+            if has_device:
                 options["devices"] = [part.place for part in parts]
             return self._session.submit_group(kind, cast("Any", [part.tensor for part in parts]), **options)
         kept = [_in_host_memory(part) for part in parts]
         tensors = cast("Any", [tensor for _, tensor in kept])
+        if self._replay is None:
+            return self._session.submit_group(kind, tensors, **options)
         if self._replay.takes(kind, options):
             return cast("list[_ronde.Operation]", self._replay.submit_group(kind, tensors, options))
         return self._replay.call(lambda session: session.submit_group(kind, tensors, **options))
@@ -259,7 +266,8 @@ def _part(source: Source) -> Part:
 def _in_host_memory(part: Part) -> tuple[Any, tuple[str | None, Sequence[int], int, int]]:
     """Returns a part without its place, copied to main memory if it is on a GPU, and what keeps the copy alive.
 
-    Operations that may be performed again keep their inputs, which a copy on a GPU could not survive.
+    Operations that may be performed again keep their inputs, which a copy on a GPU could not survive. A session without
+    shared memory has no slot to which the native client could copy.
     """
     if part.place is None:
         return None, part.tensor

@@ -43,7 +43,7 @@ class Source:
         empty: Empty,
         view: View | None = None,
         is_writable: bool = False,
-        place: device.Place | None = None,
+        place: device.DevicePlace | None = None,
     ) -> None:
         self.owner = owner  # keeps the memory alive
         self.is_writable = is_writable
@@ -71,7 +71,7 @@ class Target:
         shape: Sequence[int],
         nbytes: int,
         finish: Callable[[], Any],
-        place: device.Place | None = None,
+        place: device.DevicePlace | None = None,
         is_new: bool = False,
     ) -> None:
         self.owner = owner  # keeps the memory alive
@@ -89,7 +89,7 @@ class Target:
         """
         if self.place is None:
             operation.read_into(self.address, self.nbytes)
-        elif isinstance(operation, _ronde.Operation):
+        elif isinstance(operation, _ronde.Operation) and not operation.is_inline:
             device.deliver(operation, self, self.place)
         else:
             device.through_host(self, self.place, operation.read_into)
@@ -156,7 +156,7 @@ def source_of(tensor: Any) -> Source:
         return _torch_source(tensor)
     if isinstance(tensor, Bfloat16):
         return _bfloat16_source(tensor)
-    if not isinstance(tensor, numpy.ndarray) and hasattr(tensor, "__cuda_array_interface__"):
+    if not isinstance(tensor, numpy.ndarray) and device.has_interface(tensor):
         return _interface_source(tensor)
     return _numpy_source(_as_array(tensor))
 
@@ -170,7 +170,7 @@ def target_of(tensor: Any) -> Target:
         return _numpy_target(tensor)
     if isinstance(tensor, Bfloat16):
         return _bfloat16_target(tensor)
-    if hasattr(tensor, "__cuda_array_interface__"):
+    if device.has_interface(tensor):
         return _interface_target(tensor)
     raise ValueError(f"a result can be written into a NumPy array or a PyTorch tensor, not into {_kind(tensor)}")
 
@@ -418,6 +418,9 @@ def _cuda_target(tensor: torch.Tensor) -> Target:
         if not is_direct:
             with torch.no_grad():
                 tensor.copy_(dense)
+            # The thread that finishes an operation may use another stream than the one for which memory was allocated.
+            for used in (dense, tensor):
+                used.record_stream(torch.cuda.current_stream(used.device))
         return tensor
 
     place = device.place_of(dense)

@@ -55,13 +55,12 @@ def check_unordered_names(client: ronde.Client, stream: software.Stream) -> None
 
 
 def check_drop(client: ronde.Client, stream: software.Stream) -> None:
-    """A handle that is dropped before the input has arrived fails the operation on the other ranks."""
+    """A handle that is dropped before the input has arrived fails the operation on the other ranks at once."""
     array = ones(stream)
     if client.rank == 1:
         stream.hold(True)
         handle = client.allreduce_async(array, ronde.Sum, "dropped", out=array)
         del handle
-        stream.hold(False)
     else:
         handle = client.allreduce_async(array, ronde.Sum, "dropped", out=array)
         try:
@@ -71,6 +70,7 @@ def check_drop(client: ronde.Client, stream: software.Stream) -> None:
         else:
             raise AssertionError("rank 1 takes no part")
     client.barrier()
+    stream.hold(False)
 
 
 def check_failed_copy(client: ronde.Client, stream: software.Stream) -> None:
@@ -87,6 +87,90 @@ def check_failed_copy(client: ronde.Client, stream: software.Stream) -> None:
         raise AssertionError("the copy of rank 1 failed")
     client.barrier()
     client.allreduce(array, ronde.Sum, "whole", out=array)
+    assert (array.read() == client.size).all()
+
+
+def check_refused_copy(client: ronde.Client, stream: software.Stream) -> None:
+    """A copy from the device that cannot begin fails the operation on all ranks, with the reason."""
+    array = ones(stream)
+    if client.rank == 1:
+        software.fail("cuPointerGetAttribute", 999, 9)  # the first check of the copy; eight are made before
+    try:
+        client.allreduce(array, ronde.Sum, "refused", out=array)
+    except ronde.RondeError as error:
+        assert "CUDA_ERROR_UNKNOWN" in str(error), error
+    else:
+        raise AssertionError("the copy of rank 1 was refused")
+    client.barrier()
+
+
+def check_other_stream(client: ronde.Client, stream: software.Stream) -> None:
+    """A result is ordered with the stream of its target: the input is in main memory, or on another stream or GPU."""
+    target_stream = software.Stream()
+    for source in (numpy.ones(ELEMENTS, "uint8"), ones(stream)):
+        target = ones(target_stream)
+        target_stream.hold(True)
+        target.fill(9)
+        handle = client.allreduce_async(source, ronde.Sum, out=target)
+        handle.wait()
+        target_stream.hold(False)
+        assert (target.read() == client.size).all()
+    software.use(1)
+    there = software.Stream()
+    target = ones(there)
+    there.hold(True)
+    target.fill(9)
+    client.allreduce(ones_of(0, stream), ronde.Sum, out=target)
+    software.use(1)
+    there.hold(False)
+    assert (target.read() == client.size).all()
+    del target
+    software.use(0)
+
+
+def ones_of(ordinal: int, stream: software.Stream) -> software.DeviceArray:
+    """Ones on a GPU."""
+    software.use(ordinal)
+    return ones(stream)
+
+
+def check_stream_that_ends(client: ronde.Client) -> None:
+    """The stream of the submission may be destroyed before the wait, as those of CuPy and Numba."""
+    first, second = software.Stream(), software.Stream()
+    array = ones(first)
+    handle = client.allreduce_async(array, ronde.Sum, out=array)
+    software.eventually("the result is there", handle.poll)
+    first.destroy()
+    array.stream = second
+    handle.wait()
+    assert (array.read() == client.size).all()
+
+
+def check_messages(client: ronde.Client, stream: software.Stream) -> None:
+    """A message does not overtake an earlier one whose tensor is on its way from the GPU."""
+    if client.rank == 1:
+        stream.hold(True)
+        handles = [client.send_async(ones(stream), 0, 5), client.send_async(numpy.full(3, 2, "uint8"), 0, 5)]
+        client.barrier()
+        stream.hold(False)
+        for handle in handles:
+            handle.wait()
+    else:
+        client.barrier()
+        assert [int(client.recv(None, 5)[0]) for _ in range(2)] == [1, 2]
+
+
+def check_join(client: ronde.Client, stream: software.Stream) -> None:
+    """A join comes after operations whose tensor is on its way from the GPU."""
+    array = ones(stream)
+    if client.rank == 1:
+        stream.hold(True)
+    handle = client.allreduce_async(array, ronde.Sum, "last", out=array)
+    joined = client.join_async()
+    if client.rank == 1:
+        stream.hold(False)
+    handle.wait()
+    joined.wait()
     assert (array.read() == client.size).all()
 
 
@@ -115,7 +199,12 @@ def main() -> None:
     check_unordered_names(client, stream)
     check_drop(client, stream)
     check_failed_copy(client, stream)
+    check_refused_copy(client, stream)
     check_failed_result(client, stream)
+    check_other_stream(client, stream)
+    check_stream_that_ends(client)
+    check_messages(client, stream)
+    check_join(client, stream)
     software.eventually("slots are released", lambda: client.shared_memory.slots == 0)
     client.close()
     print("order holds")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -108,16 +109,22 @@ class Stream(software.Stream):
 
 
 class Streams:
-    """The current stream; threads of a test share it, except where a block sets it."""
+    """The current stream of each thread: the same one, except where a block sets another."""
 
     def __init__(self) -> None:
-        self.current = Stream()
+        self._shared = Stream()
+        self._of_thread = threading.local()
+
+    @property
+    def current(self) -> Stream:
+        found: Stream = getattr(self._of_thread, "stream", self._shared)
+        return found
 
     @contextlib.contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
-        before, self.current = self.current, stream
+        before, self._of_thread.stream = self.current, stream
         yield
-        self.current = before
+        self._of_thread.stream = before
 
 
 streams = Streams()
@@ -180,6 +187,39 @@ def check_backend() -> None:
     for index, each in enumerate(many):
         assert (each.read() == index * group.size()).all()
     assert (work.get_future().wait()[0].read() == group.size()).all()
+    check_received()
+
+
+def check_received() -> None:
+    """Results of operations to which this rank brings no tensor come after earlier work of the target's stream."""
+    rank, size = group.rank(), group.size()
+    options = torch.distributed.ScatterOptions()
+    options.rootRank = 0
+    # In main memory: the root joins them, for which the software device has no kernel.
+    parts = [[torch.full((ELEMENTS,), 5.0, dtype=torch.float64) for _ in range(size)]] if rank == 0 else []
+    target = Tensor(numpy.zeros(ELEMENTS))
+    begin_late(target)
+    group.scatter([target], parts, options).wait()
+    streams.current.hold(False)
+    assert (target.read() == 5.0).all()
+    if size == 1:
+        return
+    if rank == 0:
+        group.send([Tensor(numpy.full(ELEMENTS, 6.0))], 1, 3).wait()
+        group.send([Tensor(numpy.full(ELEMENTS, 7.0))], 1, 3).wait()
+        return
+    for value, receive in ((6.0, lambda: group.recv([target], 0, 3)), (7.0, lambda: group.recv_anysource([target], 3))):
+        begin_late(target)
+        receive().wait()
+        streams.current.hold(False)
+        assert (target.read() == value).all()
+
+
+def begin_late(target: Tensor) -> None:
+    """Begins a kernel on the tensor's memory that runs when the stream is let go."""
+    target.array.stream = streams.current
+    streams.current.hold(True)
+    target.array.fill(1)
 
 
 if __name__ == "__main__":

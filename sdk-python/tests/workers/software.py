@@ -64,6 +64,10 @@ class Stream:
         """Stops the stream as a long kernel would, or lets it go on."""
         call("ronde_device_hold", ctypes.c_size_t(self.handle), int(is_held))
 
+    def destroy(self) -> None:
+        """Destroys it, as another library may at any time."""
+        call("cuStreamDestroy_v2", ctypes.c_size_t(self.handle))
+
 
 class DeviceArray:
     """An array in the memory of the current device, as other libraries have it."""

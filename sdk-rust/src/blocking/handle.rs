@@ -110,16 +110,22 @@ impl<T: Outcome> Handle<T> {
         self.in_flight.get_mut()?.read_into(target)
     }
 
+    /// Whether tensors travel inside messages. Then [`Handle::deliver`] fails.
+    #[must_use]
+    pub fn is_inline(&self) -> bool {
+        self.in_flight.get().is_ok_and(InFlight::is_inline)
+    }
+
     /// Starts to copy the result to device memory, once it is [`Progress::Ready`]. Returns at once. The copy is ordered after
-    /// the present work of `stream`; without one, after what the stream of the input had when the operation was submitted.
-    /// Work that uses the memory must be ordered after the [`Arrival`]. Once only.
+    /// the present work of `stream`, a stream of the target's device. With `at_submission`, and if the input was on the same
+    /// device and stream, it is ordered after the work that the stream had when the operation was submitted. Work that uses the memory must be ordered after the [`Arrival`]. Once only.
     ///
     /// # Errors
     /// The operation's failure; [`Error::Argument`] when it is not ready or the target has another length;
     /// [`Error::Device`] for memory of another device, and when the driver fails.
-    pub fn deliver(&mut self, target: DeviceSpan, stream: Option<CallerStream>) -> Result<Arrival, Error> {
+    pub fn deliver(&mut self, target: DeviceSpan, stream: CallerStream, at_submission: bool) -> Result<Arrival, Error> {
         self.result()?;
-        self.in_flight.get_mut()?.deliver(target, stream)
+        self.in_flight.get_mut()?.deliver(target, stream, at_submission)
     }
 
     /// Takes the result if it stays in shared memory, once it is [`Progress::Ready`]; `None` leaves it to be read.

@@ -1,14 +1,16 @@
-//! [`Held`]: a request that is pending here and not sent, because its input is on its way from a device.
+//! Requests that are pending here and not sent: their input is on its way from a device, or they must not overtake one whose
+//! input is.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use ronde_gpu::{Event, GpuError};
+use ronde_gpu::GpuError;
 use ronde_rpc::v1::client_message::Message;
 use ronde_rpc::{Place, Submission};
 use ronde_shm::LeasedSlot;
-use ronde_wire::{PluginCall, Request, RequestId};
+use ronde_wire::{PluginCall, RequestId};
 
+use super::line::{Order, Unsent};
 use crate::completions::NotifyFlag;
 use crate::error::Error;
 use crate::in_flight::InFlight;
@@ -19,72 +21,56 @@ use crate::session::{Draft, Resources, Session, output_place};
 /// A request to send when its input has arrived. Dropping it fails the request.
 pub(super) struct Held {
     session: Arc<Session>,
-    id: RequestId,
-    /// `None` once it has been sent or has failed.
-    request: Option<Request>,
+    /// `None` once it has its input or has failed.
+    id: Option<RequestId>,
     plugin: Option<PluginCall>,
     site: Option<String>,
 }
 
 impl Held {
-    /// Makes a draft's request pending. The other ranks learn when that is not possible.
-    pub(super) fn insert(
-        mut draft: Draft,
-        output: Option<LeasedSlot>,
-        submitted: Arc<Event>,
-    ) -> Result<(Self, InFlight), Error> {
+    /// Makes a draft's request pending. The other ranks are notified when that is not possible.
+    pub(super) fn insert(mut draft: Draft, output: Option<LeasedSlot>) -> Result<(Self, InFlight), Error> {
         let Some(request) = draft.request.as_ref() else { return Err(Error::Closed) };
         let session = Arc::clone(&draft.session);
         let notify_flag = NotifyFlag::new(draft.notify);
         let resources = Resources { notify_flag: notify_flag.clone(), input: None, output };
+        let order = Order::of(&request.collective);
+        let mut line = session.line.lock();
         let (id, promise) = match session.pending.insert_held(request, resources) {
             Ok(inserted) => inserted,
-            Err(error) => return Err(draft.reject(error)),
+            Err(error) => {
+                drop(line);
+                return Err(draft.reject(error));
+            }
         };
+        line.push(id, order, None);
+        drop(line);
         let named = (request.name.clone(), request.collective.clone());
         let in_flight = InFlight::new(Arc::clone(&session), id, named, (promise, SPIN, notify_flag));
-        let in_flight = in_flight.submitted_after(submitted);
-        let (request, plugin, site) = (draft.request.take(), draft.plugin.take(), draft.site.take());
-        Ok((Self { session, id, request, plugin, site }, in_flight))
+        let (plugin, site) = (draft.plugin.take(), draft.site.take());
+        draft.request = None;
+        Ok((Self { session, id: Some(id), plugin, site }, in_flight))
     }
 
-    /// Sends the request with the slot that now has its input, or fails it.
+    /// Sends the request with the slot that now has its input, as soon as its turn has come, or fails it.
     pub(super) fn finish(mut self, filled: Result<LeasedSlot, GpuError>) {
-        let sent = filled.map_err(Error::from).and_then(|slot| self.send(slot));
-        if let Err(error) = sent {
-            self.fail(&error);
+        match filled {
+            Err(error) => self.fail(&error.into()),
+            Ok(slot) => {
+                let Some(id) = self.id.take() else { return };
+                let (hold, part) = whole(slot);
+                let (plugin, site) = (self.plugin.take(), self.site.take());
+                let place = Place::from(output_place(part));
+                self.session.line.lock().fill(id, Unsent { plugin, place, site, input: Some(hold) });
+                self.session.send_waiting();
+            }
         }
     }
 
-    fn send(&mut self, slot: LeasedSlot) -> Result<(), Error> {
-        let (hold, part) = whole(slot);
-        let mut output = None;
-        let add = |resources: &mut Resources| {
-            output = resources.output.as_ref().map(|slot| output_place(slot.slot()));
-            resources.input = Some(hold);
-        };
-        if !self.session.pending.fill(self.id, add) {
-            return Err(self.session.pending.over().unwrap_or_else(|| Error::argument(ABANDONED)));
-        }
-        let Some(what) = self.request.clone() else { return Err(Error::Closed) };
-        let (plugin, site) = (self.plugin.take(), self.site.take());
-        let place = Place::from(output_place(part));
-        let message = Submission { request: self.id, what, plugin, place, output, site }.into_message();
-        self.session.send(Message::Submit(message), Flush::Now)?;
-        self.request = None;
-        if let Some(withdrawal) = self.session.pending.release_held(self.id) {
-            self.session.send_or_end(withdrawal);
-        }
-        Ok(())
-    }
-
-    /// Fails the request here and on the other ranks. Once only.
-    fn fail(&mut self, error: &Error) {
-        let Some(request) = self.request.take() else { return };
-        let resources = self.session.pending.fail_held(self.id, error);
-        self.session.abstain(request, &error.to_string());
-        if let Some(Resources { notify_flag, .. }) = resources {
-            self.session.count(&notify_flag);
+    /// Fails the request here and on the other ranks, unless it has been withdrawn. Once only.
+    pub(super) fn fail(&mut self, error: &Error) {
+        if let Some(id) = self.id.take() {
+            self.session.fail_held(id, error);
         }
     }
 }
@@ -97,7 +83,57 @@ impl Drop for Held {
     }
 }
 
-/// Why a request was not sent though its input arrived, or could not be copied any more.
-const ABANDONED: &str = "nobody waited any more for the operation when its input arrived from the GPU: its handle was dropped, or its operation timeout passed";
+impl Session {
+    /// Sends all unsent requests whose turn has come. Does not block.
+    pub(crate) fn send_waiting(&self) {
+        let mut failed = Vec::new();
+        let mut line = self.line.lock();
+        while let Some((id, unsent)) = line.pop() {
+            if let Err(error) = self.send_unsent(id, unsent) {
+                failed.push((id, error));
+            }
+        }
+        drop(line);
+        for (id, error) in failed {
+            self.fail_held(id, &error);
+        }
+    }
+
+    fn send_unsent(&self, id: RequestId, unsent: Unsent) -> Result<(), Error> {
+        let Unsent { plugin, place, site, input } = unsent;
+        let mut output = None;
+        let add = |resources: &mut Resources| {
+            output = resources.output.as_ref().map(|slot| output_place(slot.slot()));
+            resources.input = input;
+        };
+        // None: it was withdrawn, or the session is over.
+        let Some(what) = self.pending.begin_send(id, add) else { return Ok(()) };
+        let message = Submission { request: id, what, plugin, place, output, site }.into_message();
+        self.send(Message::Submit(message), Flush::Now)?;
+        if let Some(withdrawal) = self.pending.end_send(id) {
+            self.send_or_end(withdrawal);
+        }
+        Ok(())
+    }
+
+    /// Fails an unsent request here and on the other ranks, and sends those that waited for it.
+    fn fail_held(&self, id: RequestId, error: &Error) {
+        if let Some((request, Resources { notify_flag, .. })) = self.pending.fail_held(id, error) {
+            self.abstain(request, &error.to_string());
+            self.count(&notify_flag);
+        }
+        self.remove_waiting(id);
+    }
+
+    /// Removes an unsent request, and sends those that waited for it.
+    pub(crate) fn remove_waiting(&self, id: RequestId) {
+        self.line.lock().remove(id);
+        self.send_waiting();
+    }
+}
+
+/// Why a request is not sent though its waiter waits.
+const ABANDONED: &str =
+    "the thread that copies from the GPU ended before the input had arrived; its error is in the log";
 /// A wait does not spin: the copies from and to the device take longer.
 const SPIN: Duration = Duration::ZERO;

@@ -2,10 +2,11 @@
 //!
 //! An operation on such a tensor gets its name and its entry among the pending requests when it is submitted, so all waits,
 //! timeouts and failures are those of other operations. Its message is sent when the input has arrived in its slot. Until
-//! then the request is *held*: dropping its handle sends nothing to the sidecar, and the other ranks learn that this rank
-//! takes no part when the copy has ended.
+//! then the request is *held*, in the order of [`line`]: dropping its handle notifies the other ranks that this rank takes no
+//! part, as for other operations.
 
 mod held;
+mod line;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,8 +21,9 @@ use crate::memory::Memory;
 use crate::operation::{Label, Operation};
 use crate::result_data::{ResultData, Source};
 use crate::session::{Draft, Input, Session};
-use crate::tensor::TensorRef;
+use crate::tensor::{Layout, TensorRef};
 use held::Held;
+pub(crate) use line::{Line, Order, Unsent};
 
 /// A contiguous tensor in device memory.
 #[derive(Clone, Debug)]
@@ -80,8 +82,7 @@ impl Session {
             InputTensor::None => self.submit_from(&Operation { tensor: None, ..operation.clone() }),
             InputTensor::Host(tensor) => self.submit_from(&Operation { tensor: Some(tensor), ..operation.clone() }),
             InputTensor::Device(tensor) => {
-                let lengths = lengths(&tensor);
-                let draft = self.draft(&described(operation, &tensor, &lengths))?;
+                let draft = self.draft_of(&to_own_slot(operation), Some(layout(&tensor)))?;
                 self.submit_device(draft, &tensor)
             }
         }
@@ -93,19 +94,17 @@ impl Session {
         label: Label<'_>,
         operations: &[(Operation<'_>, InputTensor<'_>)],
     ) -> Result<Vec<InFlight>, Error> {
-        let lengths: Vec<Vec<u8>> = operations
+        let described: Vec<_> = operations
             .iter()
-            .map(|(_, input)| match input {
-                InputTensor::Device(tensor) => lengths(tensor),
-                InputTensor::None | InputTensor::Host(_) => Vec::new(),
+            .map(|(operation, input)| match input {
+                InputTensor::None => (operation.clone(), None),
+                InputTensor::Host(TensorRef { dtype, shape, bytes }) => {
+                    (operation.clone(), Some(Layout { dtype: *dtype, shape, bytes: bytes.len() }))
+                }
+                InputTensor::Device(tensor) => (to_own_slot(operation), Some(layout(tensor))),
             })
             .collect();
-        let described = operations.iter().zip(&lengths).map(|((operation, input), lengths)| match input {
-            InputTensor::None => Operation { tensor: None, ..operation.clone() },
-            InputTensor::Host(tensor) => Operation { tensor: Some(*tensor), ..operation.clone() },
-            InputTensor::Device(tensor) => described(operation, tensor, lengths),
-        });
-        let drafts = self.draft_group(label, &described.collect::<Vec<_>>())?;
+        let drafts = self.draft_group_of(label, &described)?;
         let parts = drafts.into_iter().zip(operations);
         parts
             .map(|(draft, (_, input))| match input {
@@ -127,10 +126,25 @@ impl Session {
         let output = self.result_slot(&draft).and_then(|(memory, bytes)| memory.lease_result(bytes));
         let Some((staging, slot)) = copy else {
             let in_flight = self.submit(draft, Input::Bytes(&[]), output)?;
-            return Ok(in_flight.submitted_after(submitted));
+            return Ok(in_flight.submitted_after(Submitted::new(submitted, tensor)));
         };
-        let (held, in_flight) = Held::insert(draft, output, Arc::clone(&submitted))?;
-        staging.fetch(tensor.memory.clone(), submitted, slot, Box::new(move |filled| held.finish(filled)))?;
+        let (held, in_flight) = Held::insert(draft, output)?;
+        let in_flight = in_flight.submitted_after(Submitted::new(Arc::clone(&submitted), tensor));
+        // Also kept here, so that a copy that cannot begin fails it with its own error.
+        let held = Arc::new(Mutex::new(Some(held)));
+        let filling = Arc::clone(&held);
+        let finish = move |filled| {
+            if let Some(held) = take(&filling) {
+                held.finish(filled);
+            }
+        };
+        staging.fetch(tensor.memory.clone(), submitted, slot, Box::new(finish)).map_err(|error| {
+            let error = Error::from(error);
+            if let Some(mut held) = take(&held) {
+                held.fail(&error);
+            }
+            error
+        })?;
         Ok(in_flight)
     }
 
@@ -160,18 +174,20 @@ impl Session {
         })
     }
 
-    /// Starts to copy a result to device memory, after `stream`, or else after the event of the submission.
+    /// Starts to copy a result to device memory, after the present work of `stream`; with `submitted`, if that is of the same
+    /// stream, after its work at the submission.
     pub(crate) fn deliver(
         &self,
         result: ResultData,
         target: DeviceSpan,
-        (stream, submitted): (Option<CallerStream>, Option<&Arc<Event>>),
+        (stream, submitted): (CallerStream, Option<&Submitted>),
     ) -> Result<Arrival, Error> {
         self.fork_guard.check()?;
         let staging = self.devices.get(target.device())?;
-        let after = match (stream, submitted) {
-            (None, Some(submitted)) => Arc::clone(submitted),
-            (stream, _) => Arc::new(staging.mark(stream.unwrap_or(CallerStream::LEGACY))?),
+        let is_same = |submitted: &&Submitted| (submitted.device, submitted.stream) == (target.device(), stream);
+        let after = match submitted.filter(is_same) {
+            Some(submitted) => Arc::clone(&submitted.event),
+            None => Arc::new(staging.mark(stream)?),
         };
         let slot = match result.source {
             Source::Output(slot) => slot,
@@ -190,15 +206,31 @@ impl Session {
 /// The copy to start, if any, and the event after which it begins.
 type Prepared = (Option<(Arc<Staging>, LeasedSlot)>, Arc<Event>);
 
-/// As many bytes as a tensor has, by which shape and type are checked. They are zeros that the system does not allocate
-/// unless somebody reads them, and nobody does.
-fn lengths(tensor: &DeviceTensor<'_>) -> Vec<u8> {
-    vec![0; tensor.memory.bytes()]
+/// A point in the work of the stream that computes an input: that of the submission.
+#[derive(Debug)]
+pub(crate) struct Submitted {
+    event: Arc<Event>,
+    device: u32,
+    /// Only compared: it may no longer exist.
+    stream: CallerStream,
 }
 
-/// The operation with type, shape and length of its tensor. Its result goes to a slot of this worker if there is room, because
-/// that is registered: from elsewhere it would be copied once more.
-fn described<'a>(operation: &Operation<'a>, tensor: &DeviceTensor<'a>, lengths: &'a [u8]) -> Operation<'a> {
-    let tensor = TensorRef { dtype: tensor.dtype, shape: tensor.shape, bytes: lengths };
-    Operation { tensor: Some(tensor), mapped: true, ..operation.clone() }
+impl Submitted {
+    fn new(event: Arc<Event>, tensor: &DeviceTensor<'_>) -> Self {
+        Self { event, device: tensor.memory.device(), stream: tensor.stream }
+    }
+}
+
+fn take(held: &Mutex<Option<Held>>) -> Option<Held> {
+    held.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// The operation with its result in a slot of this worker, if there is room: that is registered, and from elsewhere the result
+/// would be copied once more.
+fn to_own_slot<'a>(operation: &Operation<'a>) -> Operation<'a> {
+    Operation { mapped: true, ..operation.clone() }
+}
+
+fn layout<'a>(tensor: &DeviceTensor<'a>) -> Layout<'a> {
+    Layout { dtype: tensor.dtype, shape: tensor.shape, bytes: tensor.memory.bytes() }
 }

@@ -20,51 +20,111 @@ fn unread_session(messages: usize) -> (Arc<Session>, mpsc::Receiver<v1::ClientMe
     (Arc::new(session), unread)
 }
 
-/// A request that is held, and the promise of its result.
-fn held(session: &Arc<Session>) -> (RequestId, Promise<ResultData>) {
-    let mut draft = session.draft(&Operation::barrier(None)).expect("open");
+/// An operation that is held, as one whose input is on its way from a device.
+fn held(session: &Arc<Session>, operation: &Operation<'_>) -> (RequestId, Promise<ResultData>) {
+    let mut draft = session.draft(operation).expect("open");
     let request = draft.request.take().expect("a draft has a request");
     let resources = Resources { notify_flag: NotifyFlag::new(true), input: None, output: None };
-    session.pending.insert_held(&request, resources).expect("room")
+    let (id, promise) = session.pending.insert_held(&request, resources).expect("room");
+    session.line.lock().push(id, Order::of(&request.collective), None);
+    (id, promise)
+}
+
+fn unsent() -> Unsent {
+    Unsent { plugin: None, place: Place::None, site: None, input: None }
+}
+
+/// The input of a held request arrives.
+fn arrive(session: &Session, id: RequestId) {
+    session.line.lock().fill(id, unsent());
+    session.send_waiting();
+}
+
+/// The messages to the sidecar since the last call, in short.
+fn sent(unread: &mut mpsc::Receiver<v1::ClientMessage>) -> Vec<String> {
+    let messages = std::iter::from_fn(|| unread.try_recv().ok()).filter_map(|message| message.message);
+    let text = |message| match message {
+        Message::Submit(submit) => format!("submit {}", submit.request),
+        Message::Withdraw(withdrawal) => format!("withdraw {}", withdrawal.request),
+        Message::Abstain(abstention) => format!("abstain: {}", abstention.reason),
+        other => format!("{other:?}"),
+    };
+    messages.map(text).collect()
 }
 
 #[test]
-fn a_held_request_is_withdrawn_in_silence_until_it_is_sent() {
+fn withdrawing_a_held_request_notifies_the_other_ranks_at_once() {
     let (session, mut unread) = unread_session(8);
-    let (id, promise) = held(&session);
-    assert!(session.pending.fill(id, |_| ()), "somebody waits");
+    let (id, promise) = held(&session, &Operation::barrier(None));
     session.withdraw(id, "its handle was dropped");
-    assert!(unread.try_recv().is_err(), "the sidecar does not know it yet");
-    let message = session.pending.release_held(id).expect("its waiter left while it was being sent");
-    assert!(matches!(message, Message::Withdraw(v1::Withdraw { request, .. }) if request == id.0));
-    drop(promise);
-    let (id, _promise) = held(&session);
-    assert!(session.pending.release_held(id).is_none(), "somebody waits");
-    session.withdraw(id, "later");
-    assert!(unread.try_recv().is_ok(), "it has been sent, so the sidecar is told");
+    assert_eq!(sent(&mut unread), ["abstain: its handle was dropped"]);
+    assert!(promise.take().is_some_and(|outcome| outcome.is_err()), "its waiter is gone");
+    arrive(&session, id);
+    assert!(session.pending.fail_held(id, &Error::Closed).is_none(), "nobody is notified twice");
+    assert!(sent(&mut unread).is_empty(), "it is not sent any more");
 }
 
 #[test]
-fn a_held_request_without_a_waiter_or_a_session_is_not_sent() {
-    let (session, _unread) = unread_session(8);
-    let (id, _promise) = held(&session);
+fn a_request_that_is_withdrawn_while_it_is_sent_is_withdrawn_afterwards() {
+    let (session, mut unread) = unread_session(8);
+    let (id, _promise) = held(&session, &Operation::barrier(None));
+    assert!(session.pending.begin_send(id, |_| ()).is_some());
     session.withdraw(id, "its handle was dropped");
-    assert!(!session.pending.fill(id, |_| unreachable!("nobody waits")));
-    assert!(session.pending.fail_held(id, &Error::Closed).is_none(), "it is removed");
-    let (id, promise) = held(&session);
+    assert!(sent(&mut unread).is_empty(), "the sidecar does not know it yet");
+    let message = session.pending.end_send(id).expect("its waiter left while it was being sent");
+    assert!(matches!(message, Message::Withdraw(v1::Withdraw { request, .. }) if request == id.0));
+    let (id, _promise) = held(&session, &Operation::barrier(None));
+    arrive(&session, id);
+    session.withdraw(id, "later");
+    assert_eq!(sent(&mut unread), [format!("submit {}", id.0), format!("withdraw {}", id.0)]);
+}
+
+#[test]
+fn a_held_request_is_not_sent_when_the_session_is_over() {
+    let (session, mut unread) = unread_session(8);
+    let (id, promise) = held(&session, &Operation::barrier(None));
     session.end(&Error::Closed);
     assert!(matches!(promise.take(), Some(Err(Error::Closed))));
-    assert!(!session.pending.fill(id, |_| unreachable!("the session is over")));
+    arrive(&session, id);
+    assert!(sent(&mut unread).is_empty());
 }
 
 #[test]
-fn the_waiter_of_a_held_request_receives_its_failure() {
+fn the_waiter_of_a_held_request_gets_its_error() {
     let (session, _unread) = unread_session(8);
-    let (id, promise) = held(&session);
-    let resources = session.pending.fail_held(id, &Error::argument("the copy failed")).expect("it was pending");
+    let (id, promise) = held(&session, &Operation::barrier(None));
+    let (_, resources) = session.pending.fail_held(id, &Error::argument("the copy failed")).expect("it was pending");
     assert!(resources.notify_flag.is_set(), "no thread waits, so the completion is to be counted");
     let error = promise.take().expect("an answer").expect_err("it failed");
     assert_eq!(error.to_string(), "the copy failed");
+}
+
+#[test]
+fn a_join_waits_for_held_requests_and_admits_later_ones_after_it() {
+    let (session, mut unread) = unread_session(8);
+    let (first, _one) = held(&session, &Operation::barrier(None));
+    let (second, _two) = held(&session, &Operation::barrier(None));
+    let _join = session.submit_from(&Operation::join()).expect("it is queued");
+    let _later = session.submit_from(&Operation::barrier(None)).expect("it is queued");
+    arrive(&session, second);
+    assert_eq!(sent(&mut unread), [format!("submit {}", second.0)]);
+    session.withdraw(first, "its handle was dropped");
+    let (join, later) = (second.0 + 1, second.0 + 2);
+    let after = ["abstain: its handle was dropped".to_owned(), format!("submit {join}"), format!("submit {later}")];
+    assert_eq!(sent(&mut unread), after);
+}
+
+#[test]
+fn a_removal_waits_for_held_requests_and_other_operations_do_not() {
+    let (session, mut unread) = unread_session(8);
+    let (first, _one) = held(&session, &Operation::barrier(None));
+    let barrier = session.submit_from(&Operation::barrier(None)).expect("open");
+    assert_eq!(sent(&mut unread), [format!("submit {}", first.0 + 1)]);
+    let removal = session.submit_from(&Operation::remove_process_set(SetId(3))).expect("it is queued");
+    assert!(sent(&mut unread).is_empty());
+    arrive(&session, first);
+    assert_eq!(sent(&mut unread), [format!("submit {}", first.0), format!("submit {}", first.0 + 2)]);
+    drop((barrier, removal));
 }
 
 #[test]

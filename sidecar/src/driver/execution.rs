@@ -52,7 +52,7 @@ impl Driver {
             }
             LaneReport::Entered(membership) => self.lane_entered(membership),
             LaneReport::LinkDown { peer, reason } => {
-                if matches!(reason, DownReason::Unanswered(_)) {
+                if matches!(reason, DownReason::Unanswered(_) | DownReason::Refused(_)) {
                     self.report_unreachable(peer, &reason);
                 }
                 let closed = matches!(reason, DownReason::ClosedByPeer(_));

@@ -64,6 +64,7 @@ pub(crate) struct Counters {
     pub(crate) stream_synchronizations: AtomicU64,
     pub(crate) copies: AtomicU64,
     pub(crate) pageable_copies: AtomicU64,
+    pub(crate) invalidated_captures: AtomicU64,
 }
 
 pub(crate) static COUNTERS: LazyLock<Counters> = LazyLock::new(|| Counters {
@@ -77,6 +78,7 @@ pub(crate) static COUNTERS: LazyLock<Counters> = LazyLock::new(|| Counters {
     stream_synchronizations: AtomicU64::new(0),
     copies: AtomicU64::new(0),
     pageable_copies: AtomicU64::new(0),
+    invalidated_captures: AtomicU64::new(0),
 });
 
 static FAILURES: LazyLock<Mutex<Failures>> =
@@ -114,7 +116,7 @@ mod exported {
     use std::sync::atomic::Ordering;
 
     use super::{COUNTERS, Code, FAILURES, lock};
-    use crate::{memory, stream};
+    use crate::{memory, sticky, stream};
 
     /// Makes the `nth` call of a function from now on fail; each one if `nth` is 0.
     // SAFETY: no other library of the process exports this name.
@@ -130,6 +132,21 @@ mod exported {
     #[unsafe(no_mangle)]
     pub(crate) extern "C" fn ronde_device_heal() {
         lock(&FAILURES).0.clear();
+        sticky::set(false);
+    }
+
+    /// Makes the first failure of a device's work the result of each later call there.
+    // SAFETY: no other library of the process exports this name.
+    #[unsafe(no_mangle)]
+    pub(crate) extern "C" fn ronde_device_set_sticky() {
+        sticky::set(true);
+    }
+
+    /// Begins or ends the capture of a CUDA graph on a stream. Returns 0, or 400 for no stream.
+    // SAFETY: no other library of the process exports this name.
+    #[unsafe(no_mangle)]
+    pub(crate) extern "C" fn ronde_device_capture(handle: usize, is_capturing: i32) -> Code {
+        stream::capture(handle, is_capturing != 0)
     }
 
     /// Sets how long each copy takes in addition.
@@ -154,7 +171,7 @@ mod exported {
     }
 
     /// Returns a figure by name: live `streams`, `events`, `contexts`, `registrations`, `communicators`; `registrations_made`,
-    /// `copies`, `pageable_copies`, `stream_synchronizations` since the start; `allocated` bytes. Unknown names: `u64::MAX`.
+    /// `copies`, `pageable_copies`, `stream_synchronizations`, `invalidated_captures` since the start; `allocated` bytes. Unknown names: `u64::MAX`.
     // SAFETY: no other library of the process exports this name.
     #[unsafe(no_mangle)]
     pub(crate) extern "C" fn ronde_device_count(name: *const c_char) -> u64 {
@@ -170,6 +187,7 @@ mod exported {
             "stream_synchronizations" => &COUNTERS.stream_synchronizations,
             "copies" => &COUNTERS.copies,
             "pageable_copies" => &COUNTERS.pageable_copies,
+            "invalidated_captures" => &COUNTERS.invalidated_captures,
             "allocated" => return memory::allocated(),
             _ => return u64::MAX,
         };

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "functions of the C ABI, whose results go to addresses of the caller")]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::{LazyLock, Mutex};
@@ -10,6 +10,7 @@ use std::sync::{LazyLock, Mutex};
 use crate::control::{COUNTERS, Code, change, injected, number};
 use crate::lock;
 use crate::memory::{self, INVALID_VALUE, SUCCESS};
+use crate::sticky;
 use crate::stream::{self, Work};
 
 const NO_DEVICE: Code = 100;
@@ -25,6 +26,15 @@ static CONTEXTS: LazyLock<Mutex<HashMap<c_int, u64>>> = LazyLock::new(Mutex::def
 
 thread_local! {
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// The mode of calls during a capture: global, thread-local or relaxed.
+    static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
+}
+
+const RELAXED: c_int = 2;
+
+/// Whether this thread's calls leave captures of other threads alone.
+pub(crate) fn is_relaxed() -> bool {
+    CAPTURE_MODE.get() == RELAXED
 }
 
 fn devices() -> u64 {
@@ -36,7 +46,7 @@ fn context(device: c_int) -> usize {
     0x100 + usize::try_from(device).unwrap_or_default()
 }
 
-fn current_device() -> Option<c_int> {
+pub(crate) fn current_device() -> Option<c_int> {
     let top = CURRENT.with_borrow(|stack| stack.last().copied())?;
     c_int::try_from(top - 0x100).ok()
 }
@@ -57,7 +67,21 @@ fn with_device(device: c_int, act: impl FnOnce() -> Code) -> Code {
 }
 
 fn with_context(act: impl FnOnce(c_int) -> Code) -> Code {
+    let act = |device| match sticky::of(device) {
+        SUCCESS => act(device),
+        code => code,
+    };
     current_device().map_or(INVALID_CONTEXT, act)
+}
+
+/// Releases something, also after an error that stays, which is the result then.
+fn releasing(act: impl FnOnce() -> Code) -> Code {
+    let Some(device) = current_device() else { return INVALID_CONTEXT };
+    let released = act();
+    match sticky::of(device) {
+        SUCCESS => released,
+        code => code,
+    }
 }
 
 /// Exports functions that fail where the test asks for it, and else do what follows.
@@ -102,6 +126,15 @@ exported! {
             give(found, context(device))
         })
     }
+    fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) {
+        with_device(device, || {
+            let is_active = lock(&CONTEXTS).get(&device).is_some_and(|count| *count > 0);
+            match give(flags, 0) {
+                SUCCESS => give(active, c_int::from(is_active)),
+                code => code,
+            }
+        })
+    }
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
         match lock(&CONTEXTS).get_mut(&device).filter(|count| **count > 0) {
             None => INVALID_CONTEXT,
@@ -122,11 +155,22 @@ exported! {
             Some(top) => give(context, top),
         }
     }
-    fn cuStreamCreate(found: *mut usize, _flags: c_uint) { with_context(|_| give(found, stream::create())) }
-    fn cuStreamDestroy_v2(handle: usize) { with_context(|_| stream::destroy(handle)) }
+    fn cuStreamCreate(found: *mut usize, _flags: c_uint) { with_context(|device| give(found, stream::create(device))) }
+    fn cuStreamDestroy_v2(handle: usize) { releasing(|| stream::destroy(handle)) }
     fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_uint) { with_context(|_| stream::wait_event(handle, event)) }
+    fn cuStreamIsCapturing(handle: usize, status: *mut c_int) {
+        with_context(|_| stream::is_capturing(handle).map_or(stream::INVALID_HANDLE, |found| give(status, c_int::from(found))))
+    }
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {
+        if mode.is_null() {
+            return INVALID_VALUE;
+        }
+        // SAFETY: the caller of the C function passes an address with a mode.
+        let before = CAPTURE_MODE.replace(unsafe { mode.read() });
+        give(mode, before)
+    }
     fn cuStreamSynchronize(handle: usize) { with_context(|_| stream::synchronize(handle)) }
-    fn cuEventCreate(found: *mut usize, _flags: c_uint) { with_context(|_| give(found, stream::create_event())) }
+    fn cuEventCreate(found: *mut usize, _flags: c_uint) { with_context(|device| give(found, stream::create_event(device))) }
     fn cuEventDestroy_v2(event: usize) { stream::destroy_event(event) }
     fn cuEventRecord(event: usize, handle: usize) { with_context(|_| stream::record(event, handle)) }
     fn cuEventQuery(event: usize) { stream::query_event(event) }
@@ -134,7 +178,7 @@ exported! {
     fn cuMemHostRegister_v2(address: usize, bytes: usize, _flags: c_uint) {
         with_context(|_| memory::register(address, bytes))
     }
-    fn cuMemHostUnregister(address: usize) { with_context(|_| memory::unregister(address)) }
+    fn cuMemHostUnregister(address: usize) { releasing(|| memory::unregister(address)) }
     fn cuMemcpyDtoHAsync_v2(host: usize, device: u64, bytes: usize, handle: usize) {
         with_context(|_| stream::enqueue(handle, Work::ToHost { host, device, bytes }))
     }
@@ -148,14 +192,14 @@ exported! {
     fn cuMemcpyDtoH_v2(host: usize, device: u64, bytes: usize) { with_context(|_| memory::to_host(host, device, bytes)) }
     fn cuMemcpyHtoD_v2(device: u64, host: usize, bytes: usize) { with_context(|_| memory::to_device(device, host, bytes)) }
     fn cuPointerGetAttribute(data: *mut c_void, attribute: c_int, address: u64) {
-        match memory::owner(address) {
+        with_context(|_| match memory::owner(address) {
             None => INVALID_VALUE,
             Some(device) => match attribute {
                 POINTER_MEMORY_TYPE => give(data.cast(), MEMORY_TYPE_DEVICE),
                 POINTER_DEVICE_ORDINAL => give(data.cast(), device),
                 _ => INVALID_VALUE,
             },
-        }
+        })
     }
     fn cuGetErrorName(code: Code, name: *mut *const c_char) { give(name, name_of(code).as_ptr()) }
     fn cuGetErrorString(code: Code, text: *mut *const c_char) { give(text, name_of(code).as_ptr()) }

@@ -7,7 +7,10 @@
 //!
 //! - Device memory has addresses at which nothing is mapped. Code that reads it as host memory crashes.
 //! - Each stream executes its work in order on a thread of its own, so streams overlap and a missing event is a wrong result.
-//! - The legacy default stream (handle 0) is a stream like others; it does not wait for blocking streams.
+//! - The legacy default stream (handle 0) of a device is a stream like others; it does not wait for blocking streams.
+//! - A stream and an event belong to the device that was current; recording an event on a stream of another device fails.
+//! - Calls that need a context fail in a thread without one.
+//! - An event that is queried during a capture makes it invalid, unless the thread's mode is relaxed.
 //! - An event that a wait names keeps the recording that was the last at that time, as in CUDA.
 //! - Work fails, is delayed and stops where the test asks for it: variables (`control.rs`) for other processes, exported functions for
 //!   this one.
@@ -27,6 +30,7 @@ mod control;
 mod driver;
 mod memory;
 mod nccl;
+mod sticky;
 mod stream;
 
 /// Locks a mutex. A panic elsewhere leaves these maps whole: each change is a single call.

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::control::{COUNTERS, Code, change, injected, number};
 use crate::stream::{self, Work};
@@ -16,6 +17,8 @@ const INVALID_ARGUMENT: Code = 4;
 const REMOTE_ERROR: Code = 6;
 const IN_PROGRESS: Code = 7;
 const FLOAT32: c_int = 7;
+/// How long after the call a collective comes onto its stream.
+const ENQUEUE_DELAY: Duration = Duration::from_millis(5);
 const SUM: c_int = 0;
 
 /// The 128 bytes by which ranks find each other.
@@ -34,6 +37,8 @@ struct Clique {
 struct CliqueState {
     joined: c_int,
     is_aborted: bool,
+    /// Collectives that were accepted and are not on a stream yet.
+    unqueued: usize,
     /// For each all-reduce: the contributions so far.
     rounds: HashMap<u64, Vec<Vec<f32>>>,
 }
@@ -147,7 +152,7 @@ extern "C" fn ncclCommGetAsyncError(handle: usize, code: *mut Code) -> Code {
     let state = lock(&communicator.clique.state);
     let found = match injected("async") {
         SUCCESS if state.is_aborted => REMOTE_ERROR,
-        SUCCESS if state.joined < communicator.ranks => IN_PROGRESS,
+        SUCCESS if state.joined < communicator.ranks || state.unqueued > 0 => IN_PROGRESS,
         code => code,
     };
     give(code, found)
@@ -177,8 +182,19 @@ extern "C" fn ncclAllReduce(
         communicator.rounds += 1;
         (Arc::clone(&communicator.clique), communicator.ranks, communicator.rounds)
     };
-    let call = Box::new(move || reduce(&clique, (round, ranks), source, target, count));
-    if stream::enqueue(stream, Work::Call(call)) == 0 { SUCCESS } else { INVALID_ARGUMENT }
+    if !stream::exists(stream) {
+        return INVALID_ARGUMENT;
+    }
+    lock(&clique.state).unqueued += 1;
+    // Not blocking: the kernel comes onto the stream later, and `ncclCommGetAsyncError` says when.
+    drop(std::thread::spawn(move || {
+        std::thread::sleep(ENQUEUE_DELAY);
+        let reducing = Arc::clone(&clique);
+        let call = Box::new(move || reduce(&reducing, (round, ranks), source, target, count));
+        let _ = stream::enqueue(stream, Work::Call(call));
+        lock(&clique.state).unqueued -= 1;
+    }));
+    IN_PROGRESS
 }
 
 /// The work of an all-reduce on its stream. Ends, as the kernel does, when the communicator is aborted.

@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::control::{COUNTERS, Code, change, copy_delay, injected};
-use crate::{lock, memory};
+use crate::driver::{self, current_device};
+use crate::{lock, memory, sticky};
 
 pub(crate) const INVALID_HANDLE: Code = 400;
 pub(crate) const NOT_READY: Code = 600;
+const CAPTURE_UNSUPPORTED: Code = 900;
 
 /// The handles of the legacy default stream: null, and its name.
 const LEGACY: [usize; 2] = [0, 1];
@@ -64,6 +66,7 @@ impl Recording {
 struct Queue {
     work: VecDeque<Work>,
     is_held: bool,
+    is_capturing: bool,
     is_over: bool,
     is_executing: bool,
     /// The first failure, which stays.
@@ -72,13 +75,14 @@ struct Queue {
 
 #[derive(Default)]
 struct Stream {
+    device: i32,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
 
 impl Stream {
-    fn start() -> Arc<Self> {
-        let stream = Arc::new(Self::default());
+    fn start(device: i32) -> Arc<Self> {
+        let stream = Arc::new(Self { device, ..Self::default() });
         let executing = Arc::clone(&stream);
         // Detached: a stream ends with its process, as a device's does.
         drop(std::thread::spawn(move || executing.run()));
@@ -96,6 +100,7 @@ impl Stream {
             let mut queue = lock(&self.queue);
             queue.is_executing = false;
             queue.failed = if failed == 0 { code } else { failed };
+            sticky::add(self.device, code);
             self.changed.notify_all();
         }
     }
@@ -139,20 +144,27 @@ fn copy(copy: impl FnOnce() -> Code) -> Code {
 }
 
 static STREAMS: LazyLock<Mutex<HashMap<usize, Arc<Stream>>>> = LazyLock::new(Mutex::default);
-static EVENTS: LazyLock<Mutex<HashMap<usize, Option<Arc<Recording>>>>> = LazyLock::new(Mutex::default);
+/// By handle: the device, and the last recording.
+static EVENTS: LazyLock<Mutex<HashMap<usize, (i32, Option<Arc<Recording>>)>>> = LazyLock::new(Mutex::default);
 static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
 
 fn find(handle: usize) -> Option<Arc<Stream>> {
     let mut streams = lock(&STREAMS);
     if LEGACY.contains(&handle) {
-        return Some(Arc::clone(streams.entry(LEGACY[0]).or_insert_with(Stream::start)));
+        let device = current_device().unwrap_or_default();
+        let key = usize::try_from(device).unwrap_or_default();
+        return Some(Arc::clone(streams.entry(key).or_insert_with(|| Stream::start(device))));
     }
     streams.get(&handle).cloned()
 }
 
-pub(crate) fn create() -> usize {
+pub(crate) fn exists(handle: usize) -> bool {
+    find(handle).is_some()
+}
+
+pub(crate) fn create(device: i32) -> usize {
     let handle = NEXT.fetch_add(16, Ordering::SeqCst);
-    lock(&STREAMS).insert(handle, Stream::start());
+    lock(&STREAMS).insert(handle, Stream::start(device));
     change(&COUNTERS.streams, true);
     handle
 }
@@ -178,15 +190,32 @@ pub(crate) fn hold(handle: usize, is_held: bool) -> Code {
     0
 }
 
+/// Begins or ends the capture of a graph.
+pub(crate) fn capture(handle: usize, is_capturing: bool) -> Code {
+    let Some(stream) = find(handle) else { return INVALID_HANDLE };
+    stream.change(|queue| queue.is_capturing = is_capturing);
+    0
+}
+
+pub(crate) fn is_capturing(handle: usize) -> Option<bool> {
+    find(handle).map(|stream| lock(&stream.queue).is_capturing)
+}
+
+/// Whether a call that is unsafe during a capture would make one invalid.
+fn is_any_capturing() -> bool {
+    let streams: Vec<_> = lock(&STREAMS).values().cloned().collect();
+    streams.iter().any(|stream| lock(&stream.queue).is_capturing)
+}
+
 pub(crate) fn synchronize(handle: usize) -> Code {
     let Some(stream) = find(handle) else { return INVALID_HANDLE };
     COUNTERS.stream_synchronizations.fetch_add(1, Ordering::SeqCst);
     stream.wait_while(|queue| queue.is_executing || !queue.work.is_empty()).failed
 }
 
-pub(crate) fn create_event() -> usize {
+pub(crate) fn create_event(device: i32) -> usize {
     let handle = NEXT.fetch_add(16, Ordering::SeqCst);
-    lock(&EVENTS).insert(handle, None);
+    lock(&EVENTS).insert(handle, (device, None));
     change(&COUNTERS.events, true);
     handle
 }
@@ -199,10 +228,15 @@ pub(crate) fn destroy_event(handle: usize) -> Code {
     0
 }
 
+/// Records an event, which has to be of the stream's device.
 pub(crate) fn record(event: usize, stream: usize) -> Code {
     let recording = Arc::new(Recording::default());
+    let device = find(stream).map(|stream| stream.device);
     let mut events = lock(&EVENTS);
-    let Some(last) = events.get_mut(&event) else { return INVALID_HANDLE };
+    let Some((own, last)) = events.get_mut(&event) else { return INVALID_HANDLE };
+    if device != Some(*own) {
+        return INVALID_HANDLE;
+    }
     *last = Some(Arc::clone(&recording));
     drop(events);
     enqueue(stream, Work::Record(recording))
@@ -210,7 +244,11 @@ pub(crate) fn record(event: usize, stream: usize) -> Code {
 
 /// The last recording of an event; none if it was never recorded.
 fn last_recording(event: usize) -> Result<Option<Arc<Recording>>, Code> {
-    lock(&EVENTS).get(&event).cloned().ok_or(INVALID_HANDLE)
+    let (device, last) = lock(&EVENTS).get(&event).cloned().ok_or(INVALID_HANDLE)?;
+    match sticky::of(device) {
+        0 => Ok(last),
+        code => Err(code),
+    }
 }
 
 /// Makes a stream wait for an event. One that was never recorded is no wait, as in CUDA.
@@ -223,6 +261,10 @@ pub(crate) fn wait_event(stream: usize, event: usize) -> Code {
 }
 
 pub(crate) fn query_event(event: usize) -> Code {
+    if is_any_capturing() && !driver::is_relaxed() {
+        COUNTERS.invalidated_captures.fetch_add(1, Ordering::SeqCst);
+        return CAPTURE_UNSUPPORTED;
+    }
     last_recording(event).map_or_else(|code| code, |recording| recording.map_or(0, |recording| recording.query()))
 }
 

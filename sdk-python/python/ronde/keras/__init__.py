@@ -157,10 +157,11 @@ def PartialDistributedOptimizer(  # noqa: N802 -- Horovod's name
             op,
             backward_passes_per_step,
             average_aggregated_gradients,
-            groups or num_groups or None,
+            groups,
             process_set,
             local_layers,
             scale_local_gradients,
+            num_groups,
         )
     if NAME != "torch":
         raise NotImplementedError(
@@ -179,6 +180,7 @@ def PartialDistributedOptimizer(  # noqa: N802 -- Horovod's name
         backward_passes_per_step,
         average_aggregated_gradients,
         scale_local_gradients,
+        sparse_as_dense,
     )
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     for layer in layers:

@@ -97,7 +97,12 @@ def place_in(tensor: torch.Tensor) -> Target:
     def assign() -> torch.Tensor:
         finish()
         with torch.no_grad():
-            return tensor.copy_(staged)
+            tensor.copy_(staged)
+        if tensor.is_cuda:
+            # Another stream than the one for which memory was allocated may use it.
+            for used in (staged, tensor):
+                used.record_stream(torch.cuda.current_stream(used.device))
+        return tensor
 
     target.finish = assign
     return target

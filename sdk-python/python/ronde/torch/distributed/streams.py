@@ -1,4 +1,7 @@
-"""Orders the streams of GPUs around operations, without a wait of the host.
+"""Orders the streams of GPUs around operations.
+
+Where PyTorch copies, which is the default (RONDE_GPU_STAGING), the host waits for the streams. The rest of this text is
+about copies of ronde's own, for which the host does not wait.
 
 The thread that finishes an operation may be another one than that which began it, and has other current streams. It
 finishes each operation on streams of its own, which come after what the beginning thread's streams had then. The thread
@@ -12,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ronde.device import is_copied_by_torch
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -20,10 +25,17 @@ _finishing: dict[torch.device, Any] = {}
 
 
 def events_of(tensors: Iterable[torch.Tensor]) -> dict[torch.device, Any]:
-    """Returns events after the present work of this thread's current streams on the GPUs that hold these tensors."""
+    """Returns events after the present work of this thread's current streams on the GPUs that hold these tensors.
+
+    Where PyTorch copies, it waits for that work instead, and returns none.
+    """
     events = {}
     for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-        events[device] = torch.cuda.current_stream(device).record_event()
+        stream = torch.cuda.current_stream(device)
+        if is_copied_by_torch():
+            stream.synchronize()
+        else:
+            events[device] = stream.record_event()
     return events
 
 

@@ -8,7 +8,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUevent_flags, CUresult, CUstream_flags};
+use cudarc::driver::sys::{CUevent_flags, CUresult, CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus};
 use ronde_shm::LeasedSlot;
 
 use super::Driver;
@@ -72,6 +72,22 @@ impl Context {
         if let Err(error) = self.call(function, call) {
             tracing::debug!(target: "ronde", %error, "a GPU's resource was not released");
         }
+    }
+
+    /// Checks that a stream does not capture a CUDA graph, which could not contain what ronde does on the host.
+    fn check_not_capturing(&self, stream: CallerStream) -> Result<(), GpuError> {
+        let mut status = 0;
+        // SAFETY: the place for the result is a local of the right type; the stream exists by the contract of
+        // `CallerStream::new`.
+        self.call("cuStreamIsCapturing", |table| unsafe {
+            (table.cuStreamIsCapturing)(stream.handle(), &raw mut status)
+        })?;
+        if status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_int {
+            return Ok(());
+        }
+        Err(GpuError::argument(
+            "the stream captures a CUDA graph, and an operation of ronde cannot be part of one; submit it, and wait for it, outside the capture",
+        ))
     }
 
     /// Checks that memory is this device's: its first and its last byte. Between them there may be several allocations, as in
@@ -151,6 +167,19 @@ impl Stream {
         self.handle
     }
 
+    /// Lets this thread query events while other threads capture CUDA graphs: in the default mode a query makes their captures
+    /// invalid.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn relax_capture(&self) -> Result<(), GpuError> {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int;
+        // SAFETY: the place for the mode is a local of the right type.
+        self.context.call("cuThreadExchangeStreamCaptureMode", |table| unsafe {
+            (table.cuThreadExchangeStreamCaptureMode)(&raw mut mode)
+        })
+    }
+
     /// Makes later work of this stream wait for an event, without blocking the thread.
     ///
     /// # Errors
@@ -212,8 +241,9 @@ impl Event {
     /// An event after all work that a stream of the caller's has now.
     ///
     /// # Errors
-    /// Those of [`Event::after`].
+    /// Those of [`Event::after`], and [`GpuError::Argument`] while the stream captures a CUDA graph.
     pub fn after_caller(context: &Arc<Context>, stream: CallerStream) -> Result<Self, GpuError> {
+        context.check_not_capturing(stream)?;
         Self::recorded(context, stream.handle())
     }
 
@@ -231,8 +261,9 @@ impl Event {
     /// Makes later work of a stream of the caller's wait for the event, without blocking the thread.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's, and [`GpuError::Argument`] while the stream captures a CUDA graph.
     pub fn order_caller(&self, stream: CallerStream) -> Result<(), GpuError> {
+        self.context.check_not_capturing(stream)?;
         self.order(stream.handle())
     }
 

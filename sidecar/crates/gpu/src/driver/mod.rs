@@ -127,11 +127,39 @@ impl Driver {
         Ok(DeviceInfo { ordinal, name, bus_id, memory_bytes: memory_bytes as u64, peers })
     }
 
-    /// The device with memory at an address.
+    /// The device with memory at an address, for a thread that may have no context. Contexts that exist are used, and none is
+    /// made.
+    ///
+    /// # Errors
+    /// [`GpuError::Argument`] when no device has, and the driver's errors.
+    pub fn device_with(self: &Arc<Self>, address: u64) -> Result<u32, GpuError> {
+        let found = self.device_of(address);
+        if !matches!(found, Err(GpuError::Call { code: INVALID_CONTEXT, .. })) {
+            return found;
+        }
+        for ordinal in 0..self.devices {
+            if self.is_active(ordinal)? {
+                return Context::retain(self, ordinal)?.with(|| self.device_of(address))?;
+            }
+        }
+        Err(GpuError::argument(format!("no GPU has memory at {address:#x}: this process uses none")))
+    }
+
+    /// Whether this process uses a device.
+    fn is_active(&self, ordinal: u32) -> Result<bool, GpuError> {
+        let (mut flags, mut active) = (0, 0);
+        let device = self.device(ordinal)?;
+        // SAFETY: the places for the results are locals of the right types.
+        let code = unsafe { (self.table.cuDevicePrimaryCtxGetState)(device, &raw mut flags, &raw mut active) };
+        self.check("cuDevicePrimaryCtxGetState", code)?;
+        Ok(active != 0)
+    }
+
+    /// The device with memory at an address. The thread has a context.
     ///
     /// # Errors
     /// [`GpuError::Argument`] when no device has.
-    pub fn device_of(&self, address: u64) -> Result<u32, GpuError> {
+    pub(crate) fn device_of(&self, address: u64) -> Result<u32, GpuError> {
         let none = || GpuError::argument(format!("no GPU has memory at {address:#x}; give a tensor on a GPU"));
         let kind = self.attribute::<c_uint>(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
         match kind {
@@ -219,6 +247,7 @@ impl Driver {
     }
 }
 
+const INVALID_CONTEXT: c_int = CUresult::CUDA_ERROR_INVALID_CONTEXT as c_int;
 const INVALID_VALUE: c_int = CUresult::CUDA_ERROR_INVALID_VALUE as c_int;
 /// The name by which NVIDIA's driver is installed.
 const LIBRARY: &str = "libcuda.so.1";

@@ -22,11 +22,14 @@ function_table! {
         cuDeviceCanAccessPeer(*mut c_int, c_int, c_int);
         cuDevicePrimaryCtxRetain(*mut Handle, c_int);
         cuDevicePrimaryCtxRelease_v2(c_int);
+        cuDevicePrimaryCtxGetState(c_int, *mut c_uint, *mut c_int);
         cuCtxPushCurrent_v2(Handle);
         cuCtxPopCurrent_v2(*mut Handle);
         cuStreamCreate(*mut Handle, c_uint);
         cuStreamDestroy_v2(Handle);
         cuStreamWaitEvent(Handle, Handle, c_uint);
+        cuStreamIsCapturing(Handle, *mut c_int);
+        cuThreadExchangeStreamCaptureMode(*mut c_int);
         cuEventCreate(*mut Handle, c_uint);
         cuEventDestroy_v2(Handle);
         cuEventRecord(Handle, Handle);

@@ -93,17 +93,19 @@ impl Communicator {
         self.ranks
     }
 
-    /// Enqueues an all-reduce of float32 on a stream. Source and target may be the same memory. [`Communicator::wait`] waits
-    /// until it is complete.
+    /// Enqueues an all-reduce of float32 on a stream: when this returns, an event of the stream comes after it. Source and
+    /// target may be the same memory. [`Communicator::wait`] waits until it is complete.
     ///
     /// # Errors
-    /// [`GpuError::Argument`] for memory of another device or of other lengths; [`GpuError::Aborted`].
+    /// [`GpuError::Argument`] for memory of another device or of other lengths; [`GpuError::Aborted`], also when NCCL has not
+    /// enqueued it by `deadline`.
     pub fn all_reduce_f32(
         &mut self,
         source: &DeviceSpan,
         target: &DeviceSpan,
         op: ReduceOp,
         stream: &Stream,
+        deadline: Instant,
     ) -> Result<(), GpuError> {
         let bytes = source.bytes();
         if bytes != target.bytes() || !bytes.is_multiple_of(4) {
@@ -119,7 +121,9 @@ impl Communicator {
         let enqueue = || unsafe { table.all_reduce(handle, addresses, kind, stream.handle()) };
         let enqueued = self.context.with(enqueue)?;
         let checked = self.nccl.check("ncclAllReduce", enqueued);
-        checked.inspect_err(|error| self.abort(&error.to_string()))
+        checked.inspect_err(|error| self.abort(&error.to_string()))?;
+        // A communicator that does not block may return before the kernel is on the stream.
+        self.wait_while_in_progress(deadline, || "NCCL did not enqueue a collective in time".to_owned())
     }
 
     /// Waits until an event after the communicator's work has occurred.
@@ -137,7 +141,7 @@ impl Communicator {
             pause = (pause * 2).min(PAUSE_MAX);
         }
         // A kernel that an abort has ended counts as executed, too.
-        self.poll().map(drop)
+        self.wait_while_in_progress(deadline, || "a collective did not complete in time".to_owned())
     }
 
     /// Leaves in order, after all enqueued work.

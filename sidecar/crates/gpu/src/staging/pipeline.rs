@@ -1,9 +1,9 @@
 //! [`Pipeline`]: which chunk is copied next, and when a job is done. Pure: it copies nothing and knows no device.
 //!
 //! Jobs are copied in the order of their arrival, chunk by chunk, with a bounded number of chunks in flight. So the last
-//! chunk of one job and the first of the next are in flight together: the bus never idles between two tensors. A job that
-//! fails or is cancelled starts no further chunk, and is reported once its chunks in flight have ended: before that its
-//! memory is in use.
+//! chunk of one job and the first of the next are in flight together. A job that fails or is cancelled starts no further
+//! chunk, and is reported once its chunks in flight have ended: before that its memory is in use. Jobs are reported in the
+//! order of their arrival.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -66,8 +66,8 @@ impl Pipeline {
 
     /// The next action; `None` until a chunk ends or a job is added.
     pub(super) fn poll_action(&mut self) -> Option<Action> {
-        if let Some(at) = self.jobs.iter().position(Job::is_over) {
-            let job = self.jobs.remove(at)?;
+        if self.jobs.front().is_some_and(Job::is_over) {
+            let job = self.jobs.pop_front()?;
             let outcome = if job.is_stopped { Outcome::Stopped } else { Outcome::Copied };
             return Some(Action::Finish(job.id, outcome));
         }
@@ -147,6 +147,16 @@ mod tests {
         let mut pipeline = Pipeline::new(10, 2);
         pipeline.add(1, 0);
         assert_eq!(actions(&mut pipeline), [Action::Finish(1, Outcome::Copied)]);
+    }
+
+    #[test]
+    fn an_empty_job_does_not_overtake_one_in_flight() {
+        let mut pipeline = Pipeline::new(10, 2);
+        pipeline.add(1, 5);
+        pipeline.add(2, 0);
+        assert_eq!(actions(&mut pipeline), [Action::Copy(1, 0..5)]);
+        pipeline.handle_ended(1);
+        assert_eq!(actions(&mut pipeline), [Action::Finish(1, Outcome::Copied), Action::Finish(2, Outcome::Copied)]);
     }
 
     proptest! {

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::time::Duration;
@@ -67,8 +68,10 @@ pub(super) struct Thread {
     chunks: VecDeque<(JobId, Event)>,
     arriving: Vec<Arriving>,
     is_closed: bool,
+    /// How long the next wait for the oldest chunk lasts.
+    interval: Duration,
     /// Declared last: released when no copy uses them.
-    _registrations: Arc<Registrations>,
+    registrations: Arc<Registrations>,
     _alive: Sender<()>,
 }
 
@@ -88,13 +91,17 @@ impl Thread {
             chunks: VecDeque::new(),
             arriving: Vec::new(),
             is_closed: false,
-            _registrations: registrations,
+            registrations,
+            interval: POLL_INTERVAL_MIN,
             _alive: alive,
         }
     }
 
     /// Runs until the other side is dropped and all copies have ended.
     pub(super) fn run(mut self) {
+        if let Err(error) = self.down.relax_capture() {
+            tracing::warn!(target: "ronde", %error, "CUDA graphs that are captured during a copy may become invalid");
+        }
         loop {
             while let Some(action) = self.pipeline.poll_action() {
                 self.perform(action);
@@ -118,10 +125,13 @@ impl Thread {
             Action::Finish(id, outcome) => {
                 let Some(Job { fetch: Fetch { slot, filled, .. }, failed, .. }) = self.jobs.remove(&id) else { return };
                 let stopped = || GpuError::Thread { reason: "the copy was stopped".to_owned() };
-                filled(match outcome {
-                    Outcome::Copied => Ok(slot),
-                    Outcome::Stopped => Err(failed.unwrap_or_else(stopped)),
-                });
+                pass_on(
+                    filled,
+                    match outcome {
+                        Outcome::Copied => Ok(slot),
+                        Outcome::Stopped => Err(failed.unwrap_or_else(stopped)),
+                    },
+                );
             }
         }
     }
@@ -136,11 +146,11 @@ impl Thread {
         match Event::after(&self.down) {
             Ok(event) => self.chunks.push_back((id, event)),
             Err(error) => {
-                // The copy has begun, and no event shows its end: its slot and its memory are never released.
+                // The copy has begun, and no event reports its end: its slot and its memory are never released.
                 if let Some(Job { fetch, .. }) = self.jobs.remove(&id) {
                     let Fetch { source, slot, filled, .. } = fetch;
                     std::mem::forget((slot, source));
-                    filled(Err(error.clone()));
+                    pass_on(filled, Err(error.clone()));
                 }
                 return Err(error);
             }
@@ -156,7 +166,7 @@ impl Thread {
         }
     }
 
-    /// Waits for the oldest chunk, or else for a message. New messages are taken first.
+    /// Waits for the oldest chunk, but at most for an interval, or else for a message. New messages are taken first.
     fn wait(&mut self) {
         loop {
             match self.received.try_recv() {
@@ -168,27 +178,38 @@ impl Thread {
                 }
             }
         }
-        if let Some((id, event)) = self.chunks.pop_front() {
-            if let Err(error) = event.synchronize() {
-                self.stop(id, error);
+        let Some((id, event)) = self.chunks.front() else {
+            if self.pipeline.is_empty() {
+                self.receive_or_poll(POLL_INTERVAL_MAX);
             }
-            self.pipeline.handle_ended(id);
-        } else if self.pipeline.is_empty() {
-            self.receive_or_poll();
+            return;
+        };
+        let (id, occurred) = (*id, event.has_occurred());
+        if let Ok(false) = occurred {
+            self.receive_or_poll(self.interval);
+            self.interval = (self.interval * 2).min(POLL_INTERVAL_MAX);
+            return;
         }
+        self.interval = POLL_INTERVAL_MIN;
+        self.chunks.pop_front();
+        if let Err(error) = occurred {
+            self.stop(id, error);
+        }
+        self.pipeline.handle_ended(id);
     }
 
-    fn receive_or_poll(&mut self) {
+    /// Waits for a message; at most for `interval` when a copy is in flight.
+    fn receive_or_poll(&mut self, interval: Duration) {
         if self.is_closed {
-            // Not a busy wait: what is arriving is polled.
-            std::thread::sleep(POLL_INTERVAL);
-        } else if self.arriving.is_empty() {
+            // Not a busy wait: what is in flight is polled.
+            std::thread::sleep(interval);
+        } else if self.arriving.is_empty() && self.chunks.is_empty() {
             match self.received.recv() {
                 Ok(message) => self.receive(message),
                 Err(_) => self.is_closed = true,
             }
         } else {
-            match self.received.recv_timeout(POLL_INTERVAL) {
+            match self.received.recv_timeout(interval) {
                 Ok(message) => self.receive(message),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => self.is_closed = true,
@@ -215,5 +236,26 @@ impl Thread {
     }
 }
 
-/// How often the thread checks whether copies to the device have ended, while there are any and nothing else to do.
-const POLL_INTERVAL: Duration = Duration::from_millis(2);
+impl Drop for Thread {
+    /// After a panic: what copies in flight may use is never released. Without one, nothing is in flight here.
+    fn drop(&mut self) {
+        for (_, Job { fetch: Fetch { source, slot, .. }, .. }) in self.jobs.drain() {
+            std::mem::forget((source, slot));
+        }
+        if !self.arriving.is_empty() || !self.chunks.is_empty() {
+            std::mem::forget(std::mem::take(&mut self.arriving));
+            std::mem::forget(Arc::clone(&self.registrations));
+        }
+    }
+}
+
+/// Passes a slot on. A panic there must not end the thread, whose copies would lose their memory.
+fn pass_on(filled: Filled, slot: Result<LeasedSlot, GpuError>) {
+    if catch_unwind(AssertUnwindSafe(|| filled(slot))).is_err() {
+        tracing::error!(target: "ronde", "the receiver of a slot that was copied from a GPU panicked; this is a bug of ronde");
+    }
+}
+
+/// How often the thread checks whether copies have ended. The interval doubles while the oldest one has not.
+const POLL_INTERVAL_MIN: Duration = Duration::from_micros(20);
+const POLL_INTERVAL_MAX: Duration = Duration::from_millis(2);

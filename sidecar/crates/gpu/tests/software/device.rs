@@ -129,6 +129,21 @@ impl Device {
         assert_eq!(code, 0);
     }
 
+    /// Begins or ends the capture of a CUDA graph.
+    pub(crate) fn capture(&self, stream: usize, is_capturing: bool) {
+        // SAFETY: the signature is that of `control.rs`.
+        let code = self.call("ronde_device_capture", |capture: unsafe extern "C" fn(usize, c_int) -> c_int| unsafe {
+            capture(stream, c_int::from(is_capturing))
+        });
+        assert_eq!(code, 0);
+    }
+
+    /// Makes the first failure of work the result of each later call, until [`Device::heal`].
+    pub(crate) fn make_failures_stay(&self) {
+        // SAFETY: the signature is that of `control.rs`.
+        self.call("ronde_device_set_sticky", |set: unsafe extern "C" fn()| unsafe { set() });
+    }
+
     /// Blocks until a stream of the test's has no work.
     pub(crate) fn synchronize(&self, stream: usize) {
         // SAFETY: the signature is that of the driver.

@@ -71,7 +71,9 @@ fn two_ranks_add() {
     let reduce = |mut communicator: Communicator, memory: &Allocation<'_>| {
         let context = Context::retain(&device.driver, 0).expect("a device");
         let stream = Stream::new(&context).expect("a stream");
-        communicator.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Sum, &stream).expect("it is enqueued");
+        communicator
+            .all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Sum, &stream, soon())
+            .expect("it is enqueued");
         communicator.wait(&Event::after(&stream).expect("an event"), soon()).expect("both take part");
         communicator.finish(soon()).expect("no failure");
     };
@@ -107,7 +109,7 @@ fn a_rank_that_dies_in_a_collective_aborts_the_others() {
     let memory = device.allocate(8);
     let context = Context::retain(&device.driver, 0).expect("a device");
     let stream = Stream::new(&context).expect("a stream");
-    one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Sum, &stream).expect("it is enqueued");
+    one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Sum, &stream, soon()).expect("it is enqueued");
     let event = Event::after(&stream).expect("an event");
     assert!(!event.has_occurred().expect("no failure"), "the other rank is missing");
     // As when its process ends.
@@ -115,7 +117,8 @@ fn a_rank_that_dies_in_a_collective_aborts_the_others() {
     let error = one.wait(&event, soon()).expect_err("the other rank is gone");
     assert!(matches!(&error, GpuError::Aborted { reason } if reason.contains("ncclRemoteError")), "{error:?}");
     event.synchronize().expect("the kernel has ended");
-    let error = one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Sum, &stream).expect_err("it is over");
+    let error =
+        one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Sum, &stream, soon()).expect_err("it is over");
     assert!(matches!(error, GpuError::Aborted { .. }), "{error:?}");
     assert_eq!(device.count("communicators"), before);
 }
@@ -128,10 +131,10 @@ fn a_collective_that_is_late_is_aborted() {
     let memory = device.allocate(8);
     let context = Context::retain(&device.driver, 0).expect("a device");
     let stream = Stream::new(&context).expect("a stream");
-    one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Max, &stream)
+    one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Max, &stream, soon())
         .expect_err("the software device adds only");
     let (mut one, _third) = pair(&device, &nccl);
-    one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Sum, &stream).expect("it is enqueued");
+    one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Sum, &stream, soon()).expect("it is enqueued");
     let event = Event::after(&stream).expect("an event");
     let error = one.wait(&event, Instant::now() + Duration::from_millis(50)).expect_err("the other never calls");
     assert!(matches!(&error, GpuError::Aborted { reason } if reason.contains("in time")), "{error:?}");

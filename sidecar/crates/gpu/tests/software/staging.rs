@@ -240,3 +240,120 @@ fn memory_that_cannot_be_locked_is_an_error() {
         .expect("no failure");
     assert_eq!(device.count("pageable_copies"), pageable);
 }
+
+#[test]
+fn a_receiver_that_panics_does_not_end_the_thread() {
+    let device = Device::take();
+    let (slots, staging) = (Slots::new(), staging(&device));
+    let source = device.allocate(2500);
+    let after = Arc::new(staging.mark(CallerStream::LEGACY).expect("an event"));
+    let panics = Box::new(|_| panic!("the receiver panics, as this test wants"));
+    staging.fetch(source.span(), after, slots.lease(2500), panics).expect("device memory");
+    let arrived = fetch(&staging, source.span(), CallerStream::LEGACY, slots.lease(2500)).expect("device memory");
+    filled(&arrived).expect("the thread lives");
+    eventually("both slots are released", || {
+        drop(arrived.try_recv());
+        slots.in_use() == 0
+    });
+}
+
+#[test]
+fn what_arrived_is_released_while_a_copy_from_the_device_waits() {
+    let device = Device::take();
+    let (slots, staging) = (Slots::new(), staging(&device));
+    let (source, target, stream) = (device.allocate(100), device.allocate(100), device.stream());
+    device.hold(stream, true);
+    source.fill(stream, 1);
+    let arrived = fetch(&staging, source.span(), caller(stream), slots.lease(100)).expect("device memory");
+    let after = staging.mark(CallerStream::LEGACY).expect("an event");
+    staging.deliver(slots.lease(100), target.span(), &after).expect("device memory").synchronize().expect("no failure");
+    eventually("the slot of the result is released", || slots.in_use() == 1);
+    assert!(arrived.try_recv().is_err(), "the kernel has not run");
+    device.hold(stream, false);
+    filled(&arrived).expect("no failure");
+    device.destroy_stream(stream);
+}
+
+#[test]
+fn jobs_are_passed_on_in_the_order_of_their_calls() {
+    let device = Device::take();
+    let (slots, staging) = (Slots::new(), staging(&device));
+    let (source, stream) = (device.allocate(5000), device.stream());
+    let (send, receive) = channel();
+    device.hold(stream, true);
+    source.fill(stream, 1);
+    // SAFETY: no byte of it is accessed.
+    let empty = unsafe { DeviceSpan::new(0, 0, 0, None) };
+    for (number, span, after) in [(1, source.span(), caller(stream)), (2, empty, CallerStream::LEGACY)] {
+        let (send, after) = (send.clone(), Arc::new(staging.mark(after).expect("an event")));
+        let slot = slots.lease(span.bytes());
+        staging
+            .fetch(span, after, slot, Box::new(move |_| send.send(number).expect("the test receives")))
+            .expect("device memory");
+    }
+    assert!(receive.recv_timeout(Duration::from_millis(50)).is_err(), "an empty tensor does not overtake");
+    device.hold(stream, false);
+    let order: Vec<u32> =
+        (0..2).map(|_| receive.recv_timeout(Duration::from_secs(10)).expect("every job ends")).collect();
+    assert_eq!(order, [1, 2]);
+    device.destroy_stream(stream);
+}
+
+#[test]
+fn a_stream_that_captures_a_graph_is_refused_and_other_captures_stay_valid() {
+    let device = Device::take();
+    let (slots, staging) = (Slots::new(), staging(&device));
+    let (source, stream, other) = (device.allocate(5000), device.stream(), device.stream());
+    device.capture(stream, true);
+    let error = staging.mark(caller(stream)).expect_err("it captures");
+    assert!(error.is_callers() && error.to_string().contains("captures a CUDA graph"), "{error}");
+    device.set_copy_delay(Duration::from_millis(5));
+    let arrived = fetch(&staging, source.span(), caller(other), slots.lease(5000)).expect("it does not capture");
+    filled(&arrived).expect("no failure");
+    assert_eq!(device.count("invalidated_captures"), 0, "the thread that copies queries in the relaxed mode");
+    device.capture(stream, false);
+    staging.mark(caller(stream)).expect("the capture has ended");
+    for stream in [stream, other] {
+        device.destroy_stream(stream);
+    }
+}
+
+#[test]
+fn an_error_that_stays_fails_what_comes_later_and_does_not_hang_the_drop() {
+    let device = Device::take();
+    let (slots, staging) = (Slots::new(), staging(&device));
+    let source = device.allocate(5000);
+    device.make_failures_stay();
+    device.fail("copy", 700, 2);
+    let arrived = fetch(&staging, source.span(), CallerStream::LEGACY, slots.lease(5000)).expect("device memory");
+    let error = filled(&arrived).expect_err("a copy failed");
+    assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+    let error = staging.mark(CallerStream::LEGACY).expect_err("the device is lost");
+    assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+    drop(staging);
+    assert_eq!(slots.in_use(), 0);
+    device.heal();
+}
+
+#[test]
+fn an_event_of_one_device_is_not_recorded_on_a_stream_of_another() {
+    let device = Device::take();
+    let staging = staging(&device);
+    device.push_context_of(1);
+    let there = device.stream();
+    let error = staging.mark(caller(there)).expect_err("a stream of GPU 1");
+    assert!(error.to_string().contains("CUDA_ERROR_INVALID_HANDLE"), "{error}");
+    device.destroy_stream(there);
+    device.push_context_of(0);
+}
+
+#[test]
+fn memory_is_found_by_a_thread_without_a_context() {
+    let device = Device::take();
+    let staging = staging(&device);
+    let memory = device.allocate(64);
+    let found =
+        std::thread::scope(|scope| scope.spawn(|| device.driver.device_with(memory.address)).join().expect("no panic"));
+    assert_eq!(found, Ok(0));
+    drop(staging);
+}

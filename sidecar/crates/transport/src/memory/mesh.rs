@@ -288,10 +288,10 @@ impl Mesh {
         let late: Vec<_> = late.map(|(peer, link)| (*peer, link.role)).collect();
         for (peer, role) in late {
             let reason = match role {
-                Role::Dial => "it was dialled until the start timeout and did not answer",
-                Role::Await => "it did not dial before the start timeout",
+                Role::Dial => DownReason::Unanswered("it was dialled until the start timeout in vain".to_owned()),
+                Role::Await => DownReason::Lost("it did not dial before the start timeout".to_owned()),
             };
-            let event = PortEvent::Down { peer, reason: DownReason::Lost(reason.to_owned()) };
+            let event = PortEvent::Down { peer, reason };
             let Some(node) = self.nodes.get_mut(&at) else { return };
             node.links.remove(&peer);
             let queue = node.arriving.entry(peer).or_default();

@@ -8,7 +8,7 @@ use crate::Cli;
 fn document() -> String {
     let cli = Cli::command();
     let sections = CONFIGURED.iter().filter_map(|name| cli.find_subcommand(name)).map(section);
-    sections.fold(HEAD.to_owned(), |text, section| text + &section)
+    sections.fold(HEAD.to_owned(), |text, section| text + &section) + TAIL
 }
 
 fn section(command: &Command) -> String {
@@ -49,6 +49,15 @@ fn value(arg: &Arg) -> String {
     let list = matches!(arg.get_action(), ArgAction::Append) || arg.get_value_delimiter().is_some();
     if list { format!("`{name}`; in the file also a list") } else { format!("`{name}`") }
 }
+
+/// What workers read. It is no option of a command.
+const TAIL: &str = "
+## Variables of workers
+
+| variable | value | default | what |
+|---|---|---|---|
+| `RONDE_GPU_STAGING` | `torch` or `ronde` | torch | Who copies tensors on GPUs: PyTorch, or ronde itself, which has not been run on a GPU yet ([GPU.md](GPU.md)). |
+";
 
 const HEAD: &str = "# Configuration
 

@@ -68,13 +68,14 @@ impl ElasticJob<'_> {
     /// Records the loss of a sidecar that does not reach another one.
     fn lose_unreachable(&mut self, sidecar: u32, peer: u32, reporter: u32) -> Loss {
         let [host, peer_host] = [sidecar, peer].map(|index| self.table.host_of_sidecar(index));
-        let text = self.table.sidecar(reporter).unreachable.clone().unwrap_or_default();
+        let other = if reporter == sidecar { peer } else { sidecar };
+        let text = self.table.sidecar(reporter).unreachable.get(&other).cloned().unwrap_or_default();
         let loss = Loss::Unreachable { sidecar, host, peer, peer_host, reporter, text };
         self.table.sidecar(sidecar).loss.get_or_insert_with(|| loss.clone());
         loss
     }
 
-    /// Records the loss of a worker, made of a worker, made of its rank, what was reported of it, and its host.
+    /// Records the loss of a worker, made of its rank, what was reported of it, and its host.
     fn lose(&mut self, worker: u32, loss: impl FnOnce(Option<u32>, String, String) -> Loss) -> Loss {
         let facts = self.table.worker(worker);
         let (agent, rank, text) = (facts.agent, facts.rank, facts.hung.clone().unwrap_or_default());

@@ -66,8 +66,8 @@ pub(super) struct SidecarFacts {
     pub(super) summary: Option<Summary>,
     pub(super) exited: Option<Status>,
     pub(super) loss: Option<Loss>,
-    /// Why it does not reach a peer, as it reported last.
-    pub(super) unreachable: Option<String>,
+    /// Why it does not reach peers, as it reported last.
+    pub(super) unreachable: BTreeMap<u32, String>,
     pub(super) log: Tail,
 }
 
@@ -220,7 +220,7 @@ impl Table {
                 Consequence::event(Event::Hung { sidecar, worker, membership })
             }
             FromSidecar::Unreachable { peer, membership, text } => {
-                self.sidecar(sidecar).unreachable = Some(text);
+                self.sidecar(sidecar).unreachable.insert(peer, text);
                 Consequence::event(Event::Unreachable { sidecar, peer, membership })
             }
             FromSidecar::Left { worker } => {
@@ -238,7 +238,8 @@ impl Table {
                 Consequence::default()
             }
             FromSidecar::Fatal { reason } => self.fatal(sidecar, reason),
-            FromSidecar::Dialling { .. } | FromSidecar::Linked { .. } => Consequence::default(),
+            FromSidecar::Linked { peer, address: _ } => Consequence::event(Event::Linked { sidecar, peer }),
+            FromSidecar::Dialling { .. } => Consequence::default(),
         }
     }
 

@@ -211,6 +211,7 @@ impl Plan {
             Event::WorkerEnded { worker, how } => self.worker_ended(now, worker, how),
             Event::Hung { sidecar, worker, membership } => self.hung(now, sidecar, worker, membership),
             Event::Unreachable { sidecar, peer, membership } => self.unreachable(now, sidecar, peer, membership),
+            Event::Linked { sidecar, peer } => self.linked(sidecar, peer),
             Event::Preempted { agent, worker } => self.preempted(now, agent, worker),
         }
         self.advance(now);

@@ -95,6 +95,9 @@ fn take(cluster: &mut Cluster, step: Step) {
                 (nth(&cluster.sidecars, one), nth(&cluster.sidecars, other), cluster.number());
             if let (Some(sidecar), Some(peer)) = (one, other) {
                 cluster.event(Event::Unreachable { sidecar, peer, membership });
+                if sidecar % 2 == 0 {
+                    cluster.event(Event::Linked { sidecar, peer });
+                }
             }
         }
         Step::Scale(workers) => drop(cluster.scale(workers)),

@@ -132,6 +132,13 @@ pub enum Event {
         /// The membership in which it dials.
         membership: u64,
     },
+    /// A sidecar has a link to a peer.
+    Linked {
+        /// Which.
+        sidecar: u32,
+        /// The peer.
+        peer: u32,
+    },
     /// A host, or a worker there, has received SIGTERM: it is about to be taken away.
     Preempted {
         /// The host's agent.

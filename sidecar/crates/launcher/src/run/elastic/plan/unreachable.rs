@@ -7,11 +7,13 @@ use std::time::Duration;
 use super::super::exclusion::{CooldownRange, Time};
 use super::{Action, Notice, Plan, SidecarState, Stage};
 
-/// What sidecars of the committed membership have reported.
+/// What sidecars of the committed membership have reported. A pair has the lower index first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Unreachable {
-    /// Two sidecars that do not reach each other, the lower index first, and the one of them that reported it.
+    /// Two sidecars that do not reach each other, and the one of them that reported it.
     pairs: BTreeMap<(u32, u32), u32>,
+    /// Two sidecars with a link. Sidecars link along a tree, so that most pairs are neither here nor there.
+    linked: BTreeSet<(u32, u32)>,
     since: Option<Time>,
 }
 
@@ -21,9 +23,11 @@ impl Unreachable {
         self.since.map(|since| since + REPORTS_WAIT)
     }
 
-    /// How many others a sidecar does not reach.
-    fn degree(&self, sidecar: u32) -> usize {
-        self.pairs.keys().filter(|(one, other)| *one == sidecar || *other == sidecar).count()
+    /// How many more others a sidecar does not reach than it does.
+    fn isolation(&self, sidecar: u32) -> i64 {
+        let is_of = |pair: &&(u32, u32)| pair.0 == sidecar || pair.1 == sidecar;
+        let count = |pairs: usize| i64::try_from(pairs).unwrap_or(i64::MAX);
+        count(self.pairs.keys().filter(is_of).count()) - count(self.linked.iter().filter(is_of).count())
     }
 
     fn sidecars(&self) -> BTreeSet<u32> {
@@ -43,23 +47,36 @@ impl Plan {
     pub(super) fn unreachable(&mut self, now: Time, sidecar: u32, peer: u32, membership: u64) {
         let is_current = membership == self.number() && self.is_undisturbed();
         if is_current && sidecar != peer && self.trains(sidecar) && self.trains(peer) {
-            self.unreachable.pairs.insert((sidecar.min(peer), sidecar.max(peer)), sidecar);
+            let pair = (sidecar.min(peer), sidecar.max(peer));
+            self.unreachable.linked.remove(&pair);
+            self.unreachable.pairs.insert(pair, sidecar);
             self.unreachable.since.get_or_insert(now);
         }
     }
 
-    /// Gives up the sidecar that reaches the fewest others; of several, the one with the fewest workers, then the one whose
+    /// Two sidecars have a link, which takes back what one of them has reported.
+    pub(super) fn linked(&mut self, sidecar: u32, peer: u32) {
+        let pair = (sidecar.min(peer), sidecar.max(peer));
+        self.unreachable.linked.insert(pair);
+        self.unreachable.pairs.remove(&pair);
+        if self.unreachable.pairs.is_empty() {
+            self.unreachable.since = None;
+        }
+    }
+
+    /// Gives up the sidecar that is the most isolated; of several, the one with the fewest workers, then the one whose
     /// workers are the youngest. So rank 0 and its host stay when two hosts do not reach each other.
     pub(super) fn check_unreachable(&mut self, now: Time) {
         if self.unreachable.due().is_none_or(|due| due > now) {
             return;
         }
-        let reports = std::mem::take(&mut self.unreachable);
+        let reports = self.unreachable.clone();
+        (self.unreachable.pairs, self.unreachable.since) = (BTreeMap::new(), None);
         if !self.is_undisturbed() {
             return;
         }
         let order =
-            |sidecar: &u32| (reports.degree(*sidecar), Reverse(self.seats_of(*sidecar)), self.first_seat(*sidecar));
+            |sidecar: &u32| (reports.isolation(*sidecar), Reverse(self.seats_of(*sidecar)), self.first_seat(*sidecar));
         let lost = reports.sidecars().into_iter().filter(|sidecar| self.trains(*sidecar)).max_by_key(order);
         if let Some((sidecar, (peer, reporter))) = lost.and_then(|lost| Some((lost, reports.report_of(lost)?))) {
             self.actions.push_back(Action::Notice(Notice::Unreachable { sidecar, peer, reporter }));
@@ -143,6 +160,40 @@ mod tests {
         cluster.run_for(seconds(20));
         assert_eq!(given_up(&cluster), [0]);
         assert_eq!(cluster.ranks(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_host_that_others_reach_stays_with_fewer_workers_than_the_one_that_nobody_does() {
+        let mut cluster = Cluster::running(bounds(8, 1, 8), &[2, 4, 2]);
+        cluster.event(Event::Linked { sidecar: 2, peer: 0 });
+        report(&mut cluster, &[(1, 0)]);
+        cluster.run_for(seconds(20));
+        assert_eq!(given_up(&cluster), [1]);
+    }
+
+    #[test]
+    fn of_two_halves_of_four_hosts_the_one_of_rank_0_stays() {
+        let mut cluster = Cluster::running(bounds(4, 1, 4), &[1, 1, 1, 1]);
+        for peer in 1..4 {
+            cluster.event(Event::Linked { sidecar: 0, peer });
+        }
+        report(&mut cluster, &[(2, 0), (3, 0)]);
+        cluster.run_for(seconds(20));
+        cluster.event(Event::Linked { sidecar: 1, peer: 0 });
+        report(&mut cluster, &[(2, 0)]);
+        cluster.run_for(seconds(20));
+        assert_eq!(given_up(&cluster), [3, 2]);
+        assert_eq!(cluster.ranks(), [0, 1]);
+    }
+
+    #[test]
+    fn a_link_that_comes_up_takes_its_report_back() {
+        let mut cluster = Cluster::running(bounds(4, 1, 4), &[2, 2]);
+        report(&mut cluster, &[(1, 0)]);
+        cluster.pass(seconds(1));
+        cluster.event(Event::Linked { sidecar: 0, peer: 1 });
+        cluster.run_for(seconds(60));
+        assert_eq!(given_up(&cluster), [0_u32; 0]);
     }
 
     #[test]
