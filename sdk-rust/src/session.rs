@@ -27,7 +27,6 @@ use crate::pending::{Entry, Event, PartsLimit, Pending, Table, abstention};
 use crate::promise::Promise;
 use crate::result_data::ResultData;
 use crate::ring::{Flush, Ring, spin_time};
-use crate::tensor::Layout;
 use crate::timeline::{Recorder, TimelineOptions};
 
 /// A worker's session with its sidecar over a Unix socket and shared memory.
@@ -148,7 +147,7 @@ impl Session {
         }
     }
 
-    fn open(&self) -> Result<std::sync::MutexGuard<'_, Table<Resources, ResultData>>, Error> {
+    pub(crate) fn open(&self) -> Result<std::sync::MutexGuard<'_, Table<Resources, ResultData>>, Error> {
         self.fork_guard.check()?;
         self.pending.open()
     }
@@ -186,17 +185,6 @@ impl Session {
         self.draft_of(operation, operation.layout())
     }
 
-    /// [`Session::draft`] of an operation whose contribution may be in device memory.
-    pub(crate) fn draft_of(
-        self: &Arc<Self>,
-        operation: &Operation<'_>,
-        layout: Option<Layout<'_>>,
-    ) -> Result<Draft, Error> {
-        let mut table = self.open()?;
-        let request = table.names.request_of(operation, layout)?;
-        Ok(self.drafted(&table, request, operation))
-    }
-
     /// [`Session::draft`] for operations that become ready together.
     ///
     /// # Errors
@@ -210,18 +198,7 @@ impl Session {
         self.draft_group_of(label, &described)
     }
 
-    /// [`Session::draft_group`] of operations whose contributions may be in device memory.
-    pub(crate) fn draft_group_of(
-        self: &Arc<Self>,
-        label: Label<'_>,
-        operations: &[(Operation<'_>, Option<Layout<'_>>)],
-    ) -> Result<Vec<Draft>, Error> {
-        let mut table = self.open()?;
-        let requests = table.names.group_of(label, operations)?.into_iter().zip(operations);
-        Ok(requests.map(|(request, (operation, _))| self.drafted(&table, request, operation)).collect())
-    }
-
-    fn drafted(
+    pub(crate) fn drafted(
         self: &Arc<Self>,
         table: &Table<Resources, ResultData>,
         request: Request,
