@@ -23,7 +23,11 @@ PYTEST_WORKERS ?= 3
 
 PYTHON ?= python3
 CARGO ?= cargo
+FRAMEWORK_TESTS := $(addprefix tests/frameworks/test_tensorflow,.py _units.py _seeds.py)
+TENSORFLOW_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path tensorflow)
 FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
+JAX_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path jax)
+RAY_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path ray)
 TORCHFT_PYTHONS = $(foreach kind,torchft torchft-nightly,$(shell $(PYTHON) tests/setup/environment.py path $(kind)))
 GPU_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path gpu)
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
@@ -35,7 +39,8 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/gpu tests/setup tests/product tests/containers tests/deploy tests/frontends tests/torchft tests/soak tests/kills compose
+PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frameworks tests/frontends tests/gpu tests/ray tests/torchft \
+    tests/soak tests/kills compose
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -60,7 +65,7 @@ test: setup lint build-tests test-rust test-python ## Do everything that CI does
 .PHONY: setup
 setup: ## Install what the tests need: packages of the distribution, a Python environment
 	@tests/setup/debian.sh
-	@$(PYTHON) tests/setup/environment.py tools training bench torch-suite packaging mpich deploy helm
+	@$(PYTHON) tests/setup/environment.py tools training bench torch-suite packaging mpich deploy helm jax
 
 .PHONY: build
 build: plugins ## Build the binary ronde, the crates, the plugins and the Python extension
@@ -142,6 +147,29 @@ frontends-test: build ## Train with Lightning, Accelerate, Transformers and Deep
 	@$(PYTHON) tests/setup/environment.py frontends
 	$(FRONTENDS_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frontends
 
+.PHONY: framework-test
+framework-test: build ## Train with TensorFlow, Keras and JAX, and data of tf.data's service: installs 2.5 GB, takes 30 minutes
+	@$(PYTHON) tests/setup/environment.py tensorflow jax
+	$(TENSORFLOW_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml $(FRAMEWORK_TESTS) tests/frameworks/test_tf_data_service.py $(OPTIONS)
+	$(JAX_PYTHON) -m pytest -q -rs -n 2 -c sdk-python/pyproject.toml tests/frameworks/test_jax.py $(OPTIONS)
+
+.PHONY: framework-versions-test
+framework-versions-test: build ## The same with TensorFlow 2.20 and 2.19, and Keras on PyTorch: installs 3.5 GB, takes an hour
+	@$(PYTHON) tests/setup/environment.py tensorflow-2.20 tensorflow-2.19 keras-torch
+	for stage in tensorflow-2.20 tensorflow-2.19; do \
+	    $$($(PYTHON) tests/setup/environment.py path $$stage) -m pytest -q -rs -c sdk-python/pyproject.toml \
+	        $(FRAMEWORK_TESTS) $(OPTIONS) || exit 1; \
+	done
+	$$($(PYTHON) tests/setup/environment.py path keras-torch) -m pytest -q -rs -c sdk-python/pyproject.toml \
+	    tests/frameworks/test_keras_torch.py $(OPTIONS)
+
+# OPTIONS="-k killed" runs some tests.
+.PHONY: ray-test
+ray-test: build ## Train with Ray, in network namespaces of its own: installs 0.4 GB, needs root, takes up to 10 minutes
+	@tests/setup/debian.sh
+	@$(PYTHON) tests/setup/environment.py ray
+	$(RAY_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/ray $(OPTIONS)
+
 # OPTIONS="-k dies" runs one test.
 .PHONY: torchft-test
 torchft-test: build ## Train with torchft's Manager, its last release and a nightly one, and run torchft's own tests (3 minutes)
@@ -214,6 +242,7 @@ test-python:
 	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -m "not heavy"
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/product
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml -m "not heavy" tests/deploy
+	$(JAX_PYTHON) -m pytest -q -n 2 -c sdk-python/pyproject.toml -m "not heavy" tests/frameworks/test_jax.py
 
 # The binary and the extension are release builds, in a package of their own that nothing else imports.
 .PHONY: bench

@@ -85,6 +85,8 @@ Requires-Python: >=3.9
 License-Expression: Apache-2.0
 License-File: LICENSE
 Requires-Dist: ronde=={version()}
+Provides-Extra: ray
+Requires-Dist: ray[train]<3,>=2.51; extra == "ray"
 Provides-Extra: run
 Requires-Dist: cloudpickle>=2.2; extra == "run"
 Provides-Extra: torch

@@ -1,8 +1,9 @@
-//! Access to the memory of Python's tensors by address and length. The only file of this crate with unsafe code.
+//! Access to the memory of tensors by address and length.
 //!
-//! Safe Rust cannot express the contract, so `ronde/tensors.py`, the only caller, upholds it: an address belongs to a live,
-//! contiguous tensor with at least that many bytes. The caller holds the tensor for the whole call and does not write to it
-//! from another thread meanwhile, as for every function of NumPy or PyTorch that releases the interpreter lock.
+//! Safe Rust cannot express the contract, so the callers uphold it: an address belongs to a live, contiguous tensor with at
+//! least that many bytes. `ronde/tensors.py` holds the tensor for the whole call and does not write to it from another thread
+//! meanwhile, as for every function of NumPy or PyTorch that releases the interpreter lock. `frameworks/jax/call.rs` takes
+//! addresses and dimensions of XLA, which keeps the tensors until the call is complete.
 
 #![allow(unsafe_code, reason = "addresses of tensors that Python owns, under the module's contract")]
 
@@ -38,7 +39,7 @@ impl Source {
             return &[];
         }
         // SAFETY: `Span::new` has checked that the address is not null and the length is that of a possible object. The
-        // module's only caller guarantees `bytes` readable bytes at that address for the duration of the call. Bytes have no
+        // module's callers guarantee `bytes` readable bytes at that address for the duration of the call. Bytes have no
         // invalid values and no alignment.
         unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }
     }

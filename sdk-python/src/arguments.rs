@@ -8,21 +8,21 @@ use ronde::{Codec, Collective, DType, PluginCall, PluginValue, Rank, ReduceOp, S
 /// Keyword arguments of a submission. Each kind of collective uses its own subset.
 #[derive(Debug, Default)]
 pub(crate) struct Arguments {
-    op: i64,
-    prescale: Option<f64>,
-    postscale: Option<f64>,
-    codec: String,
-    plugin: Option<PluginCall>,
+    pub(crate) op: i64,
+    pub(crate) prescale: Option<f64>,
+    pub(crate) postscale: Option<f64>,
+    pub(crate) codec: String,
+    pub(crate) plugin: Option<PluginCall>,
     /// The root, or the other rank of a message.
-    root: u32,
+    pub(crate) root: u32,
     /// Whether to receive a message from any rank.
-    any_source: bool,
-    splits: Vec<u64>,
-    tag: u32,
-    ranks: Vec<u32>,
+    pub(crate) any_source: bool,
+    pub(crate) splits: Vec<u64>,
+    pub(crate) tag: u32,
+    pub(crate) ranks: Vec<u32>,
     /// Whether the ranks of a process set form it by themselves.
-    members_only: bool,
-    removed: u32,
+    pub(crate) members_only: bool,
+    pub(crate) removed: u32,
 }
 
 /// Options of an operation that are not part of the collective itself.

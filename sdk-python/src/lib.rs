@@ -1,8 +1,9 @@
 //! `ronde._ronde`: the blocking client for Python. The package `ronde` wraps it; nothing here is for users.
 //!
 //! Tensors are passed as address and length, because the stable ABI of Python 3.9 has no buffer protocol. Unsafe code
-//! is in `address.rs`, and in `frameworks`, which calls functions of TensorFlow that it finds at run time. Blocking calls detach from the interpreter and wait in slices, between which they check
-//! for signals. No lock is held while attached.
+//! is in `address.rs`, and in `frameworks`, for functions of TensorFlow that it finds at run time and for calls of XLA.
+//! Blocking calls detach from the interpreter and wait in slices, between which they check for signals. No lock is held
+//! while attached.
 
 #![deny(unsafe_code)]
 
@@ -28,6 +29,8 @@ mod _ronde {
     use crate::completions::Completions;
     #[pymodule_export]
     use crate::device::{Arrival, gpu_of, gpus, has_gpu_driver};
+    #[pymodule_export]
+    use crate::frameworks::jax::{jax_bind, jax_failure, jax_handler};
     #[pymodule_export]
     use crate::frameworks::tensorflow::{attach_tensorflow, detach_tensorflow, register_tensorflow};
     #[pymodule_export]

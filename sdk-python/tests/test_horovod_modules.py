@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 
 import pytest
@@ -121,10 +122,17 @@ def test_exceptions() -> None:
     assert (error.name, error.version, error.installed_version) == ("torch", "1.0", "2.0")
 
 
-@pytest.mark.parametrize("name", ["mxnet", "spark", "ray"])
+@pytest.mark.parametrize("name", ["mxnet", "spark"])
 def test_the_error_for_an_unsupported_module_gives_an_alternative(name: str) -> None:
     with pytest.raises(ImportError, match=r"is not supported yet: .* Use one of these, or run this program with"):
         importlib.import_module(f"horovod.{name}")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed; tests/ray imports these")
+@pytest.mark.parametrize("name", ["horovod.ray", "ronde.ray"])
+def test_the_error_without_ray_names_the_command(name: str) -> None:
+    with pytest.raises(ImportError, match=r'ronde.ray needs Ray, .*: pip install "ray\[train\]"'):
+        importlib.import_module(name)
 
 
 def test_horovod_basics_has_the_functions() -> None:

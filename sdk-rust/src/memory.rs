@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ronde_rpc::Claimed;
+use ronde_rpc::{Claimed, OutputPlace};
 use ronde_shm::{
     ArenaConfig, ArenaUsage, LeaseOutcome, LeasedSlot, MemClient, MemClientConfig, OwnedSegment, PeerSegment,
     SegmentId, SessionToken, Share, ShmError, Slot, SlotHold, WeakSlot, WorkerArena,
@@ -261,3 +261,7 @@ const KEPT_FOR_INPUTS: u64 = 2;
 const REGISTERED_SWEEP_MIN: usize = 64;
 /// A cache line, and the width of a vector register.
 const ALIGNMENT_BYTES: u64 = 64;
+/// Where the sidecar writes a result.
+pub(crate) fn output_place(slot: Slot) -> OutputPlace {
+    OutputPlace { segment: slot.segment.0, offset: slot.offset, bytes: slot.len }
+}

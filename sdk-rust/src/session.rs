@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ronde_rpc::v1::client_message::Message;
-use ronde_rpc::{Claimed, Completion, OutputPlace, Place, Submission, v1};
-use ronde_shm::{ForkGuard, LeasedSlot, Slot, SlotHold};
+use ronde_rpc::{Claimed, Completion, Place, Submission, v1};
+use ronde_shm::{ForkGuard, LeasedSlot, SlotHold};
 use ronde_wire::{Collective, DType, PluginCall, Rank, Request, RequestId, SetId};
 use tokio::sync::{Notify, mpsc};
 
@@ -21,13 +21,14 @@ use crate::device::{Devices, Line, Order, Unsent};
 use crate::error::{Error, queue_full, sidecar_gone};
 use crate::in_flight::InFlight;
 use crate::inline;
-use crate::memory::{InputPart, Memory};
+use crate::memory::{InputPart, Memory, output_place};
 use crate::operation::{Label, Operation};
 use crate::pending::{Entry, Event, PartsLimit, Pending, Table, abstention};
 use crate::promise::Promise;
 use crate::result_data::ResultData;
 use crate::ring::{Flush, Ring, spin_time};
-use crate::timeline::{Recorder, TimelineOptions};
+use crate::tensor::Layout;
+use crate::timeline::{RECORDING_RANK, Recorder, TimelineOptions};
 
 /// A worker's session with its sidecar over a Unix socket and shared memory.
 #[derive(Debug)]
@@ -147,7 +148,7 @@ impl Session {
         }
     }
 
-    pub(crate) fn open(&self) -> Result<std::sync::MutexGuard<'_, Table<Resources, ResultData>>, Error> {
+    fn open(&self) -> Result<std::sync::MutexGuard<'_, Table<Resources, ResultData>>, Error> {
         self.fork_guard.check()?;
         self.pending.open()
     }
@@ -185,6 +186,17 @@ impl Session {
         self.draft_of(operation, operation.layout())
     }
 
+    /// [`Session::draft`] of an operation whose contribution may be in device memory.
+    pub(crate) fn draft_of(
+        self: &Arc<Self>,
+        operation: &Operation<'_>,
+        layout: Option<Layout<'_>>,
+    ) -> Result<Draft, Error> {
+        let mut table = self.open()?;
+        let request = table.names.request_of(operation, layout)?;
+        Ok(self.drafted(&table, request, operation))
+    }
+
     /// [`Session::draft`] for operations that become ready together.
     ///
     /// # Errors
@@ -194,11 +206,22 @@ impl Session {
         label: Label<'_>,
         operations: &[Operation<'_>],
     ) -> Result<Vec<Draft>, Error> {
-        let described: Vec<_> = operations.iter().map(|operation| (operation.clone(), operation.layout())).collect();
-        self.draft_group_of(label, &described)
+        let described = operations.iter().map(|operation| (operation.clone(), operation.layout()));
+        self.draft_group_of(label, &described.collect::<Vec<_>>())
     }
 
-    pub(crate) fn drafted(
+    /// [`Session::draft_group`] of operations whose contributions may be in device memory.
+    pub(crate) fn draft_group_of(
+        self: &Arc<Self>,
+        label: Label<'_>,
+        operations: &[(Operation<'_>, Option<Layout<'_>>)],
+    ) -> Result<Vec<Draft>, Error> {
+        let mut table = self.open()?;
+        let requests = table.names.group_of(label, operations)?.into_iter().zip(operations);
+        Ok(requests.map(|(request, (operation, _))| self.drafted(&table, request, operation)).collect())
+    }
+
+    fn drafted(
         self: &Arc<Self>,
         table: &Table<Resources, ResultData>,
         request: Request,
@@ -569,12 +592,6 @@ impl Session {
     }
 }
 
-pub(crate) fn output_place(slot: Slot) -> OutputPlace {
-    OutputPlace { segment: slot.segment.0, offset: slot.offset, bytes: slot.len }
-}
-
-/// The rank that records timelines.
-const RECORDING_RANK: Rank = Rank(0);
 /// Messages that wait to be sent: a submission and a release or withdrawal for every request that may be pending, and room
 /// for heartbeats and the Goodbye.
 pub(crate) const OUTGOING_MAX: usize = 2 * ronde_wire::limits::PENDING_PER_SESSION_MAX + 64;

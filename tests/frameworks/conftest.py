@@ -20,6 +20,16 @@ WORKERS = pathlib.Path(__file__).parent / "workers"
 sys.path[:0] = [str(SDK / "tests"), str(SDK / "python"), str(SDK / "horovod-compat" / "src")]
 # A timeout ends a hang, so that its output is shown. TensorFlow takes up to 20 seconds to load on a busy machine.
 TIMEOUT_S = 300
+# Modules of the SDK's tests take these from here.
+PACKAGE = SDK / "python"
+
+
+def ronde_binary() -> str:
+    """Returns the binary `ronde` of the tested build."""
+    binary = os.environ.get("RONDE_BIN")
+    if not binary or not pathlib.Path(binary).is_file():
+        pytest.fail("RONDE_BIN does not name the binary `ronde`; run the tests by `make framework-test`")
+    return binary
 
 
 class Job(Protocol):
@@ -42,9 +52,7 @@ class Job(Protocol):
 @pytest.fixture
 def job() -> Job:
     """Runs a program of `workers/`, or of a path, as every rank of a job, with this Python."""
-    binary = os.environ.get("RONDE_BIN")
-    if not binary or not pathlib.Path(binary).is_file():
-        pytest.fail("RONDE_BIN does not name the binary `ronde`; run the tests by `make framework-test`")
+    binary = ronde_binary()
 
     def run(
         program: pathlib.Path | str,
@@ -55,7 +63,7 @@ def job() -> Job:
         fails: bool = False,
         **variables: str,
     ) -> str:
-        command = [str(binary), "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120"]
+        command = [binary, "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120"]
         command += [*options, sys.executable, str(WORKERS / program), *arguments]
         environment: dict[str, Any] = {
             **os.environ,

@@ -2,9 +2,9 @@
 
     cd tests && python -m gpu
 
-Two ranks share the machine's GPUs, so one is enough. Each step runs real workers and sidecars; a step that fails is a
-row of the table, and ends the command with status 1. Without a GPU, its driver or a PyTorch for CUDA, the command prints
-why nothing was run, and ends with status 3.
+Two ranks share the GPUs, so one is enough. Each step runs real workers and sidecars; a step that fails is a
+row of the table, and ends the command with status 1. Without a GPU, its driver or a PyTorch for CUDA, the command
+prints why nothing was run, and ends with status 3.
 """
 
 from __future__ import annotations

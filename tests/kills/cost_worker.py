@@ -1,7 +1,9 @@
-"""A worker that trains a perceptron for some steps and writes how long each took: `cost_worker.py FOLDER PARAMETERS STEPS WAY`.
+"""A worker that trains a perceptron for some steps and writes how long each took.
 
-WAY is "fixed" for a loop without a state, "checks" for an elastic one that asks for changes after each step, "commits" for
-one that commits after each step.
+    cost_worker.py FOLDER PARAMETERS STEPS WAY
+
+WAY is "fixed" for a loop without a state, "checks" for an elastic one that asks for changes after each step, "commits"
+for one that commits after each step.
 """
 
 from __future__ import annotations

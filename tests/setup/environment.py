@@ -20,8 +20,11 @@ Further stages have separate environments, as tests import nothing from there (`
     helm       helm, which renders them; with `deploy`
     frontends  Lightning, Accelerate, Transformers and DeepSpeed (0.3 GB); a layer on the environment of `training`,
                whose packages it sees, PyTorch too
+    tensorflow TensorFlow with Keras 3 and Keras 2 (1.7 GB); `tensorflow-2.20` and `tensorflow-2.19` are older ones
+    keras-torch  Keras 3 on PyTorch; a layer, too
+    jax        JAX for CPUs, Optax and Flax (0.8 GB)
     gpu        PyTorch for CUDA with its libraries (3 GB)
-    tensorflow TensorFlow with Keras 3 and Keras 2 (1.7 GB)
+    ray        Ray with Train and Tune (0.4 GB); a layer, too
     torchft    torchft's last release, and `torchft-nightly`, a later one with another interface; layers, too
 
 The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
@@ -56,12 +59,19 @@ ENVIRONMENTS = {
     "deploy": ["deploy", "helm"],
     "gpu": ["gpu"],
     "frontends": ["frontends"],
+    "jax": ["jax"],
+    "ray": ["ray"],
     "tensorflow": ["tensorflow"],
+    "tensorflow-2.20": ["tensorflow-2.20"],
+    "tensorflow-2.19": ["tensorflow-2.19"],
+    "keras-torch": ["keras-torch"],
     "torchft": ["torchft"],
     "torchft-nightly": ["torchft-nightly"],
 }
 # The stages of the environment `python` that a layer needs.
-LAYERS = {layer: ["base", "tools", "training"] for layer in ("frontends", "torchft", "torchft-nightly")}
+LAYERS = {
+    layer: ["base", "tools", "training"] for layer in ("frontends", "keras-torch", "ray", "torchft", "torchft-nightly")
+}
 # Of these packages only files are used, so what they depend on is not installed.
 WITHOUT_DEPENDENCIES = {"helm"}
 # Their requirements are not part of the environment's name.

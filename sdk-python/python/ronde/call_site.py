@@ -7,7 +7,7 @@ import os
 import sys
 
 # Modules between the user's line and this one: the package itself, and callers of its hooks.
-_PASSED_OVER = ("ronde", "torch", "horovod")
+_PASSED_OVER = ("ronde", "torch", "horovod", "jax", "optax", "flax")
 # Names are relative to this directory. A program that changes its directory later gets longer names.
 _DIRECTORY = os.path.join(os.getcwd(), "")
 

@@ -104,7 +104,17 @@ def decode(text: str) -> Handle:
 
 
 def _own_address() -> str:
-    host = os.environ.get(ADDRESS) or socket.gethostname()
+    return reserved_address(os.environ.get(ADDRESS) or socket.gethostname())
+
+
+def reserved_address(host: str) -> str:
+    """Reserves ports for a sidecar that this process starts. Returns HOST:PORT with the first of them.
+
+    host -- a name or an address of this host
+
+    No other process of ronde on this host gets them while this one lives. Raises RondeError with cause "settings" for
+    an invalid RONDE_HANDLE_PORTS, or if none are free.
+    """
     return f"{f'[{host}]' if ':' in host else host}:{_free_block(*_range(os.environ.get(PORTS) or _PORTS_DEFAULT))}"
 
 

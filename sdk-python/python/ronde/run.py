@@ -121,13 +121,21 @@ class LauncherError(RuntimeError):
 
 
 def run_by(
-    launcher: Callable[[str], list[str]], call: Call, size: int | None, executable: Path | None = None
+    launcher: Callable[[str], list[str]],
+    call: Call,
+    size: int | None,
+    executable: Path | None = None,
+    ended: Callable[[], None] = lambda: None,
+    variables: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """Makes a call on each of the ranks that a launcher starts. Returns their results by rank.
 
     launcher -- returns the launcher's arguments, up to the worker's command; its argument is the path of the report
                 that `ronde run` writes
     size     -- the number of ranks; None in an elastic job, whose results are those of the ranks at its end
+    ended    -- called when the launcher has ended, while the report's folder is still there
+    variables -- environment variables of the launcher besides this process's; unlike its arguments, other users of this
+                 host cannot read them
 
     Raises LauncherError if the launcher fails, RuntimeError for a rank without a result, and errors of pickling.
     """
@@ -137,7 +145,10 @@ def run_by(
         with contextlib.closing(PrivateFolder(path)) as folder:
             folder.write(CALL, pickled)
             worker = [os.fspath(executable or sys.executable), "-m", "ronde.run_worker", name]
-            status = _wait([*launcher(str(path / REPORT)), *worker], environment())
+            try:
+                status = _wait([*launcher(str(path / REPORT)), *worker], {**environment(), **(variables or {})})
+            finally:
+                ended()
             if status != 0:
                 raise LauncherError(status, _failure(path, status))
             if size is None:

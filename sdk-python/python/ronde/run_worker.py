@@ -108,7 +108,7 @@ class ElasticFolder:
 
     def deliver(self, result: bytes) -> None:
         """Hands a pickled result back, with the last rank of this worker."""
-        self._folder.write(f"{RESULT}.{rank_number()}", with_rank(last_rank(), result))
+        self._folder.replace(f"{RESULT}.{rank_number()}", with_rank(last_rank(), result))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> None:
             exchange.deliver(result)
         except Exception:
             if folder is not None:
-                folder.write(f"{ERROR}.{rank_number()}", traceback.format_exc().encode())
+                folder.replace(f"{ERROR}.{rank_number()}", traceback.format_exc().encode())
             raise
 
 

@@ -1,5 +1,7 @@
-//! Operations inside the graphs of frameworks. Nothing here is linked to a framework: its functions are found by name in
-//! the library that Python has loaded.
+//! What frameworks call from threads of their own, without Python. Nothing here is linked to a framework: functions of
+//! TensorFlow are found by name in the library that Python has loaded, and XLA passes its own to the handler for JAX.
 
+pub(crate) mod jax;
 mod library;
+mod status;
 pub(crate) mod tensorflow;

@@ -14,9 +14,9 @@ use super::line::{Order, Unsent};
 use crate::completions::NotifyFlag;
 use crate::error::Error;
 use crate::in_flight::InFlight;
-use crate::memory::whole;
+use crate::memory::{output_place, whole};
 use crate::ring::Flush;
-use crate::session::{Draft, Resources, Session, output_place};
+use crate::session::{Draft, Resources, Session};
 
 /// A request to send when its input has arrived. Dropping it fails the request.
 pub(super) struct Held {

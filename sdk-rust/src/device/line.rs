@@ -128,7 +128,7 @@ mod tests {
     fn requests_wait_for_those_that_they_must_not_overtake() {
         assert_eq!(sent(&[(Order::Free, false), (Order::Free, true)]), [1]);
         assert_eq!(sent(&[(TO_1, false), (TO_1, true), (OTHER_TAG, true)]), [2]);
-        assert_eq!(sent(&[(Order::Free, false), (Order::Last, true), (Order::Free, true)]), []);
+        assert_eq!(sent(&[(Order::Free, false), (Order::Last, true), (Order::Free, true)]), [0_u64; 0]);
         assert_eq!(sent(&[(TO_1, true), (TO_1, true), (Order::Last, true), (Order::Free, true)]), [0, 1, 2, 3]);
     }
 

@@ -115,28 +115,6 @@ impl Session {
             .collect()
     }
 
-    /// [`Session::draft`] of an operation whose contribution may be in device memory.
-    pub(crate) fn draft_of(
-        self: &Arc<Self>,
-        operation: &Operation<'_>,
-        layout: Option<Layout<'_>>,
-    ) -> Result<Draft, Error> {
-        let mut table = self.open()?;
-        let request = table.names.request_of(operation, layout)?;
-        Ok(self.drafted(&table, request, operation))
-    }
-
-    /// [`Session::draft_group`] of operations whose contributions may be in device memory.
-    pub(crate) fn draft_group_of(
-        self: &Arc<Self>,
-        label: Label<'_>,
-        operations: &[(Operation<'_>, Option<Layout<'_>>)],
-    ) -> Result<Vec<Draft>, Error> {
-        let mut table = self.open()?;
-        let requests = table.names.group_of(label, operations)?.into_iter().zip(operations);
-        Ok(requests.map(|(request, (operation, _))| self.drafted(&table, request, operation)).collect())
-    }
-
     fn submit_device(self: &Arc<Self>, draft: Draft, tensor: &DeviceTensor<'_>) -> Result<InFlight, Error> {
         let has_input = draft.request.as_ref().is_some_and(|what| what.collective.has_input(self.pending.me()));
         let prepared =

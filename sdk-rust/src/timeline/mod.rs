@@ -14,6 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use ronde_rpc::v1;
 use ronde_rpc::v1::ronde_client::RondeClient;
+use ronde_wire::Rank;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -200,3 +201,5 @@ fn refused(path: &Path, reason: &str) -> Error {
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the sidecar may take to send the rest of a recording.
 const REST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The rank that records timelines.
+pub(crate) const RECORDING_RANK: Rank = Rank(0);

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import numpy as np
-import tensorflow as tf
-
 import ronde.tensorflow as hvd
+import tensorflow as tf
 
 tf.get_logger().setLevel("ERROR")  # of functions that are traced often
 

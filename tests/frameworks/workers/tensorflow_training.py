@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-
 import ronde.tensorflow as hvd
+import tensorflow as tf
 
 tf.get_logger().setLevel("ERROR")  # of functions that are traced often
 
-hvd.init()
+hvd.init(process_sets="dynamic")
 RANK, SIZE = hvd.rank(), hvd.size()
 DATA = np.random.default_rng(1).normal(size=(8 * SIZE, 5)).astype(np.float64)
 TARGET = DATA @ np.arange(1.0, 6.0)[:, None]
@@ -104,6 +103,26 @@ def sparse() -> None:
             np.testing.assert_allclose(tf.convert_to_tensor(found), wanted, rtol=1e-12)
 
 
+def sparse_in_a_process_set() -> None:
+    """Slices of the ranks but the first, with a division before the reduction, which slices are without."""
+    if SIZE < 3:
+        return
+    some = hvd.add_process_set(list(range(1, SIZE)))
+    table = tf.Variable(np.ones((SIZE, 2)))
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [RANK])) * (RANK + 1.0)
+        tape = hvd.DistributedGradientTape(tape, process_set=some, gradient_predivide_factor=2.0)
+        return tape.gradient(loss, table)
+
+    wanted = np.zeros((SIZE, 2))
+    for rank in [0] if RANK == 0 else range(1, SIZE):
+        wanted[rank] = (rank + 1) / (1 if RANK == 0 else SIZE - 1)
+    for found in (step(), tf.function(step)()):
+        np.testing.assert_allclose(tf.convert_to_tensor(found), wanted, rtol=1e-12)
+
+
 def starts_equal() -> None:
     kinds = [tf.float32, tf.float16, tf.int64, tf.bool, tf.uint32, tf.complex64]
     variables = [tf.Variable(tf.cast([RANK, 1], kind)) for kind in kinds] + [tf.Variable(tf.zeros([0, 3]))]
@@ -156,6 +175,6 @@ def batch_normalization() -> None:
             raise AssertionError("a fused kernel does not synchronize")
 
 
-for part in (tapes, local_sources, sparse, starts_equal, batch_normalization):
+for part in (tapes, local_sources, sparse, sparse_in_a_process_set, starts_equal, batch_normalization):
     part()
 print(f"rank {RANK}: trained as one process", flush=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf2
-
 import ronde.tensorflow as hvd
+import tensorflow as tf2
 
 tf: Any = tf2.compat.v1
 tf.disable_eager_execution()
@@ -90,15 +89,39 @@ def adasum() -> None:
     """Two ranks change orthogonal elements, so both changes count whole; equal ones are averaged."""
     if SIZE != 2:
         return
-    for factors, wanted in [([[1.0, 0.0], [0.0, 2.0]], [-1.0, -2.0]), ([[1.0, 2.0]] * 2, [-1.0, -2.0])]:
+    orthogonal, equal = ([[1.0, 0.0], [0.0, 2.0]], [-1.0, -2.0]), ([[1.0, 2.0]] * 2, [-1.0, -2.0])
+    for (factors, wanted), is_resource in [(orthogonal, True), (orthogonal, False), (equal, True)]:
         with tf.Graph().as_default():
-            weight = tf.get_variable("weight", initializer=np.zeros(2), use_resource=True)
+            weight = tf.get_variable("weight", initializer=np.zeros(2), use_resource=is_resource)
             optimizer = hvd.DistributedOptimizer(tf.train.GradientDescentOptimizer(1.0), op=hvd.Adasum)
             train = optimizer.minimize(tf.reduce_sum(weight * factors[RANK]))
             with tf.Session() as session:
                 session.run(tf.global_variables_initializer())
                 session.run(train)
                 np.testing.assert_allclose(session.run(weight), wanted)
+    adasum_of_passes(*orthogonal)
+
+
+def adasum_of_passes(factors: Any, wanted: Any) -> None:
+    """The first of two passes has no collective: it is done on one rank before the other begins."""
+    with tf.Graph().as_default():
+        weight = tf.get_variable("weight", initializer=np.zeros(2), use_resource=True)
+        optimizer = hvd.DistributedOptimizer(
+            tf.train.GradientDescentOptimizer(1.0), op=hvd.Adasum, backward_passes_per_step=2
+        )
+        train = optimizer.minimize(tf.reduce_sum(weight * factors[RANK]))
+        nodes = [each for each in tf.get_default_graph().get_operations() if each.type == "RondeAllreduce"]
+        assert all(each._get_control_flow_context() is not None for each in nodes)  # in a branch
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            if RANK == 0:
+                session.run(train)
+            hvd.client().barrier()
+            if RANK == 1:
+                session.run(train)
+            np.testing.assert_allclose(session.run(weight), [0.0, 0.0])
+            session.run(train)
+            np.testing.assert_allclose(session.run(weight), [2 * each for each in wanted])
 
 
 def state_of_variables() -> None:
@@ -116,6 +139,21 @@ def state_of_variables() -> None:
         state.batch = 9
         state.restore()
         assert (state.batch, session.run(weight).tolist()) == (7, [5.0, 6.0])
+        nodes = len(session.graph.get_operations())
+        state.sync()
+        assert len(session.graph.get_operations()) == nodes
+        synchronizes_with_a_new_worker(state)
+
+
+def synchronizes_with_a_new_worker(state: Any) -> None:
+    """The last rank's graph is new, and its names are those of the others."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        weight = tf.get_variable("weight", initializer=np.zeros(2), use_resource=True)
+        session.run(tf.global_variables_initializer())
+        mine = hvd.elastic.TensorFlowState(session=session, batch=0) if RANK == SIZE - 1 and SIZE > 1 else state
+        mine.sync()
+        assert mine.batch == 7
+        assert mine is state or session.run(weight).tolist() == [5.0, 6.0]
 
 
 def everything_else() -> None:
@@ -142,6 +180,7 @@ def everything_else() -> None:
             raise AssertionError(f"{wrong} was accepted")
 
 
-for part in (trains, aggregates, sparse_and_groups, adasum, state_of_variables, everything_else):
+PARTS = (trains, aggregates, sparse_and_groups, adasum, state_of_variables, everything_else)
+for part in PARTS:
     part()
 print(f"rank {RANK}: TensorFlow 1 trains", flush=True)

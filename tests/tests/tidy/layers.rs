@@ -70,7 +70,7 @@ const EXTERNAL: [(&str, &[&str]); 17] = [
     ("axum", &["ronde-sidecar"]),
     ("clap", &["ronde-bootstrap", "ronde-launcher", "ronde-sidecar"]),
     ("cudarc", &["ronde-gpu"]),
-    ("libc", &["ronde-shm"]),
+    ("libc", &["ronde-shm", "ronde-python"]),
     ("libloading", &["ronde-gpu"]),
     (
         "nix",

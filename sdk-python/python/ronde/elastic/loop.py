@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
@@ -39,7 +40,12 @@ class StateLostError(RuntimeError):
         )
 
 
-def run_fn(func: Callable[..., Result], reset: Callable[[], None]) -> Callable[..., Result]:
+Failures = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def run_fn(
+    func: Callable[..., Result], reset: Callable[[], None], failures: Failures = contextlib.nullcontext
+) -> Callable[..., Result]:
     """Wraps the function `func(state, *args, **kwargs)` in the loop.
 
     Before each call the state is synchronized on all ranks. When a collective fails, the last commit of the state is
@@ -57,6 +63,8 @@ def run_fn(func: Callable[..., Result], reset: Callable[[], None]) -> Callable[.
 
     If all workers that had the state are gone, the loop raises StateLostError rather than train from the start.
 
+    failures -- a context that converts a framework's errors of failed collectives to RondeError, those of the state too
+
     The loop also raises a failure after which the session cannot restart, and the last one of 10 failures without a
     commit in between.
     """
@@ -66,7 +74,7 @@ def run_fn(func: Callable[..., Result], reset: Callable[[], None]) -> Callable[.
         notification_manager.register_listener(state)
         try:
             with notices_taken():
-                result: Result = _Loop(lambda: func(state, *args, **kwargs), state, reset).run()
+                result: Result = _Loop(lambda: func(state, *args, **kwargs), state, reset, failures).run()
             return result
         finally:
             notification_manager.remove_listener(state)
@@ -77,8 +85,8 @@ def run_fn(func: Callable[..., Result], reset: Callable[[], None]) -> Callable[.
 class _Loop:
     """The calls of a function, and the failures between them."""
 
-    def __init__(self, call: Callable[[], Result], state: State, reset: Callable[[], None]) -> None:
-        self._call, self._state, self._reset = call, state, reset
+    def __init__(self, call: Callable[[], Result], state: State, reset: Callable[[], None], failures: Failures) -> None:
+        self._call, self._state, self._reset, self._converted = call, state, reset, failures
         self._failures, self._commits = 0, state.commits
         self._has_state = not is_new_worker()
 
@@ -87,7 +95,8 @@ class _Loop:
         while True:
             failure: RondeError | None = None
             try:
-                result = self._attempt(needs_sync, is_first)
+                with self._converted():
+                    result = self._attempt(needs_sync, is_first)
             except RondeError as error:
                 self._check(error)
                 failure, needs_sync = error, True

@@ -155,7 +155,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
             'hvd.init(process_sets="dynamic")'
         )
     is_removed = current.client.remove_process_set(members)
-    _forget(process_set)
+    _unregister(process_set)
     return is_removed
 
 
@@ -200,7 +200,7 @@ def begin(comm: Any) -> None:
 def end() -> None:
     """Unregisters all sets at the end of the session."""
     for registered in list(_registered):
-        _forget(registered)
+        _unregister(registered)
     global_process_set.ranks = global_process_set.mpi_comm = None
 
 
@@ -231,7 +231,7 @@ def _register(process_set: ProcessSet, lists: list[list[int]]) -> None:
     world.changed()
 
 
-def _forget(process_set: ProcessSet) -> None:
+def _unregister(process_set: ProcessSet) -> None:
     process_set.process_set_id = process_set._members = None
     if process_set.mpi_comm is not None:
         process_set.ranks = None

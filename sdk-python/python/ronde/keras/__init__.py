@@ -157,16 +157,14 @@ def PartialDistributedOptimizer(  # noqa: N802 -- Horovod's name
             op,
             backward_passes_per_step,
             average_aggregated_gradients,
-            groups or num_groups or None,
+            groups,
             process_set,
             local_layers,
             scale_local_gradients,
+            num_groups,
         )
     if NAME != "torch":
-        raise NotImplementedError(
-            f"DistributedOptimizer does not work with Keras' back end {NAME}; use tensorflow or torch, or train with "
-            "ronde.jax"
-        )
+        raise NotImplementedError(f"Keras' back end is {NAME}; use tensorflow or torch, or train with ronde.jax")
     if groups is not None or num_groups:
         raise NotImplementedError("groups of gradients are for Keras on TensorFlow; leave them out on PyTorch")
     from ronde.keras.torch import TorchReducer
@@ -179,6 +177,7 @@ def PartialDistributedOptimizer(  # noqa: N802 -- Horovod's name
         backward_passes_per_step,
         average_aggregated_gradients,
         scale_local_gradients,
+        sparse_as_dense,
     )
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     for layer in layers:

@@ -35,11 +35,17 @@ class AnyBackend:
                     "variables on all ranks, after the model is built"
                 )
         for index, variable in enumerate(listed):
+            # Of a scalar this makes an array of one dimension.
             value = numpy.ascontiguousarray(keras.ops.convert_to_numpy(variable))
             # Bytes, because collectives do not accept all types of Keras.
             content = value.reshape(-1).view(numpy.uint8)
             received = client.broadcast(content, root, f"keras.variables.{index}", process_set=members)
-            variable.assign(numpy.asarray(received).view(value.dtype).reshape(value.shape))
+            variable.assign(numpy.asarray(received).view(value.dtype).reshape(tuple(variable.shape)))
+
+    @staticmethod
+    def reference(variable: Any) -> Any:
+        """Returns the object by which a variable is the same: itself."""
+        return variable
 
     @staticmethod
     def is_variable(given: Any) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Callable
 
 import tensorflow as tf
 
+from ronde.frameworks import world
 from ronde.tensorflow.reduction import reference
 
 if TYPE_CHECKING:
@@ -27,13 +29,22 @@ class GradientAggregation:
     passes  -- how many passes are added before a step
     average -- whether the sum is divided by the number of passes
     sparse_as_dense -- whether `tf.IndexedSlices` are converted to tensors
+
+    They are zero again in each session, as a restart goes on from a commit, and new workers have no sums. In a graph of
+    TensorFlow 1 they are global variables, and a new session leaves them as they are.
     """
 
     def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
         check_passes(passes)
         self.passes, self.average, self.sparse_as_dense = passes, average, sparse_as_dense
         self._counter: Any = None
-        self._sums: list[Any] = []
+        self._variables: list[Any] = []
+        self._sums: dict[int, Any] = {}
+        # Which variables have a gradient: in graphs, where all passes have the same, and eagerly since the last step.
+        self._traced: set[int] | None = None
+        self._added: set[int] = set()
+        if passes > 1:
+            _aggregations.add(self)
 
     def run(
         self,
@@ -45,30 +56,66 @@ class GradientAggregation:
     ) -> Any:
         """Adds gradients. With the last pass of a step, reduces and applies the sums; otherwise calls `skip`.
 
-        Returns what `apply` does if each pass is a step; otherwise the operation in a graph of TensorFlow 1, else None.
-        Raises ValueError for `tf.IndexedSlices` that are not converted.
+        A variable has no gradient in a step if it had none in all of its passes. Returns what `apply` does if each pass
+        is a step; otherwise the operation in a graph of TensorFlow 1, else None. Raises ValueError for
+        `tf.IndexedSlices` that are not converted, for other variables than in the first pass, and if graphs have
+        gradients of others.
         """
         if self.passes == 1:
             return apply(reduce(list(gradients)))
         dense = [self._dense(each) for each in gradients]
-        self._create(dense, variables)
         present = [index for index, each in enumerate(dense) if each is not None]
-
-        def step() -> Any:
-            sums: list[Any] = [None] * len(dense)
-            for index in present:
-                value = self._sums[index].read_value()
-                sums[index] = value / tf.cast(self.passes, value.dtype) if self.average else value
-            with tf.control_dependencies(_operations([apply(reduce(sums))])):
-                cleared = [self._sums[index].assign(tf.zeros_like(self._sums[index])) for index in present]
-                return _done([*cleared, self._counter.assign(0)])
-
+        self._check(present, variables)
+        self._create(dense, variables)
         added = [self._sums[index].assign_add(dense[index]) for index in present]
         with tf.control_dependencies(_operations([*added, self._counter.assign_add(1)])):
             is_last = tf.equal(self._counter.read_value(), self.passes)
             if tf.executing_eagerly():
-                return step() if bool(is_last) else _done([skip()])
-            return tf.cond(is_last, step, lambda: _done([skip()]))
+                self._added.update(present)
+                return self._step(len(dense), reduce, apply) if bool(is_last) else _done([skip()])
+            return tf.cond(is_last, lambda: self._step(len(dense), reduce, apply), lambda: _done([skip()]))
+
+    def _step(self, count: int, reduce: Reduce, apply: Apply) -> Any:
+        """Reduces and applies the sums, and begins again."""
+        indices = sorted(self._added if self._traced is None else self._traced)
+        sums: list[Any] = [None] * count
+        for index in indices:
+            value = self._sums[index].read_value()
+            sums[index] = value / tf.cast(self.passes, value.dtype) if self.average else value
+        with tf.control_dependencies(_operations([apply(reduce(sums))])):
+            cleared = [self._sums[index].assign(tf.zeros_like(self._sums[index])) for index in indices]
+            done = _done([*cleared, self._counter.assign(0)])
+        if tf.executing_eagerly():
+            self._added.clear()
+        return done
+
+    def _check(self, present: list[int], variables: Sequence[Any]) -> None:
+        """Raises ValueError if sums would mix gradients of different variables, or be lost."""
+        known = [reference(each) for each in variables]
+        self._variables = self._variables or known
+        if len(known) != len(self._variables) or any(one is not other for one, other in zip(known, self._variables)):
+            raise ValueError(
+                "with backward_passes_per_step > 1, all passes have the same variables in the same order; use an "
+                "optimizer for each list of variables"
+            )
+        if self._traced is None and not tf.executing_eagerly():
+            self._traced = set(present)
+        if self._traced is not None and self._traced != self._added | set(present):
+            odd = sorted(self._traced ^ (self._added | set(present)))
+            names = ", ".join(str(getattr(self._variables[index], "name", index)) for index in odd)
+            raise ValueError(
+                "with backward_passes_per_step > 1 in graphs, all passes have gradients of the same variables; some of "
+                f"them lack those of {names}. Let each pass use these variables, or give them to another optimizer"
+            )
+
+    def reset(self) -> None:
+        """Begins again, as the session has ended."""
+        if self._counter is None or tf.is_symbolic_tensor(self._counter.handle):
+            return
+        self._added.clear()
+        with tf.init_scope():
+            for each in (self._counter, *self._sums.values()):
+                each.assign(tf.zeros_like(each))
 
     def _dense(self, gradient: Any) -> Any:
         if not isinstance(gradient, tf.IndexedSlices):
@@ -80,14 +127,26 @@ class GradientAggregation:
         return tf.convert_to_tensor(gradient)
 
     def _create(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        if self._counter is not None:
-            return
         with tf.init_scope():
-            self._counter = _variable(tf.zeros([], tf.int32))
-            for gradient, variable in zip(gradients, variables):
-                # A gradient in a graph may have an unknown shape; that of its variable is known.
-                shape = reference(variable).shape
-                self._sums.append(None if gradient is None else _variable(tf.zeros(shape, gradient.dtype)))
+            if self._counter is None:
+                self._counter = _variable(tf.zeros([], tf.int32))
+            for index, (gradient, variable) in enumerate(zip(gradients, variables)):
+                if gradient is not None and index not in self._sums:
+                    # A gradient in a graph may have an unknown shape; that of its variable is known.
+                    self._sums[index] = _variable(tf.zeros(reference(variable).shape, gradient.dtype))
+
+
+_aggregations: weakref.WeakSet[GradientAggregation] = weakref.WeakSet()
+
+
+def _reset_all() -> None:
+    if world.is_begun():
+        return
+    for each in list(_aggregations):
+        each.reset()
+
+
+world.on_change(_reset_all)
 
 
 def _variable(value: Any) -> Any:
@@ -109,7 +168,9 @@ def _operations(results: list[Any]) -> list[Any]:
     """
     if tf.executing_eagerly():
         return []
-    operations = [each if isinstance(each, (tf.Tensor, tf.Operation)) else getattr(each, "op", None) for each in results]
+    operations = [
+        each if isinstance(each, (tf.Tensor, tf.Operation)) else getattr(each, "op", None) for each in results
+    ]
     return [each for each in operations if each is not None]
 
 

@@ -10,7 +10,7 @@ train(state)
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import tensorflow as tf
@@ -20,11 +20,13 @@ from ronde.elastic.state import HostsUpdatedInterrupt, HostUpdateResult, ObjectS
 from ronde.errors import MismatchError, PeerLostError, RondeError, TimedOutError
 from ronde.frameworks import basics, world
 from ronde.frameworks.keras.elastic import AgreeingState
-from ronde.tensorflow.functions import broadcast_variables
+from ronde.frameworks.process_sets import global_process_set
+from ronde.tensorflow import mpi_ops
+from ronde.tensorflow.functions import assigned, broadcast_variables, check_alike
 from ronde.tensorflow.reduction import reference
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = [
     "HostUpdateResult",
@@ -42,19 +44,20 @@ Result = TypeVar("Result")
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """Decorates `func(state, *args, **kwargs)` with the loop of `ronde.elastic.run_fn`, on the session of `init`.
 
-    Errors of TensorFlow that failed collectives raise are failures of collectives.
+    Errors of TensorFlow that failed collectives raise are failures of collectives, also those of the state.
     """
+    return run_fn(func, basics.init_again, converted)
 
-    @functools.wraps(func)
-    def converted(*args: Any, **kwargs: Any) -> Result:
-        try:
-            return func(*args, **kwargs)
-        except tf.errors.OpError as error:
-            if (failure := failure_of(error)) is None:
-                raise
-            raise failure from error
 
-    return run_fn(converted, basics.init_again)
+@contextlib.contextmanager
+def converted() -> Iterator[None]:
+    """Raises an error of ronde for one of TensorFlow that a failed collective raised."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if (failure := failure_of(error)) is None:
+            raise
+        raise failure from error
 
 
 def failure_of(error: Any) -> RondeError | None:
@@ -160,6 +163,7 @@ class TensorFlowState(_VariablesState):
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
         self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
         self.session = session
+        self._operations: dict[int, Any] = {}
         super().__init__(**kwargs)
         self.save()
 
@@ -180,6 +184,12 @@ class TensorFlowState(_VariablesState):
         if self.session is None:
             super()._broadcast_variables()
             return
-        with self.session.graph.as_default():
-            # Each session of ronde has its own: the graph grows with the number of restarts.
-            self.session.run(broadcast_variables(self.variables, root_rank=0))
+        listed = [reference(each) for each in self.variables]
+        with self.session.graph.as_default(), self.session.graph.name_scope(None):
+            number = mpi_ops.set_number(global_process_set)
+            check_alike(listed, global_process_set)
+            if number not in self._operations:
+                # Once in a graph: a second one would have other names than that of a new worker.
+                operations = assigned(listed, 0, f"ronde.elastic.{number}", global_process_set)
+                self._operations[number] = tf.group(*operations)
+            self.session.run(self._operations[number])

@@ -33,16 +33,16 @@ def broadcast_variables(
     listed = [reference(each) for each in variables]
     mpi_ops.set_number(process_set)  # raises before anything is exchanged
     if not tf.inside_function():
-        _check_alike(listed, process_set)
+        check_alike(listed, process_set)
     if tf.executing_eagerly():
         _assign_eagerly(listed, root_rank, process_set)
         return None
-    assigned = _assigned(listed, root_rank, "broadcast_variables", process_set)
+    operations = assigned(listed, root_rank, "broadcast_variables", process_set)
     # A `tf.function` runs assignments that nothing depends on, and returns no operations.
-    return None if tf.inside_function() else tf.group(*assigned)
+    return None if tf.inside_function() else tf.group(*operations)
 
 
-def _assigned(variables: list[Any], root_rank: int, name: str, process_set: ProcessSet) -> list[Any]:
+def assigned(variables: list[Any], root_rank: int, name: str, process_set: ProcessSet) -> list[Any]:
     """Returns the assignments of a graph."""
     received = [
         mpi_ops.broadcast(_sendable(each.read_value()), root_rank, f"{name}.{index}", process_set=process_set)
@@ -81,10 +81,10 @@ def broadcast_(
     if tf.executing_eagerly():
         broadcast_variables(listed, root_rank, process_set)
         return listed
-    return _assigned(listed, root_rank, name or "broadcast_", process_set)
+    return assigned(listed, root_rank, name or "broadcast_", process_set)
 
 
-def _check_alike(variables: list[Any], process_set: ProcessSet) -> None:
+def check_alike(variables: list[Any], process_set: ProcessSet) -> None:
     """Raises ValueError on all ranks if one has another list, so that no rank waits for it."""
     mine = [[each.dtype.base_dtype.name, str(each.shape)] for each in variables]
     members = members_of(process_set)

@@ -7,7 +7,7 @@ gathered, times the scales, and times the number of ranks after a sum.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -15,6 +15,9 @@ from ronde.frameworks import process_sets, world
 from ronde.ops import Average, Sum
 from ronde.tensorflow.names import gradient_name
 from ronde.tensorflow.native import ops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 def _options(operation: Any) -> dict[str, Any]:
@@ -28,14 +31,23 @@ def _allreduce(operation: Any, gradient: Any) -> Any:
     return ops.ronde_allreduce(gradient, tensor_name=gradient_name(operation), **_options(operation))
 
 
+def _of_present(gradients: Sequence[Any], function: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
+    """Returns what a function of gradients returns, with None where there is none, such as for an integer."""
+    present = [each for each in gradients if each is not None]
+    found = iter(function(present) if present else [])
+    return [None if each is None else next(found) for each in gradients]
+
+
 @tf.RegisterGradient("RondeAllreduceMany")
 def _allreduce_many(operation: Any, *gradients: Any) -> Any:
-    return ops.ronde_allreduce_many(gradients, tensor_name=gradient_name(operation), **_options(operation))
+    name, options = gradient_name(operation), _options(operation)
+    return _of_present(gradients, lambda present: ops.ronde_allreduce_many(present, tensor_name=name, **options))
 
 
 @tf.RegisterGradient("RondeGroupedAllreduce")
 def _grouped_allreduce(operation: Any, *gradients: Any) -> Any:
-    return ops.ronde_grouped_allreduce(gradients, tensor_name=gradient_name(operation), **_options(operation))
+    name, options = gradient_name(operation), _options(operation)
+    return _of_present(gradients, lambda present: ops.ronde_grouped_allreduce(present, tensor_name=name, **options))
 
 
 def _own_rows(operation: Any, reduced: Any, tensor: Any, part: str) -> Any:
@@ -68,11 +80,12 @@ def _allgather(operation: Any, gradient: Any) -> Any:
 
 @tf.RegisterGradient("RondeGroupedAllgather")
 def _grouped_allgather(operation: Any, *gradients: Any) -> Any:
-    number = operation.get_attr("process_set_id")
-    name = gradient_name(operation)
-    reduced = ops.ronde_grouped_allreduce(gradients, reduce_op=Average, tensor_name=name, process_set_id=number)
-    tensors = enumerate(zip(reduced, operation.inputs))
-    return [_own_rows(operation, each, tensor, f"gradient.rows.{index}") for index, (each, tensor) in tensors]
+    options = {"tensor_name": gradient_name(operation), "process_set_id": operation.get_attr("process_set_id")}
+    reduced = _of_present(gradients, lambda present: ops.ronde_grouped_allreduce(present, reduce_op=Average, **options))
+    return [
+        None if each is None else _own_rows(operation, each, tensor, f"gradient.rows.{index}")
+        for index, (each, tensor) in enumerate(zip(reduced, operation.inputs))
+    ]
 
 
 @tf.RegisterGradient("RondeBroadcast")
@@ -82,7 +95,7 @@ def _broadcast(operation: Any, gradient: Any) -> Any:
 
 @tf.RegisterGradient("RondeBroadcastMany")
 def _broadcast_many(operation: Any, *gradients: Any) -> Any:
-    return [_at_root(operation, each, gradient_name(operation)) for each in gradients]
+    return [None if each is None else _at_root(operation, each, gradient_name(operation)) for each in gradients]
 
 
 def _at_root(operation: Any, gradient: Any, name: str) -> Any:
@@ -119,9 +132,9 @@ def _reducescatter(operation: Any, gradient: Any) -> Any:
 
 @tf.RegisterGradient("RondeGroupedReducescatter")
 def _grouped_reducescatter(operation: Any, *gradients: Any) -> Any:
-    number = operation.get_attr("process_set_id")
-    scaled = [_scaled(operation, each) for each in gradients]
-    return ops.ronde_grouped_allgather(scaled, tensor_name=gradient_name(operation), process_set_id=number)
+    options = {"tensor_name": gradient_name(operation), "process_set_id": operation.get_attr("process_set_id")}
+    scaled = [None if each is None else _scaled(operation, each) for each in gradients]
+    return _of_present(scaled, lambda present: ops.ronde_grouped_allgather(present, **options))
 
 
 def _scaled(operation: Any, gradient: Any) -> Any:

@@ -13,9 +13,12 @@ They work eagerly, in `tf.function` and in graphs of TensorFlow 1, and have grad
 of one graph run in parallel and in any order.
 
 They raise ValueError for invalid arguments, for a process set that is not registered or does not contain this process,
-and before `init`. If the operation fails, running it raises an error of `tf.errors` with the same text on all ranks:
-InvalidArgumentError when ranks disagree, AbortedError when a rank was lost or shut down, DeadlineExceededError after a
-timeout, FailedPreconditionError after `shutdown`, ResourceExhaustedError when shared memory is full.
+and before `init`. An argument that is invalid by itself, such as negative splits, raises InvalidArgumentError on the
+rank that gives it; the others wait for that rank until its program ends, or until the deadline.
+
+If the operation fails, running it raises an error of `tf.errors` with the same text on all ranks: InvalidArgumentError
+when ranks disagree, AbortedError when a rank was lost or shut down, DeadlineExceededError after a timeout,
+FailedPreconditionError after `shutdown`, ResourceExhaustedError when shared memory is full.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from ronde.frameworks.process_sets import ProcessSet, global_process_set, member
 from ronde.ops import Adasum, Average, Max, Min, Product, Sum
 from ronde.tensorflow.compression import Compression, Compressor
 from ronde.tensorflow.names import name_of
-from ronde.tensorflow.native import ops, self_test
+from ronde.tensorflow.native import UNORDERED, ops, self_test
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -324,21 +327,36 @@ def _check_scatter(op: int) -> None:
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
-    """Waits until all ranks of the process set have called it; in a graph, returns the operation that waits."""
+    """Waits until all ranks of the process set have called it; in a graph, returns the operation that waits.
+
+    In a `tf.function` it begins when the collectives before it have ended. Collectives after it do not wait for it.
+    """
     number = set_number(process_set)
-    return ops.ronde_barrier(tensor_name=name_of("barrier", None, name), process_set_id=number)
+    with _after_collectives():
+        return ops.ronde_barrier(tensor_name=name_of("barrier", None, name), process_set_id=number)
+
+
+def _after_collectives() -> contextlib.AbstractContextManager[Any]:
+    """Makes an operation of a `tf.function` wait for the collectives before it, which have no order otherwise."""
+    if not tf.inside_function():
+        return contextlib.nullcontext()
+    graph = tf.compat.v1.get_default_graph()
+    earlier = [each for each in graph.get_operations() if each.type in UNORDERED]
+    context: contextlib.AbstractContextManager[Any] = tf.control_dependencies(earlier)
+    return context
 
 
 def join() -> Any:
     """Announces that this rank has no more tensors, and waits until all ranks have. Returns the rank that joined last.
 
     Until then, other ranks reduce with zeros of this rank. For all ranks of the job only. Returns an integer eagerly, a
-    tensor in a graph.
+    tensor in a graph. In a `tf.function` it begins when the collectives before it have ended; call none after it there.
     """
     number = set_number(global_process_set)
     if world.current().base is not None:
         raise NotImplementedError("join is for all ranks of the job; hvd.init was given some of them only")
-    last = ops.ronde_join(process_set_id=number)
+    with _after_collectives():
+        last = ops.ronde_join(process_set_id=number)
     return int(last) if tf.executing_eagerly() else last
 
 

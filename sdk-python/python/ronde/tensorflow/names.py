@@ -37,10 +37,14 @@ def name_of(kind: str, tensor: Any, name: str | None, ignore_name_scope: bool = 
 
 
 def numbered(graph: Any, name: str) -> str:
-    """Returns the name, with a number if the graph has it already."""
-    count = _counts.setdefault(graph, Counter())
-    count[name] += 1
-    return name if count[name] == 1 else f"{name}_{count[name] - 1}"
+    """Returns the name, with a number if the graph has it already: one that makes a name which nothing has."""
+    counts = _counts.setdefault(graph, Counter())
+    found = name
+    while counts[found]:
+        found = f"{name}_{counts[name]}"
+        counts[name] += 1
+    counts[found] += 1
+    return found
 
 
 def gradient_name(operation: Any, part: str = "gradient") -> str:

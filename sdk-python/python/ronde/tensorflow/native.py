@@ -66,7 +66,7 @@ def _run_in_parallel(unordered: list[str]) -> None:
     auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS = known | frozenset(unordered)
 
 
-def _load() -> Any:
+def _load() -> tuple[Any, frozenset[str]]:
     check_version(tf.__version__)
     library = os.path.join(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2")
     try:
@@ -74,11 +74,11 @@ def _load() -> Any:
     except ImportError as error:
         raise _refusal(str(error)) from error
     _run_in_parallel(unordered)
-    return _wrappers(names)
+    return _wrappers(names), frozenset(unordered)
 
 
-ops = _load()
-"""TensorFlow's wrappers of the operations, such as `ops.ronde_allreduce`."""
+ops, UNORDERED = _load()
+"""TensorFlow's wrappers of the operations, such as `ops.ronde_allreduce`, and the types that run in any order."""
 
 
 class _SelfTest:
@@ -89,13 +89,15 @@ class _SelfTest:
 def self_test() -> None:
     """Runs an operation that ends in another thread, eagerly and in a graph, the first time.
 
-    It starts TensorFlow, so it runs before the first collective and not when this module is imported. Raises
-    ImportError that names the versions that work.
+    It starts TensorFlow, so it runs before the first collective, or when a `tf.function` with one is traced, and not
+    when this module is imported. In a graph of TensorFlow 1 it does not run. Raises ImportError that names the versions
+    that work.
     """
-    if _SelfTest.has_passed or not tf.executing_eagerly():
+    if _SelfTest.has_passed:
         return
-    with _SelfTest.lock:
-        if _SelfTest.has_passed:
+    with _SelfTest.lock, tf.init_scope():
+        # A graph of TensorFlow 1 has nothing outside that could run it.
+        if _SelfTest.has_passed or not tf.executing_eagerly():
             return
         try:
             with tf.device("/cpu:0"):

@@ -99,16 +99,19 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
         """Applies gradients as the wrapped optimizer does."""
         pairs = list(grads_and_vars)
         if self._aggregation.passes == 1:
-            return self._optimizer.apply_gradients(pairs, global_step, name)
+            return self._apply(pairs, global_step, name)
         gradients, variables = zip(*pairs)
 
         def apply(reduced: list[Any]) -> Any:
-            return self._optimizer.apply_gradients(list(zip(reduced, variables)), global_step, name)
+            return self._apply(list(zip(reduced, variables)), global_step, name)
 
         self._optimizer._create_slots([variable for gradient, variable in pairs if gradient is not None])
         return self._aggregation.run(
             list(gradients), variables, lambda sums: self._reduced(sums, variables), apply, tf.no_op
         )
+
+    def _apply(self, pairs: list[Any], global_step: Any, name: str | None) -> Any:
+        return self._optimizer.apply_gradients(pairs, global_step, name)
 
     def register_local_var(self, variable: Any) -> None:
         """Leaves the gradient of a variable as it is on this rank, or divides it by the number of ranks."""
@@ -138,12 +141,13 @@ class _AdasumOptimizer(_DistributedOptimizer):
         del variables
         return gradients
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+    def _apply(self, pairs: list[Any], global_step: Any, name: str | None) -> Any:
         """Applies the Adasum of what each rank's gradients change."""
-        pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
-        before = [tf.identity(variable.read_value()) for _, variable in pairs]
+        pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+        # Copies: what is read of a reference variable is its memory, which the optimizer changes in place.
+        before = [tf.raw_ops.DeepCopy(x=variable.read_value()) for _, variable in pairs]
         with tf.control_dependencies(before):
-            applied = super().apply_gradients(pairs, global_step, name)
+            applied = super()._apply(pairs, global_step, name)
         options = self._ronde_options
         with tf.control_dependencies([] if applied is None else [applied]):
             changes = [variable.read_value() - start for (_, variable), start in zip(pairs, before)]

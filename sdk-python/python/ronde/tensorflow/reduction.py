@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ronde.frameworks.process_sets import ProcessSet, global_process_set, reduces
+from ronde.elastic.membership import is_elastic
+from ronde.frameworks.process_sets import ProcessSet, global_process_set, members_of, size_of
 from ronde.ops import Adasum, Average, Sum
 from ronde.tensorflow import mpi_ops
 from ronde.tensorflow.compression import Compression, Compressor
@@ -79,14 +80,26 @@ def reference(variable: Any) -> Any:
     return inner if isinstance(inner, tf.Variable) else variable
 
 
+def needs_collectives(process_set: ProcessSet) -> bool:
+    """Returns whether ranks have to reduce together; not if this process is outside of the set, or alone in it.
+
+    A graph of an elastic job has its collectives also when it is traced by one rank alone: it is not traced again when
+    the job grows. Raises ValueError for a set that contains this process and is not registered, and before `init`.
+    """
+    if not process_set.included():
+        return False
+    members_of(process_set)
+    return size_of(process_set) > 1 or (is_elastic() and not tf.executing_eagerly())
+
+
 def reduce_gradients(gradients: Sequence[Any], variables: Sequence[Any] | None, options: Options) -> list[Any]:
     """Returns the gradients after their reduction. None stays None.
 
     variables -- what they are gradients of, for local variables and groups; may be None without these
     """
     results = list(gradients)
-    if not reduces(options.process_set):
-        return results
+    if not needs_collectives(options.process_set):
+        return [_dense(each) if options.sparse_as_dense else each for each in results]
     sources = list(variables) if variables is not None else [None] * len(results)
     reduced = []
     for index, (each, source) in enumerate(zip(results, sources)):
@@ -95,14 +108,18 @@ def reduce_gradients(gradients: Sequence[Any], variables: Sequence[Any] | None, 
         if source is not None and options.is_local(source):
             results[index] = _local(each, options)
             continue
-        if isinstance(each, tf.IndexedSlices) and options.sparse_as_dense:
-            results[index] = tf.convert_to_tensor(each)
+        if options.sparse_as_dense:
+            results[index] = _dense(each)
         reduced.append(index)
     if options.groups is not None:
         _reduce_groups(results, sources, reduced, options)
     else:
         _reduce_each(results, reduced, options)
     return results
+
+
+def _dense(gradient: Any) -> Any:
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _local(gradient: Any, options: Options) -> Any:

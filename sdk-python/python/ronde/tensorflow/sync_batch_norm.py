@@ -7,8 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from ronde.frameworks import world
+from ronde.frameworks.process_sets import global_process_set
 from ronde.ops import Sum
 from ronde.tensorflow import mpi_ops
+from ronde.tensorflow.reduction import needs_collectives
 
 _Base: Any = tf.keras.layers.BatchNormalization
 
@@ -18,8 +20,8 @@ class SyncBatchNormalization(_Base):
 
     fused -- False; a fused kernel does not synchronize
 
-    Ranks may have batches of different lengths. While training, all ranks must run the layer. Raises ValueError for
-    another `fused`.
+    Ranks may have batches of different lengths, and some of them empty ones. While training, all ranks must run the
+    layer. Raises ValueError for another `fused`.
     """
 
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
@@ -33,13 +35,15 @@ class SyncBatchNormalization(_Base):
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Returns mean and variance over all ranks; as the base class, with its arguments."""
         mean, variance = super()._moments(inputs, *args, **kwargs)
-        if not world.is_begun() or world.current().size == 1:
+        if not world.is_begun() or not needs_collectives(global_process_set):
             return mean, variance
         mask = kwargs.get("mask", args[-1] if args and not isinstance(args[-1], bool) else None)
         mask = mask if isinstance(mask, tf.Tensor) else None
         counted = tf.reduce_prod(tf.shape(inputs)) // tf.maximum(tf.size(mean), 1) if mask is None else None
         count = tf.reduce_sum(tf.cast(mask, tf.float32)) if counted is None else tf.cast(counted, tf.float32)
         count = tf.cast(count, mean.dtype)
+        # Of an empty batch both are NaN, and so would be the sums and gradients of all ranks.
+        mean, variance = (tf.where(count > 0, each, tf.zeros_like(each)) for each in (mean, variance))
         # The mean first: a difference of large squares would lose the variance.
         sums = tf.concat([tf.reshape(mean * count, [-1]), [count]], 0)
         sums = mpi_ops.allreduce(sums, op=Sum, name="SyncBatchNormalization.mean")

@@ -11,6 +11,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
 
 use crate::frameworks::library::Library;
+pub(super) use crate::frameworks::status::Code;
 
 /// An opaque structure of TensorFlow.
 pub(super) type Opaque = *mut c_void;
@@ -69,6 +70,7 @@ functions! {
     TF_OpKernelConstruction_GetAttrInt64(Opaque, *const c_char, *mut i64, Opaque);
     TF_OpKernelConstruction_Failure(Opaque, Opaque);
     TF_OpKernelContext_Failure(Opaque, Opaque);
+    TF_GetFrameId(Opaque) -> u64;
     TF_GetIterId(Opaque) -> i64;
     TF_NumInputs(Opaque) -> c_int;
     TF_GetInput(Opaque, c_int, *mut Opaque, Opaque);
@@ -106,18 +108,6 @@ pub(super) fn load(path: &str) -> Result<(), String> {
 /// The functions. `None` before [`load`].
 pub(super) fn api() -> Option<&'static Api> {
     API.get()
-}
-
-/// The code of a status, as TensorFlow numbers them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Code {
-    Unknown = 2,
-    InvalidArgument = 3,
-    DeadlineExceeded = 4,
-    ResourceExhausted = 8,
-    FailedPrecondition = 9,
-    Aborted = 10,
-    Internal = 13,
 }
 
 /// A failure of an operation: its code and its text.

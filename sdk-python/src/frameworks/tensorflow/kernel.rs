@@ -10,7 +10,7 @@ use ronde::{ReduceOp, SetId};
 
 use super::abi::{Api, Code, Compute, Create, Delete, Failed, Opaque, Status, Tensor, api};
 use super::done::{Call, LAYOUT, end_in_place, has_expected_layout};
-use super::{flights, self_test};
+use super::{in_flight, self_test};
 use crate::arguments::reduce_op_of;
 
 /// What an operation does.
@@ -127,6 +127,10 @@ pub(super) fn functions(kind: Kind) -> (Create, Compute, Delete) {
     (create, compute, delete)
 }
 
+/// Makes a kernel of a kind from the attributes of a node.
+///
+/// # Safety
+/// TensorFlow calls it, with a construction that lives as long as the call.
 unsafe extern "C" fn create<const KIND: usize>(construction: Opaque) -> *mut c_void {
     // Kernels exist only after the functions were found.
     let Some(api) = api() else { return null_mut() };
@@ -142,6 +146,10 @@ unsafe extern "C" fn create<const KIND: usize>(construction: Opaque) -> *mut c_v
     }
 }
 
+/// Starts a kernel.
+///
+/// # Safety
+/// TensorFlow calls it, with a kernel of `create`, its context, and the callback that ends it.
 unsafe extern "C" fn compute(kernel: *mut c_void, context: Opaque, done: *mut c_void) {
     let Some(api) = api() else { return };
     // SAFETY: made by `create`, and TensorFlow keeps it while it runs.
@@ -158,10 +166,14 @@ unsafe extern "C" fn compute(kernel: *mut c_void, context: Opaque, done: *mut c_
     if kernel.spec.kind == Kind::SelfTest {
         self_test::answer_later(call);
     } else {
-        flights::start(&kernel.spec, call);
+        in_flight::start(&kernel.spec, call);
     }
 }
 
+/// Drops a kernel.
+///
+/// # Safety
+/// TensorFlow calls it once, with a kernel of `create` or null.
 unsafe extern "C" fn delete(kernel: *mut c_void) {
     if !kernel.is_null() {
         // SAFETY: made by `create`, deleted once.
@@ -185,10 +197,16 @@ impl Call {
         unsafe { Tensor::output(self.api(), self.context(), (index, dtype), shape, bytes) }
     }
 
-    /// The number of the iteration, within a loop of the graph; 0 or below outside of loops.
-    pub(super) fn iteration(&self) -> i64 {
-        // SAFETY: as above.
-        unsafe { (self.api().TF_GetIterId)(self.context()) }
+    /// The loop of the graph and the number of its iteration; `None` outside of loops.
+    ///
+    /// TensorFlow identifies a loop inside another one by a hash of names and of the outer iteration, which is the same on
+    /// all ranks.
+    pub(super) fn iteration(&self) -> Option<(u64, i64)> {
+        // SAFETY: as above, for both.
+        let (frame, iteration) =
+            unsafe { ((self.api().TF_GetFrameId)(self.context()), (self.api().TF_GetIterId)(self.context())) };
+        // The graph itself is number 0; the eager executor has none.
+        (frame != 0 && frame != u64::MAX).then_some((frame, iteration))
     }
 }
 

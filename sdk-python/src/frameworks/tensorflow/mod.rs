@@ -2,7 +2,7 @@
 //!
 //! Python loads TensorFlow and calls [`register_tensorflow`], which registers operations and asynchronous kernels by the C
 //! API that TensorFlow's own library exports. A kernel submits its operation with the memory of its input and returns;
-//! the thread of [`flights`] ends it. docs/adr/0030 describes what this assumes of TensorFlow.
+//! the thread of [`in_flight`] ends it. docs/adr/0030 describes what this assumes of TensorFlow.
 //!
 //! | file | what |
 //! |---|---|
@@ -10,13 +10,13 @@
 //! | `done.rs` | the callback that ends a kernel |
 //! | `ops.rs`, `shapes.rs` | the operations and their shape functions |
 //! | `kernel.rs` | attributes, and the functions that TensorFlow calls |
-//! | `flights.rs` | operations in flight |
+//! | `in_flight.rs` | operations in flight |
 //! | `session.rs` | the session that they use |
 //! | `self_test.rs`, `types.rs` | the operation of the self-test, and numbers of types |
 
 mod abi;
 mod done;
-mod flights;
+mod in_flight;
 mod kernel;
 mod ops;
 mod self_test;

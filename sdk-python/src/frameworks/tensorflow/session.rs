@@ -7,7 +7,7 @@ use ronde::SetId;
 use ronde::blocking::Client;
 
 use super::abi::{Code, Failed};
-use super::flights::Flights;
+use super::in_flight::InFlight;
 
 /// What queries about this process answer.
 #[derive(Clone, Debug, Default)]
@@ -25,15 +25,8 @@ pub(super) struct Facts {
 pub(super) struct Attached {
     /// Weak: the session ends when Python closes it.
     client: Weak<Client>,
-    pub(super) flights: Arc<Flights>,
+    pub(super) in_flight: Arc<InFlight>,
     pub(super) facts: Arc<Facts>,
-}
-
-impl Attached {
-    /// The client, unless Python has closed it.
-    pub(super) fn client(&self) -> Result<Arc<Client>, Failed> {
-        self.client.upgrade().ok_or_else(not_initialized)
-    }
 }
 
 static ATTACHED: Mutex<Option<Attached>> = Mutex::new(None);
@@ -43,13 +36,14 @@ pub(super) fn attach(client: &Arc<Client>, facts: Facts) -> Result<(), ronde::Er
     let mut attached = ATTACHED.lock().unwrap_or_else(PoisonError::into_inner);
     let facts = Arc::new(facts);
     let of_same = attached.as_ref().filter(|known| known.client.ptr_eq(&Arc::downgrade(client)));
-    let flights = match of_same {
-        Some(known) => Arc::clone(&known.flights),
-        None => Flights::begin(client.completions()?)?,
+    let in_flight = match of_same {
+        Some(known) => Arc::clone(&known.in_flight),
+        None => InFlight::begin(client)?,
     };
-    let earlier = attached.replace(Attached { client: Arc::downgrade(client), flights: Arc::clone(&flights), facts });
-    if let Some(earlier) = earlier.filter(|earlier| !Arc::ptr_eq(&earlier.flights, &flights)) {
-        earlier.flights.close();
+    let earlier =
+        attached.replace(Attached { client: Arc::downgrade(client), in_flight: Arc::clone(&in_flight), facts });
+    if let Some(earlier) = earlier.filter(|earlier| !Arc::ptr_eq(&earlier.in_flight, &in_flight)) {
+        earlier.in_flight.close();
     }
     Ok(())
 }
@@ -57,7 +51,7 @@ pub(super) fn attach(client: &Arc<Client>, facts: Facts) -> Result<(), ronde::Er
 /// Makes operations fail until the next session.
 pub(super) fn detach() {
     if let Some(earlier) = ATTACHED.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        earlier.flights.close();
+        earlier.in_flight.close();
     }
 }
 

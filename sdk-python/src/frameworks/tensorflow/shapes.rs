@@ -92,6 +92,9 @@ fn infer(context: Opaque, status: Opaque, run: impl FnOnce(&Inference) -> Result
 }
 
 /// Outputs have the shapes of the inputs.
+///
+/// # Safety
+/// TensorFlow calls it, with a context and a status that live as long as the call.
 pub(super) unsafe extern "C" fn same(context: Opaque, status: Opaque) {
     infer(context, status, |inference| {
         (0..inference.inputs()).try_for_each(|index| inference.set_output(index, &inference.input(index)?))
@@ -99,6 +102,9 @@ pub(super) unsafe extern "C" fn same(context: Opaque, status: Opaque) {
 }
 
 /// Outputs have the shapes of the inputs with other numbers of rows.
+///
+/// # Safety
+/// TensorFlow calls it, with a context and a status that live as long as the call.
 pub(super) unsafe extern "C" fn other_rows(context: Opaque, status: Opaque) {
     infer(context, status, |inference| {
         (0..inference.inputs())
@@ -107,6 +113,9 @@ pub(super) unsafe extern "C" fn other_rows(context: Opaque, status: Opaque) {
 }
 
 /// The first input with another number of rows, and a vector.
+///
+/// # Safety
+/// TensorFlow calls it, with a context and a status that live as long as the call.
 pub(super) unsafe extern "C" fn other_rows_and_vector(context: Opaque, status: Opaque) {
     infer(context, status, |inference| {
         inference.set_output(0, &inference.with_unknown_rows(&inference.input(0)?)?)?;
@@ -115,9 +124,15 @@ pub(super) unsafe extern "C" fn other_rows_and_vector(context: Opaque, status: O
 }
 
 /// A scalar.
+///
+/// # Safety
+/// TensorFlow calls it, with a context and a status that live as long as the call.
 pub(super) unsafe extern "C" fn scalar(context: Opaque, status: Opaque) {
     infer(context, status, |inference| inference.set_output(0, &inference.scalar()));
 }
 
 /// No outputs.
+///
+/// # Safety
+/// TensorFlow calls it, with a context and a status that live as long as the call.
 pub(super) unsafe extern "C" fn nothing(_: Opaque, _: Opaque) {}

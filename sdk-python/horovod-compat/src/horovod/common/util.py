@@ -44,11 +44,9 @@ def get_extension_full_path(pkg_path: str, *args: str) -> str:
 
 
 def check_extension(ext_name: str, *_: Any, **__: Any) -> None:
-    """Does nothing for `horovod.torch` and `horovod.tensorflow`, which need no library. Raises ImportError for others."""
+    """Does nothing for `horovod.torch` and `horovod.tensorflow`. Raises ImportError for others."""
     if ext_name.rpartition(".")[2] not in EXTENSIONS:
-        raise ImportError(
-            f"{ext_name} is not there: horovod-compat answers for PyTorch and TensorFlow only (horovod.torch, horovod.tensorflow)"
-        )
+        raise ImportError(f"{ext_name} is not there: horovod-compat answers for PyTorch and TensorFlow only")
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:

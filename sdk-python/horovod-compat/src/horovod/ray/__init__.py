@@ -1,5 +1,8 @@
-"""`horovod.ray`, which is not supported yet."""
+"""`horovod.ray`: Horovod's names for `ronde.ray`. Importing it needs Ray."""
 
-from horovod.absent import unsupported_module
+from horovod.ray import ray_logger
+from horovod.ray.elastic import ElasticRayExecutor
+from horovod.ray.runner import RayExecutor
+from horovod.ray.worker import BaseHorovodWorker
 
-raise unsupported_module("horovod.ray")
+__all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "RayExecutor", "ray_logger"]

@@ -4,8 +4,9 @@ from horovod.tensorflow import compression, functions, mpi_ops, sync_batch_norm 
 from horovod.tensorflow import elastic as _elastic
 from ronde import tensorflow as _tensorflow
 from ronde.tensorflow import *  # noqa: F403
+from ronde.tensorflow import Adasum as AdaSum
 
 # `ronde.tensorflow` has a module of this name, too, but without Horovod's other names.
 elastic = _elastic  # type: ignore[misc]
 
-__all__ = list(_tensorflow.__all__)
+__all__ = ["AdaSum", *_tensorflow.__all__]  # noqa: PLE0604

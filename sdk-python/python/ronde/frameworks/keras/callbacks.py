@@ -27,6 +27,10 @@ class Backend(Protocol):
         """Whether an object is a variable."""
         ...
 
+    def reference(self, variable: Any) -> Any:
+        """Returns the object by which a variable is the same."""
+        ...
+
 
 class BroadcastGlobalVariablesCallback:
     """Assigns the variables of rank `root_rank`'s model and optimizer to all ranks, after the first batch.
@@ -45,11 +49,12 @@ class BroadcastGlobalVariablesCallback:
         super().__init__()
         self.root_rank, self.device = root_rank, device
         self.broadcast_done = False
-        self._local = set()
+        self._local: dict[int, Any] = {}
         for variable in local_variables or []:
             if not self.backend.is_variable(variable):
                 raise ValueError(f"all local variables must be of type tf.Variable, not {type(variable).__name__}")
-            self._local.add(id(variable))
+            known = self.backend.reference(variable)
+            self._local[id(known)] = known
 
     def on_train_begin(self, logs: Any = None) -> None:
         """A further call of `fit` broadcasts again, after a restart of the session for example."""
@@ -63,8 +68,9 @@ class BroadcastGlobalVariablesCallback:
             return
         optimizer = getattr(self.model, "optimizer", None)
         variables = [*self.model.variables, *_variables_of(optimizer)]
-        unique = {id(each): each for each in variables if id(each) not in self._local}
-        self.backend.broadcast_variables(unique.values(), self.root_rank)
+        unique = {id(self.backend.reference(each)): each for each in variables}
+        sent = [each for number, each in unique.items() if number not in self._local]
+        self.backend.broadcast_variables(sent, self.root_rank)
         self.broadcast_done = True
 
 

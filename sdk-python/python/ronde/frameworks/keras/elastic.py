@@ -47,7 +47,7 @@ class UpdateBatchStateCallback:
         self._steps_per_epoch: int | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Forgets the length of epochs."""
+        """Resets the length of epochs."""
         del logs
         self._steps_per_epoch = None
 

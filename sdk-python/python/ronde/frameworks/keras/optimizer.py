@@ -61,11 +61,43 @@ class _Distributed:
         return self._ronde_reducer.run(state, gradients, variables, apply, skip)
 
 
+def refuse_loss_scale(optimizer: Any) -> None:
+    """Raises ValueError if a LossScaleOptimizer calls this optimizer.
+
+    It looks for infinities in the gradients of its rank only, and skips the call when it finds one: then the other
+    ranks wait for this one, or are a step ahead of it.
+    """
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES_MAX):
+        caller = frame.f_locals.get("self")
+        names = {kind.__name__ for kind in type(caller).__mro__}
+        if names & _LOSS_SCALES and getattr(caller, "inner_optimizer", None) is optimizer:
+            raise ValueError(
+                "a LossScaleOptimizer around a DistributedOptimizer would decide on each rank alone whether to skip a "
+                "step; with mixed_float16, compile() makes one. Give hvd.DistributedOptimizer("
+                "keras.mixed_precision.LossScaleOptimizer(optimizer)), or use mixed_bfloat16"
+            )
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
+
+
+_FRAMES_MAX = 60
+"""Between the two are decorators, branches and strategies of Keras and TensorFlow: about 20 frames."""
+_LOSS_SCALES = {"LossScaleOptimizer", "BaseLossScaleOptimizer"}
+
+
 class _Keras3(_Distributed):
     """For Keras 3, whose trainers all call `apply`, that for JAX apart."""
 
     built: bool
     _trainable_variables: list[Any]
+
+    def build(self, variables: Any) -> Any:
+        """Creates the variables of the optimizer. Raises ValueError if a LossScaleOptimizer has this one inside."""
+        refuse_loss_scale(self)
+        parent: Any = super()
+        return parent.build(variables)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Updates variables by gradients that are reduced over all ranks."""
@@ -80,7 +112,8 @@ class _Keras3(_Distributed):
         return self._ronde_run(gradients, variables, lambda reduced: parent.apply(reduced, variables), self._ronde_skip)
 
     def _ronde_skip(self) -> Any:
-        me: Any = self
+        # A LossScaleOptimizer counts in the one inside.
+        me: Any = getattr(self, "inner_optimizer", self)
         me._iterations.assign_add(1)
 
     def stateless_apply(self, *_: Any, **__: Any) -> Any:
@@ -102,6 +135,8 @@ class _Keras2(_Distributed):
             return parent.apply_gradients(pairs, *args, **kwargs)
         gradients, variables = zip(*pairs)
         me: Any = self
+        if "_ronde_state" not in self.__dict__:
+            refuse_loss_scale(self)
         if hasattr(me, "build"):
             me.build(variables)
         elif hasattr(me, "_create_all_weights"):

@@ -147,6 +147,7 @@ def PartialDistributedOptimizer(  # noqa: N802 -- Horovod's name
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
+    num_groups: int = 0,
 ) -> Any:
     """As `DistributedOptimizer`; the gradients of `local_layers`, a built layer or a list of them, stay local.
 
@@ -163,7 +164,7 @@ def PartialDistributedOptimizer(  # noqa: N802 -- Horovod's name
         op,
         backward_passes_per_step,
         average_aggregated_gradients,
-        0,
+        num_groups,
         groups,
         process_set,
         scale_local_gradients,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from ronde.tensorflow import functions
+from ronde.tensorflow.reduction import reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,6 +22,11 @@ class TensorFlowBackend:
         done = functions.broadcast_variables(variables, root_rank)
         if done is not None and not tf.executing_eagerly():
             tf.compat.v1.keras.backend.get_session().run(done)
+
+    @staticmethod
+    def reference(variable: Any) -> Any:
+        """Returns the object by which a variable is the same: for one of Keras 3 that of TensorFlow inside."""
+        return reference(variable)
 
     @staticmethod
     def is_variable(given: Any) -> bool:

@@ -2,11 +2,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use ronde::blocking::{Client, Handle, Progress};
-use ronde::{Cause, Collective, Completions, Detail, Error, Label, Operation, SetId, TensorRef};
+use ronde::{Collective, Completions, Detail, Error, Label, Operation, SetId, TensorRef};
 
 use super::abi::{Code, Failed, Tensor};
 use super::done::Call;
@@ -14,23 +14,28 @@ use super::kernel::{Kind, Spec};
 use super::self_test::write_number;
 use super::session::{Attached, attached};
 use super::types::{INT32, dtype_of};
+use crate::frameworks::status::code_of;
 
-/// How long the thread sleeps when nothing completes, before it checks deadlines.
+/// How often the thread checks deadlines.
 const SLICE: Duration = Duration::from_millis(500);
 
 /// The operations in flight of a session.
-pub(super) struct Flights {
+pub(super) struct InFlight {
+    /// The session's. Weak: the session ends when Python closes it.
+    client: Weak<Client>,
     completions: Completions,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Started since the thread looked last.
-    new: Vec<Flight>,
+    /// Submitted since the last poll.
+    new: Vec<Submitted>,
     /// Names in flight, with the operations that wait for their turn: ranks match one operation at a time by a name.
     names: HashMap<Key, VecDeque<Task>>,
     is_closed: bool,
+    /// Whether the thread has ended, so that nothing would complete an operation.
+    has_ended: bool,
 }
 
 /// What identifies a named operation on all ranks.
@@ -44,7 +49,7 @@ struct Task {
 }
 
 /// A submitted operation.
-struct Flight {
+struct Submitted {
     spec: Arc<Spec>,
     key: Option<Key>,
     call: Call,
@@ -61,7 +66,7 @@ pub(super) fn start(spec: &Arc<Spec>, call: Call) {
                 let outcome = value.and_then(|value| write_number(&call, value));
                 call.end(outcome);
             }
-            None => attached.flights.submit_in_turn(&attached, spec, call),
+            None => attached.in_flight.submit_in_turn(spec, call),
         },
         Err(failed) => call.end(Err(failed)),
     }
@@ -88,14 +93,15 @@ fn number(spec: &Spec, attached: &Attached) -> Option<Result<i32, Failed>> {
     })
 }
 
-impl Flights {
-    /// Starts the thread of a session, which ends after [`Flights::close`] with the last operation.
-    pub(super) fn begin(completions: Completions) -> Result<Arc<Self>, Error> {
-        let flights = Arc::new(Self { completions, state: Mutex::default() });
-        let mine = Arc::clone(&flights);
+impl InFlight {
+    /// Starts the thread of a session, which ends after [`InFlight::close`] with the last operation.
+    pub(super) fn begin(client: &Arc<Client>) -> Result<Arc<Self>, Error> {
+        let completions = client.completions()?;
+        let begun = Arc::new(Self { client: Arc::downgrade(client), completions, state: Mutex::default() });
+        let mine = Arc::clone(&begun);
         let started = std::thread::Builder::new().name("ronde-tensorflow".to_owned()).spawn(move || mine.run());
         started.map_err(|error| Error::Thread { reason: error.to_string() })?;
-        Ok(flights)
+        Ok(begun)
     }
 
     /// Ends the thread once nothing is in flight.
@@ -109,11 +115,11 @@ impl Flights {
     }
 
     /// Submits an operation, or lets it wait for an earlier one of the same name.
-    fn submit_in_turn(&self, attached: &Attached, spec: &Arc<Spec>, call: Call) {
+    fn submit_in_turn(&self, spec: &Arc<Spec>, call: Call) {
         // Iterations of a loop run in another order on each rank.
         let name = spec.name.as_ref().map(|name| match call.iteration() {
-            iteration if iteration > 0 => format!("{name}#{iteration}"),
-            _ => name.clone(),
+            Some((frame, iteration)) => format!("{name}#{frame:x}.{iteration}"),
+            None => name.clone(),
         });
         let task = Task { spec: Arc::clone(spec), name, call };
         if let Some(key) = task.key() {
@@ -124,20 +130,22 @@ impl Flights {
             }
             state.names.insert(key, VecDeque::new());
         }
-        self.submit(attached.client(), task);
+        self.submit(task);
     }
 
     /// Submits an operation whose turn it is. When that fails, the next one of its name follows.
-    fn submit(&self, client: Result<Arc<Client>, Failed>, task: Task) {
+    fn submit(&self, task: Task) {
+        // Never to a later session: its other ranks do not know of this operation.
+        let client = self.client.upgrade().ok_or_else(ended);
         let mut next = Some(task);
         while let Some(task) = next.take() {
             let key = task.key();
-            let submitted = client.clone().and_then(|client| task.submit(&client));
+            let submitted = client.as_ref().map_err(Failed::clone).and_then(|client| task.submit(client));
             match submitted {
                 Ok((handles, dtypes)) => {
                     let Task { spec, call, .. } = task;
-                    self.lock().new.push(Flight { spec, key, call, handles, dtypes });
-                    self.completions.wake();
+                    let submitted = Submitted { spec, key, call, handles, dtypes };
+                    next = self.push(submitted).and_then(|refused| self.end_refused(refused));
                 }
                 Err(failed) => {
                     task.call.end(Err(failed));
@@ -145,6 +153,25 @@ impl Flights {
                 }
             }
         }
+    }
+
+    /// Hands an operation to the thread. Returns it if the thread has ended.
+    fn push(&self, submitted: Submitted) -> Option<Submitted> {
+        let mut state = self.lock();
+        if state.has_ended {
+            return Some(submitted);
+        }
+        state.new.push(submitted);
+        drop(state);
+        self.completions.wake();
+        None
+    }
+
+    /// Ends an operation that no thread would complete, and returns the next one of its name.
+    fn end_refused(&self, refused: Submitted) -> Option<Task> {
+        let Submitted { key, call, .. } = refused;
+        call.end(Err(ended()));
+        self.next_of(key.as_ref())
     }
 
     /// The next operation of a name, which is free if there is none.
@@ -159,52 +186,83 @@ impl Flights {
     }
 
     fn run(&self) {
-        let mut in_flight: Vec<Flight> = Vec::new();
-        let mut seen = 0;
+        let _ending = Ending(self);
+        let mut in_flight: Vec<Submitted> = Vec::new();
+        let (mut seen, mut checked) = (0, Instant::now());
         loop {
-            let count = self.completions.wait(seen, SLICE);
-            let is_slice_over = count == seen;
-            seen = count;
+            seen = self.completions.wait(seen, SLICE);
             let is_closed = {
                 let mut state = self.lock();
                 in_flight.append(&mut state.new);
                 state.is_closed
             };
-            let (ready, rest) = in_flight.into_iter().partition(|flight| flight.is_ready());
+            let (ready, rest) = in_flight.into_iter().partition(Submitted::is_ready);
             in_flight = rest;
-            for flight in ready {
-                self.finish(flight);
+            for submitted in ready {
+                self.finish(submitted);
             }
-            if is_slice_over {
+            if checked.elapsed() >= SLICE {
+                checked = Instant::now();
                 in_flight = self.finish_overdue(in_flight);
             }
-            if is_closed && in_flight.is_empty() && self.lock().new.is_empty() {
+            if is_closed && in_flight.is_empty() && self.end_if_idle() {
                 return;
             }
         }
     }
 
+    /// Whether nothing was submitted since the last poll. Then the thread ends, and nothing more is submitted.
+    fn end_if_idle(&self) -> bool {
+        let mut state = self.lock();
+        state.has_ended = state.new.is_empty();
+        state.has_ended
+    }
+
     /// Ends a complete operation, and submits the next one of its name.
-    fn finish(&self, flight: Flight) {
-        let key = flight.key.clone();
-        flight.end();
+    fn finish(&self, submitted: Submitted) {
+        let key = submitted.key.clone();
+        submitted.end();
         if let Some(next) = self.next_of(key.as_ref()) {
-            self.submit(attached().and_then(|attached| attached.client()), next);
+            self.submit(next);
         }
     }
 
     /// Ends the operations whose deadline has passed, and returns the others.
-    fn finish_overdue(&self, in_flight: Vec<Flight>) -> Vec<Flight> {
+    fn finish_overdue(&self, in_flight: Vec<Submitted>) -> Vec<Submitted> {
         let mut rest = Vec::with_capacity(in_flight.len());
-        for mut flight in in_flight {
-            if flight.is_overdue() {
-                self.finish(flight);
+        for mut submitted in in_flight {
+            if submitted.is_overdue() {
+                self.finish(submitted);
             } else {
-                rest.push(flight);
+                rest.push(submitted);
             }
         }
         rest
     }
+}
+
+/// The end of the thread, by a panic too: what it leaves ends with an error, so that no graph waits for ever.
+struct Ending<'a>(&'a InFlight);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let (new, names) = {
+            let mut state = self.0.lock();
+            state.has_ended = true;
+            (std::mem::take(&mut state.new), std::mem::take(&mut state.names))
+        };
+        let waiting = names.into_values().flatten().map(|task| task.call);
+        for call in new.into_iter().map(|submitted| submitted.call).chain(waiting) {
+            call.end(Err(ended()));
+        }
+    }
+}
+
+fn ended() -> Failed {
+    Failed::new(
+        Code::Aborted,
+        "the session of this operation has ended; call hvd.shutdown() and hvd.init() for another",
+    )
 }
 
 impl Task {
@@ -300,7 +358,7 @@ fn splits(given: Option<&Tensor>) -> Result<Vec<u64>, Failed> {
     numbers.collect()
 }
 
-impl Flight {
+impl Submitted {
     fn is_ready(&self) -> bool {
         self.handles.iter().all(Handle::poll)
     }
@@ -317,7 +375,7 @@ impl Flight {
         let outcome = written.map_err(|error| failed(&error)).and_then(|()| match spec.kind {
             Kind::Barrier => is_over(&handles),
             Kind::Join => last_joined(&handles).and_then(|rank| write_number(&call, rank)),
-            // Reading a result forgets the splits.
+            // Reading a result drops the splits.
             Kind::AllToAll => write_splits(&call, &handles).and_then(|()| write_tensors(&call, &mut handles, &dtypes)),
             _ => write_tensors(&call, &mut handles, &dtypes),
         });
@@ -374,18 +432,5 @@ fn last_joined(handles: &[Handle]) -> Result<i32, Failed> {
 
 /// The failure of a kernel: the text is that of the client, so it is the same on all ranks.
 fn failed(error: &Error) -> Failed {
-    let code = match error {
-        Error::Argument { .. } => Code::InvalidArgument,
-        Error::Limit { .. } => Code::ResourceExhausted,
-        Error::Closed => Code::Aborted,
-        Error::UsedAfterFork(_) => Code::FailedPrecondition,
-        Error::Failure(failure) => match failure.cause {
-            Cause::Mismatch | Cause::Refused => Code::InvalidArgument,
-            Cause::TimedOut => Code::DeadlineExceeded,
-            Cause::RankLost | Cause::SidecarLost | Cause::ShutDown => Code::Aborted,
-            _ => Code::Internal,
-        },
-        _ => Code::Unknown,
-    };
-    Failed::new(code, error.to_string())
+    Failed::new(code_of(error), error.to_string())
 }

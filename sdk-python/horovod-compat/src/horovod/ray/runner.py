@@ -1,0 +1,53 @@
+"""`RayExecutor`, and the class by which Horovod numbers its ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from ronde.ray import RayExecutor
+from ronde.ray.settings import MiniSettings
+
+__all__ = ["Coordinator", "MiniSettings", "RayExecutor"]
+
+
+class Coordinator:
+    """Numbers ranks within and across hosts. `RayExecutor` does not need it; programs that start actors themselves may.
+
+    settings -- kept
+    """
+
+    def __init__(self, settings: MiniSettings) -> None:
+        self.settings = settings
+        self.hostnames_by_rank: dict[str, list[int]] = defaultdict(list)
+        self.node_id_by_rank: dict[str, list[int]] = defaultdict(list)
+
+    @property
+    def world_size(self) -> int:
+        """The number of registered ranks."""
+        return sum(len(ranks) for ranks in self.node_id_by_rank.values())
+
+    @property
+    def hoststring(self) -> str:
+        """The hosts and the number of their ranks, such as "alpha:2,beta:2"."""
+        return ",".join(f"{host}:{len(ranks)}" for host, ranks in self.hostnames_by_rank.items())
+
+    def register(self, hostname: str, node_id: str, world_rank: int) -> None:
+        """Adds a rank of a node."""
+        self.hostnames_by_rank[hostname].append(world_rank)
+        self.node_id_by_rank[node_id].append(world_rank)
+
+    def finalize_registration(self) -> dict[int, dict[str, int]]:
+        """Returns for each rank the variables HOROVOD_CROSS_RANK, _CROSS_SIZE, _LOCAL_RANK and _LOCAL_SIZE.
+
+        Nodes are numbered in the order of their registration.
+        """
+        found = {}
+        for node, ranks in enumerate(self.node_id_by_rank.values()):
+            for local, rank in enumerate(ranks):
+                found[rank] = {
+                    "HOROVOD_CROSS_RANK": node,
+                    "HOROVOD_CROSS_SIZE": len(self.node_id_by_rank),
+                    "HOROVOD_LOCAL_RANK": local,
+                    "HOROVOD_LOCAL_SIZE": len(ranks),
+                }
+        return found

@@ -1,0 +1,5 @@
+"""The actor that runs a rank."""
+
+from ronde.ray.worker import BaseHorovodWorker
+
+__all__ = ["BaseHorovodWorker"]

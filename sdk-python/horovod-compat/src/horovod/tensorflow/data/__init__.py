@@ -1,0 +1,1 @@
+"""tf.data's service for training jobs, as `ronde.tensorflow.data` has it."""

@@ -1,0 +1,118 @@
+"""The remote shell of an elastic job on Ray: `python -m ronde.ray.remote_shell FOLDER HOST COMMAND...`.
+
+`ronde run --remote-shell` starts it for each host. It runs the command on a node of Ray, in an actor that holds the
+resources of the workers there, and connects standard input and output to it. FOLDER is that of the call; the driver has
+written which node the host is. Certificates for the node's sidecar travel over this connection. So it is refused unless
+Ray's connections use TLS, or the node is this host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ronde.private_folder import PrivateFolder
+from ronde.processes import own_host
+from ronde.ray.agent import FILES, Agent
+from ronde.ray.nodes import uses_tls
+from ronde.run import CALL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SETTINGS = "ray.json"
+# The exit status of ssh for its own failures.
+_FAILED = 255
+_METHODS_MAX = 16
+_PIECE_BYTES = 1 << 20
+_POLL_S = 0.5
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command on the node. Returns its exit status, or 255 with a message if that is not possible."""
+    path, host, command = pathlib.Path(arguments[0]), arguments[1], " ".join(arguments[2:])
+    with contextlib.closing(PrivateFolder(path)) as folder:
+        settings = json.loads(folder.read(SETTINGS))
+        node = settings["nodes"].get(host)
+        if node is None:
+            print(f"{host} is no node of the cluster of Ray any more", file=sys.stderr)
+            return _FAILED
+        ray.init(address=settings["address"], log_to_driver=False, logging_level="error", configure_logging=False)
+        try:
+            return _run(node, host, command, folder, path)
+        except ray.exceptions.RayError as error:
+            print(f"the actor on node {host} has ended: {str(error).splitlines()[0]}", file=sys.stderr)
+            return _FAILED
+
+
+def _run(node: dict[str, Any], host: str, command: str, folder: PrivateFolder, path: pathlib.Path) -> int:
+    options = {
+        "num_cpus": node["cpus"],
+        "num_gpus": node["gpus"],
+        "max_concurrency": _METHODS_MAX,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node["id"], soft=False),
+    }
+    agent = ray.remote(Agent).options(**options).remote(str(path), folder.read(CALL), host)
+    place = ray.get(agent.place.remote())
+    if not place.host.is_same(own_host()) and not (uses_tls() and place.has_tls):
+        print(
+            f"{place.described()} is another host, and Ray's connections are plaintext, so ronde sends no certificate "
+            "over them: start Ray with RAY_USE_TLS=1 on all nodes and the driver (docs/RAY.md)",
+            file=sys.stderr,
+        )
+        return _FAILED
+    ray.get(agent.start.remote(command))
+    threading.Thread(target=_feed, args=(agent,), daemon=True).start()
+    readers = [threading.Thread(target=_pass_on, args=(agent, is_error)) for is_error in (False, True)]
+    for reader in readers:
+        reader.start()
+    status = _watched(agent, folder)
+    for reader in readers:
+        reader.join()
+    ray.get(agent.remove.remote())
+    return status
+
+
+def _watched(agent: Any, folder: PrivateFolder) -> int:
+    """Fetches what workers leave, until the command ends. Returns its exit status."""
+    ending = agent.wait.remote()
+    while True:
+        ended, _ = ray.wait([ending], timeout=_POLL_S)
+        for name, content in ray.get(agent.taken.remote()).items():
+            if FILES.fullmatch(name):
+                folder.replace(name, content)
+        if ended:
+            status: int = ray.get(ending)
+            return status
+
+
+def _feed(agent: Any) -> None:
+    """Passes standard input on, up to its end."""
+    with contextlib.suppress(ray.exceptions.RayError):
+        while True:
+            content = os.read(sys.stdin.fileno(), _PIECE_BYTES)
+            ray.get(agent.write.remote(content))
+            if not content:
+                return
+
+
+def _pass_on(agent: Any, is_error: bool) -> None:
+    """Passes standard output or error of the command on, up to its end."""
+    descriptor = (sys.stderr if is_error else sys.stdout).fileno()
+    with contextlib.suppress(ray.exceptions.RayError, BrokenPipeError):
+        while content := ray.get(agent.read.remote(is_error)):
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

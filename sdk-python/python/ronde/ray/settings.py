@@ -1,0 +1,43 @@
+"""The settings of executors, checked before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class MiniSettings:
+    """How long an executor waits, and by what the sidecars of several nodes authenticate each other.
+
+    timeout_s                 -- for workers to answer, and for sidecars to reach each other
+    placement_group_timeout_s -- for Ray to find places for the workers, and then to start them
+    nics                      -- the networks that sidecars listen on, such as "eth0,10.0.0.0/8"; default: all
+    ssh_identity_file, ssh_str -- unused: Ray starts the workers, and nothing uses ssh
+    verbose                   -- unused
+    job_secret_file           -- the path of a file with the same secret on all nodes (`ronde certs secret`)
+    certs                     -- the path, on each node, of the directory with its certificate (`ronde certs once`)
+    discovery                 -- finds the nodes of an elastic job, with a method `find_available_hosts_and_slots` that
+                                 returns the slots of each address
+    """
+
+    timeout_s: float = 30
+    placement_group_timeout_s: float = 100
+    nics: str | list[str] | set[str] | tuple[str, ...] | None = None
+    ssh_identity_file: str | None = None
+    ssh_str: str | None = None
+    verbose: int = 0
+    job_secret_file: str | None = None
+    certs: str | None = None
+    discovery: Any = None
+
+    @property
+    def start_timeout(self) -> float:
+        """The same as `timeout_s`."""
+        return self.timeout_s
+
+    def interfaces(self) -> str:
+        """Returns `nics` as `--network-interfaces` takes them."""
+        if self.nics is None or isinstance(self.nics, str):
+            return self.nics or ""
+        return ",".join(sorted(self.nics))

@@ -1,0 +1,89 @@
+"""Parts of ronde.tensorflow without a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorflow")
+
+import tensorflow as tf
+from ronde.elastic.state import ObjectState
+from ronde.errors import PeerLostError
+from ronde.frameworks import world
+from ronde.tensorflow import elastic
+from ronde.tensorflow.aggregation import GradientAggregation
+from ronde.tensorflow.names import name_of
+
+
+def test_numbered_names_are_those_of_nothing_else() -> None:
+    with tf.Graph().as_default():
+        found = [name_of("allreduce", None, name) for name in ("a", "a", "a_1", "b_1", "b", "b", "b")]
+    assert found == ["a", "a_1", "a_1_1", "b_1", "b", "b_2", "b_3"]
+
+
+class Lost(ObjectState):
+    """A state whose synchronization fails, as a broadcast of TensorFlow does when a rank is lost."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda value: value, lambda: 0)
+
+    def sync(self) -> None:
+        raise tf.errors.AbortedError(None, None, "rank 1 was lost [Op:RondeBroadcastMany]")
+
+
+def test_a_loss_while_the_state_is_synchronized_is_a_failure_of_a_collective() -> None:
+    with pytest.raises(PeerLostError, match="rank 1 was lost"):
+        elastic.run(lambda state: None)(Lost())
+
+
+class Applied:
+    """What an aggregation applies."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.steps: list[list[float | None]] = []
+        self.variables = [tf.Variable(0.0) for _ in range(count)]
+        self.aggregation = GradientAggregation(2, average=False, sparse_as_dense=False)
+
+    def add(self, *gradients: float | None) -> Any:
+        given = [None if each is None else tf.constant(each) for each in gradients]
+
+        def apply(sums: list[Any]) -> None:
+            self.steps.append([None if each is None else float(each) for each in sums])
+
+        return self.aggregation.run(given, self.variables, lambda sums: sums, apply, lambda: None)
+
+
+def test_passes_without_some_gradients_add_what_there_is() -> None:
+    applied = Applied()
+    for gradients in [(1.0, None), (None, 2.0), (None, 1.0), (None, 3.0), (5.0, 5.0), (1.0, None)]:
+        applied.add(*gradients)
+    assert applied.steps == [[1.0, 2.0], [None, 4.0], [6.0, 5.0]]
+
+
+def test_sums_do_not_outlive_their_session() -> None:
+    applied = Applied(1)
+    applied.add(100.0)
+    world.changed()  # as at the end of a session
+    applied.add(1.0)
+    assert not applied.steps
+    applied.add(2.0)
+    assert applied.steps == [[3.0]]
+
+
+def test_graphs_refuse_gradients_of_other_variables() -> None:
+    variables = [tf.Variable(0.0, name="one"), tf.Variable(0.0, name="other")]
+    aggregation = GradientAggregation(2, average=False, sparse_as_dense=False)
+
+    @tf.function
+    def add(has_other: bool) -> None:
+        gradients = [tf.constant(1.0), tf.constant(1.0) if has_other else None]
+        aggregation.run(gradients, variables, lambda sums: sums, lambda sums: None, lambda: None)
+
+    add(False)
+    with pytest.raises(ValueError, match=r"lack those of other:0\. Let each pass"):
+        add(True)
+    add(False)
+    with pytest.raises(ValueError, match="the same variables in the same order"):
+        aggregation.run([tf.constant(1.0)], variables[:1], list, print, print)

@@ -1,0 +1,159 @@
+"""Loops within loops, the end of a session with operations in flight, empty batches, barriers in graphs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import ronde.tensorflow as hvd
+import tensorflow as tf
+from ronde.tensorflow import native
+
+tf.get_logger().setLevel("ERROR")
+tf.config.threading.set_inter_op_parallelism_threads(8)
+hvd.init()
+RANK, SIZE = hvd.rank(), hvd.size()
+
+
+def the_self_test_runs_when_a_graph_is_traced() -> None:
+    tf.function(hvd.allreduce).get_concrete_function(tf.ones(1))
+    assert native._SelfTest.has_passed
+
+
+def loops_within_loops() -> None:
+    """In graphs of TensorFlow 1, outer iterations run at the same time, and in another order on each rank."""
+    v1 = tf.compat.v1
+
+    def wait(outer: Any) -> Any:
+        time.sleep(0.3 * (int(outer) if RANK % 2 else 2 - int(outer)))
+        return outer
+
+    def outer_body(outer: Any, total: Any) -> Any:
+        late = tf.ensure_shape(v1.py_func(wait, [outer], tf.int32, stateful=False), [])
+
+        def inner_body(inner: Any, part: Any) -> Any:
+            value = hvd.allreduce(10 * late + inner, op=hvd.Sum, name="nested")
+            return inner + 1, part + value * (1 + 2 * outer + inner) ** 2
+
+        return outer + 1, total + v1.while_loop(lambda inner, _: inner < 2, inner_body, (0, 0))[1]
+
+    v1.disable_control_flow_v2()
+    config = v1.ConfigProto(inter_op_parallelism_threads=8)
+    with tf.Graph().as_default(), v1.Session(config=config) as session:
+        found = session.run(v1.while_loop(lambda outer, _: outer < 3, outer_body, (0, 0))[1])
+    v1.enable_control_flow_v2()
+    pairs = [(outer, inner) for outer in range(3) for inner in range(2)]
+    assert found == sum(SIZE * (10 * outer + inner) * (1 + 2 * outer + inner) ** 2 for outer, inner in pairs), found
+
+
+def gradients_of_groups_with_integers() -> None:
+    for call, wanted in (
+        (lambda tensors: hvd.grouped_allreduce(tensors, op=hvd.Sum, name="reduced"), SIZE),
+        (lambda tensors: hvd.grouped_allgather(tensors, name="gathered"), 1),
+        (lambda tensors: hvd.grouped_reducescatter(tensors, op=hvd.Sum, name="scattered"), SIZE),
+    ):
+        given = tf.ones(SIZE)
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            # Recorded outside of the function, which gives integers no gradients.
+            loss = tf.reduce_sum(tf.function(lambda tensor, call=call: call([tensor, tf.range(SIZE)])[0])(given))
+        np.testing.assert_allclose(tape.gradient(loss, given), [wanted] * SIZE)
+
+
+def an_empty_batch() -> None:
+    """It changes nothing: statistics and gradients are those of the other ranks."""
+    given = np.random.default_rng(1).normal(size=(4 * (SIZE - 1), 3)).astype("float32")
+    mine = tf.constant(given[4 * RANK : 4 * RANK + 4])
+    plain, synchronized = tf.keras.layers.BatchNormalization(), hvd.SyncBatchNormalization()
+    gradients = []
+    for layer, batch in ((plain, tf.constant(given)), (synchronized, mine)):
+        with tf.GradientTape() as tape:
+            tape.watch(batch)
+            loss = tf.reduce_sum(layer(batch, training=True) ** 3)
+        gradients.append(tape.gradient(loss, batch))
+    wanted, found = gradients[0][4 * RANK : 4 * RANK + 4], gradients[1]
+    np.testing.assert_allclose(synchronized.moving_variance, plain.moving_variance, rtol=1e-5)
+    np.testing.assert_allclose(found, wanted, atol=1e-3)
+
+
+def barriers_wait_for_the_collectives_before_them() -> None:
+    for kind, call in (("RondeBarrier", hvd.barrier), ("RondeJoin", hvd.join)):
+
+        @tf.function
+        def step(given: Any, call: Any = call) -> Any:
+            reduced = hvd.allreduce(given, op=hvd.Sum, name="before")
+            call()
+            return reduced
+
+        graph = step.get_concrete_function(tf.ones(1)).graph
+        (found,) = [each for each in graph.get_operations() if each.type == kind]
+        assert "RondeAllreduce" in [each.type for each in found.control_inputs]
+        assert step(tf.ones(1)).numpy() == [SIZE]
+
+
+def operations_end_with_their_session() -> None:
+    """One in flight, and one that waits for it because it has the same name. None of them reaches the next session."""
+    begun, kinds = threading.Semaphore(0), []
+
+    def mark() -> Any:
+        begun.release()
+        return np.int32(1)
+
+    @tf.function
+    def reduce(given: Any) -> Any:
+        with tf.control_dependencies([tf.numpy_function(mark, [], tf.int32)]):
+            return hvd.allreduce(given, op=hvd.Sum, name="ended")
+
+    def run() -> None:
+        try:
+            reduce(tf.ones(1))
+        except tf.errors.OpError as error:
+            kinds.append(type(error).__name__)
+
+    reduce.get_concrete_function(tf.ones(1))
+    threads = [threading.Thread(target=run) for _ in range(2 if RANK == 0 else 0)]
+    for each in threads:
+        each.start()
+    for _ in threads:
+        assert begun.acquire(timeout=60)
+    if threads:
+        time.sleep(1)  # until the operations after the marks were submitted
+    hvd.barrier()
+    hvd.shutdown()
+    for each in threads:
+        each.join(60)
+    assert kinds == ["AbortedError"] * len(threads), kinds
+    hvd.init()
+    for _ in range(2):
+        assert reduce(tf.ones(1)).numpy() == [SIZE]
+
+
+def an_invalid_argument_of_one_rank() -> None:
+    """Its program ends, which the others get to know."""
+    splits, kind = ([-1] * SIZE, "InvalidArgumentError") if RANK == 0 else ([1] * SIZE, "AbortedError")
+    try:
+        hvd.alltoall(tf.ones(SIZE), splits, name="one")
+    except tf.errors.OpError as error:
+        assert type(error).__name__ == kind, error
+        assert RANK == 0 or "rank 0 has shut down" in str(error), error
+    else:
+        raise AssertionError("splits of -1 were accepted")
+
+
+PARTS = [
+    the_self_test_runs_when_a_graph_is_traced,
+    loops_within_loops,
+    gradients_of_groups_with_integers,
+    an_empty_batch,
+    barriers_wait_for_the_collectives_before_them,
+    operations_end_with_their_session,
+    an_invalid_argument_of_one_rank,
+]
+for part in PARTS:
+    if not sys.argv[1:] or part.__name__ in sys.argv[1:]:
+        part()
+        print(f"rank {RANK}: {part.__name__}", flush=True)
+print(f"rank {RANK}: the edges are right", flush=True)
