@@ -80,7 +80,7 @@ def main() -> None:
     check_many(client, stream)
     if client.rank == 0:  # the others' tensor is in main memory
         array = software.DeviceArray(numpy.full(100_000, 1.0), stream)
-        check(client.allreduce(array, ronde.Sum, out=array), numpy.full(100_000, client.size))
+        check(client.allreduce(array, ronde.Sum, out=array), numpy.full(100_000, float(client.size)))
     else:
         client.allreduce(numpy.full(100_000, 1.0), ronde.Sum)
     segments = client.shared_memory.segments
