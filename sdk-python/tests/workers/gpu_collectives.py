@@ -47,8 +47,8 @@ def check_others(client: ronde.Client, stream: software.Stream | None) -> None:
     share = software.DeviceArray(numpy.zeros((4, 3), "float32"), stream)
     check(client.reduce_scatter(source, ronde.Sum, out=share), client.reduce_scatter(host, ronde.Sum))
     exchanged = software.DeviceArray(numpy.zeros((size * 4, 3), "float32"), stream)
-    received, _ = client.alltoall(source, out=exchanged)
-    check(received, client.alltoall(host)[0])
+    received = client.alltoall(source, out=exchanged)
+    check(received, client.alltoall(host))
     for root in range(size):
         target = software.DeviceArray(host, stream)
         client.broadcast(target, root, out=target)
@@ -82,7 +82,7 @@ def main() -> None:
     check_many(client, stream)
     if client.rank == 0:  # the others' tensor is in main memory
         array = software.DeviceArray(numpy.full(100_000, 1.0), stream)
-        check(client.allreduce(array, ronde.Sum, out=array), numpy.full(100_000, client.size))
+        check(client.allreduce(array, ronde.Sum, out=array), numpy.full(100_000, float(client.size)))
     else:
         client.allreduce(numpy.full(100_000, 1.0), ronde.Sum)
     segments = client.shared_memory.segments
