@@ -141,6 +141,7 @@ impl Session {
     /// None or a `device` as for `submit`.
     #[pyo3(signature = (kind, tensors, *, devices=None, mapped=false, notify=false, name=None, set=0, site=None, **arguments))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    #[expect(clippy::needless_pass_by_value, reason = "values from Python are owned")]
     fn submit_group(
         &self,
         py: Python<'_>,

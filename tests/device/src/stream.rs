@@ -143,9 +143,12 @@ fn copy(copy: impl FnOnce() -> Code) -> Code {
     }
 }
 
+/// An event's device, and what it recorded last.
+type Known = (i32, Option<Arc<Recording>>);
+
 static STREAMS: LazyLock<Mutex<HashMap<usize, Arc<Stream>>>> = LazyLock::new(Mutex::default);
 /// By handle: the device, and the last recording.
-static EVENTS: LazyLock<Mutex<HashMap<usize, (i32, Option<Arc<Recording>>)>>> = LazyLock::new(Mutex::default);
+static EVENTS: LazyLock<Mutex<HashMap<usize, Known>>> = LazyLock::new(Mutex::default);
 static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
 
 fn find(handle: usize) -> Option<Arc<Stream>> {
