@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from typing import Any, Callable
@@ -95,7 +96,8 @@ def checked(**variables: str) -> str:
     environment = {**os.environ, **variables}
     command = [ronde_binary(), "check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-    return "\n".join(line for line in done.stdout.splitlines() if any(word in line for word in ("GPU", "NCCL", "peer")))
+    lines = [line for line in done.stdout.splitlines() if re.match(r"\S+ +(GPU|NCCL|peer access):", line)]
+    return "\n".join(lines)
 
 
 def test_a_host_is_checked(software_device: pathlib.Path) -> None:

@@ -151,7 +151,11 @@ impl Names {
         self.request_of(operation, operation.layout())
     }
 
-    /// [`Names::request`] for a contribution of this layout, wherever it is.
+    /// Makes the request for an operation with a contribution of this layout, wherever it is; takes a number when it has no
+    /// name.
+    ///
+    /// # Errors
+    /// [`Error::Argument`]; no number is taken then.
     pub(crate) fn request_of(
         &mut self,
         operation: &Operation<'_>,
@@ -216,7 +220,10 @@ impl Names {
         self.group_of(label, &described)
     }
 
-    /// [`Names::group`] for contributions of these layouts, wherever they are.
+    /// Makes the requests for operations that become ready together, with contributions of these layouts, wherever they are.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when one of them is invalid, or there are none or too many.
     pub(crate) fn group_of(
         &mut self,
         label: Label<'_>,

@@ -32,8 +32,9 @@ def cluster() -> Iterator[Any]:
     environment()
     enter_own_network()
     home = tempfile.mkdtemp(prefix="ray-")
-    # Ray writes its token for the cluster there.
-    os.environ.update(HOME=home, RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
+    # Ray writes its token for the cluster, and the address of the cluster, there.
+    os.environ.update(HOME=home, RAY_TMPDIR=home, RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0")
+    pathlib.Path(home, "ray").mkdir()
     import ray
     from ray.cluster_utils import Cluster
 

@@ -2,7 +2,7 @@
 //!
 //! An operation on such a tensor gets its name and its entry among the pending requests when it is submitted, so all waits,
 //! timeouts and failures are those of other operations. Its message is sent when the input has arrived in its slot. Until
-//! then the request is *held*, in the order of [`line`]: dropping its handle notifies the other ranks that this rank takes no
+//! then the request is *held*, in the order of [`mod@line`]: dropping its handle notifies the other ranks that this rank takes no
 //! part, as for other operations.
 
 mod held;

@@ -43,9 +43,7 @@ class StateLostError(RuntimeError):
 Failures = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-def run_fn(
-    func: Callable[..., Result], reset: Callable[[], None], failures: Failures = contextlib.nullcontext
-) -> Callable[..., Result]:
+def run_fn(func: Callable[..., Result], reset: Callable[[], None]) -> Callable[..., Result]:
     """Wraps the function `func(state, *args, **kwargs)` in the loop.
 
     Before each call the state is synchronized on all ranks. When a collective fails, the last commit of the state is
@@ -63,10 +61,16 @@ def run_fn(
 
     If all workers that had the state are gone, the loop raises StateLostError rather than train from the start.
 
-    failures -- a context that converts a framework's errors of failed collectives to RondeError, those of the state too
-
     The loop also raises a failure after which the session cannot restart, and the last one of 10 failures without a
     commit in between.
+    """
+    return run_converted(func, reset, contextlib.nullcontext)
+
+
+def run_converted(func: Callable[..., Result], reset: Callable[[], None], failures: Failures) -> Callable[..., Result]:
+    """Wraps a function as `run_fn` does, for a framework with errors of its own.
+
+    failures -- a context that converts a framework's errors of failed collectives to RondeError, those of the state too
     """
 
     @functools.wraps(func)

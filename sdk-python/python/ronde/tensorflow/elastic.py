@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import tensorflow as tf
 
-from ronde.elastic.loop import run_fn
+from ronde.elastic.loop import run_converted
 from ronde.elastic.state import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State
 from ronde.errors import MismatchError, PeerLostError, RondeError, TimedOutError
 from ronde.frameworks import basics, world
@@ -46,7 +46,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
     Errors of TensorFlow that failed collectives raise are failures of collectives, also those of the state.
     """
-    return run_fn(func, basics.init_again, converted)
+    return run_converted(func, basics.init_again, converted)
 
 
 @contextlib.contextmanager
