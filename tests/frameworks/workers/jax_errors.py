@@ -121,7 +121,8 @@ def devices() -> None:
 def without_session(kept: Any) -> None:
     for call in (
         lambda: hvd.allreduce(jnp.ones(3)),
-        lambda: jax.jit(hvd.allreduce)(jnp.ones(3)),
+        # A function that was not compiled before.
+        lambda: jax.jit(lambda x: hvd.allreduce(x))(jnp.ones(3)),  # noqa: PLW0108
         hvd.rank,
     ):
         with pytest.raises(ValueError, match=r"call ronde\.jax\.init\(\) first"):
