@@ -56,15 +56,33 @@ def test_jobs_start_as_they_did(installed: Installed) -> None:
     assert f"Version: {version}\n" in installed.output_of("python", "-m", "pip", "show", "horovod-compat")
 
 
-@pytest.mark.parametrize("name", ["tensorflow", "tensorflow.keras", "keras", "mxnet", "spark", "ray"])
-def test_frameworks_that_are_not_supported_raise_an_error_that_names_them(installed: Installed, name: str) -> None:
+def last_line(installed: Installed, name: str) -> str:
+    """How the import of a module of Horovod ends that cannot be imported here."""
     command = [str(installed.bin / "python"), "-c", ABSENT.format(name)]
     done = subprocess.run(
         command, capture_output=True, text=True, env=installed.environment, timeout=TIMEOUT_S, check=False
     )
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"ImportError: horovod.{name.partition('.')[0]} is not supported yet")
+    return done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["mxnet", "spark"])
+def test_frameworks_that_are_not_supported_raise_an_error_that_names_them(installed: Installed, name: str) -> None:
+    last = last_line(installed, name)
+    assert last.startswith(f"ImportError: horovod.{name} is not supported yet")
     assert last.endswith("in an environment without horovod-compat")
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("tensorflow", "tensorflow"), ("tensorflow.keras", "tensorflow"), ("keras", "keras"), ("ray", '"ray[train]"')],
+)
+def test_frameworks_that_are_not_installed_raise_an_error_that_names_the_package(
+    installed: Installed, name: str, package: str
+) -> None:
+    last = last_line(installed, name)
+    assert last.startswith("ImportError: ")
+    assert "not installed" in last
+    assert last.endswith(f"pip install {package}")
 
 
 @pytest.fixture(scope="module")
