@@ -39,7 +39,7 @@ class _Done:
 
 
 class _Streams:
-    """Stands in for `torch.cuda`, and records what is ordered after what, and in which thread."""
+    """Replaces `torch.cuda`, and records what is ordered after what, and in which thread."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, int]] = []

@@ -195,7 +195,7 @@ def test_who_copies_is_a_choice(monkeypatch: pytest.MonkeyPatch, given: str | No
 
 
 class OnGpu:
-    """Stands in for a tensor on a GPU, and records the streams that use it."""
+    """Imitates a tensor on a GPU, and records the streams that use it."""
 
     dtype, shape, nbytes, device, used = "torch.float32", (2, 2), 16, "cuda:0", None
 

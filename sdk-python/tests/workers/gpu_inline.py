@@ -13,14 +13,14 @@ from ronde import staging
 
 
 class Lease:
-    """Stands in for page-locked memory."""
+    """Imitates page-locked memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
 
 
 def to_device(lease: Any, tensor: gpu_torch.Tensor) -> gpu_torch.Tensor:
-    """Stands in for PyTorch's copy to a GPU."""
+    """Imitates PyTorch's copy to a GPU."""
     tensor.array.write(lease.tensor.numpy())
     return tensor
 

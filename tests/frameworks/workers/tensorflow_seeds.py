@@ -2,7 +2,7 @@
 
     tensorflow_seeds.py FILE
 
-`NAME = ...` in it stands for what a reader has. Programs for TensorFlow 1 get its names from `tensorflow.compat.v1`,
+`NAME = ...` in it represents what a reader has. Programs for TensorFlow 1 get its names from `tensorflow.compat.v1`,
 and those that need Keras 2 get it from tf-keras.
 """
 

@@ -64,7 +64,7 @@ class _Distributed:
 def refuse_loss_scale(optimizer: Any) -> None:
     """Raises ValueError if a LossScaleOptimizer calls this optimizer.
 
-    It looks for infinities in the gradients of its rank only, and skips the call when it finds one: then the other
+    It checks for infinities in the gradients of its rank only, and skips the call when it finds one: then the other
     ranks wait for this one, or are a step ahead of it.
     """
     frame = sys._getframe(1)
