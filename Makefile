@@ -23,11 +23,16 @@ PYTEST_WORKERS ?= 3
 
 PYTHON ?= python3
 CARGO ?= cargo
-FRAMEWORK_TESTS := $(addprefix tests/frameworks/test_tensorflow,.py _units.py _seeds.py)
+FRAMEWORK_TESTS := $(addprefix tests/frameworks/test_,tensorflow.py tensorflow_units.py tensorflow_seeds.py horovod_signatures.py)
 TENSORFLOW_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path tensorflow)
 FRONTENDS_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path frontends)
+MXNET_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path mxnet)
 JAX_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path jax)
+MONITOR_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path monitor)
+PAGE_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path page)
 RAY_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path ray)
+PETASTORM_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path petastorm)
+SPARK_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path spark)
 TORCHFT_PYTHONS = $(foreach kind,torchft torchft-nightly,$(shell $(PYTHON) tests/setup/environment.py path $(kind)))
 GPU_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path gpu)
 PACKING_PYTHON = $(shell $(PYTHON) tests/setup/environment.py path packaging)
@@ -39,8 +44,8 @@ TARGET ?=
 OPTIONS ?=
 BENCH := $(CARGO_TARGET_DIR)/bench
 PURE_CRATES := ronde-plugin-abi ronde-wire ronde-collectives ronde-engine
-PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frameworks tests/frontends tests/gpu tests/ray tests/torchft \
-    tests/soak tests/kills compose
+PYTHON_FOLDERS := tests/setup tests/product tests/containers tests/deploy tests/frameworks tests/frontends tests/gpu tests/monitor tests/page tests/ray tests/spark \
+    tests/torchft tests/soak tests/kills tests/tuning compose docs/site
 PLUGINS := adasum bf16 clipped-mean fp16 int8 median onebit randomk topk trimmed-mean
 # Vectors, and a stack that leaves memory to the buffers: what `ronde plugin build` asks for, too.
 PLUGIN_FLAGS := -Ctarget-feature=+simd128 -Clink-arg=-zstack-size=65536
@@ -49,6 +54,12 @@ EXTENSION := sdk-python/python/ronde/_ronde.abi3.so
 .PHONY: help
 help: ## List the recipes
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 23
+
+# The demos have a build of their own, unless that of the tests is there: whoever tries them waits for it. It takes less than
+# half of the time, as it optimizes next to nothing, and lacks the compiler for plugins, test programs and the library for NCCL.
+DEMO_BUILD := $(if $(wildcard $(CARGO_TARGET_DIR)/debug/ronde),debug,demo)
+demo demo-elastic: export RONDE_BIN = $(CARGO_TARGET_DIR)/$(DEMO_BUILD)/ronde
+build-demo: DEMO_OPTIONS = $(if $(filter demo,$(DEMO_BUILD)),--profile demo --no-default-features)
 
 .PHONY: demo
 demo: ## Train on handwritten digits: 4 workers, 2 sidecars, every byte between them sealed
@@ -65,12 +76,18 @@ test: setup lint build-tests test-rust test-python ## Do everything that CI does
 .PHONY: setup
 setup: ## Install what the tests need: packages of the distribution, a Python environment
 	@tests/setup/debian.sh
-	@$(PYTHON) tests/setup/environment.py tools training bench torch-suite packaging mpich deploy helm jax
+	@$(PYTHON) tests/setup/environment.py tools training bench torch-suite packaging mpich deploy helm jax monitor sbom
 
 .PHONY: build
 build: plugins ## Build the binary ronde, the crates, the plugins and the Python extension
 	$(CARGO) build --workspace
 	@install -D $(CARGO_TARGET_DIR)/debug/lib_ronde.so $(EXTENSION).new && mv $(EXTENSION).new $(EXTENSION)
+	@install -D -C $(CARGO_TARGET_DIR)/debug/libnccl_net_ronde.so $(CARGO_TARGET_DIR)/nccl/libnccl-net-ronde.so
+
+.PHONY: build-demo
+build-demo:
+	$(CARGO) build --package ronde-sidecar --package ronde-python $(DEMO_OPTIONS)
+	@install -D $(CARGO_TARGET_DIR)/$(DEMO_BUILD)/lib_ronde.so $(EXTENSION).new && mv $(EXTENSION).new $(EXTENSION)
 
 # With the tests, so that dependencies are built once: those of tests ask for more features of some, and `cargo build` for the
 # program alone would make another build of these and all that use them.
@@ -78,11 +95,13 @@ build: plugins ## Build the binary ronde, the crates, the plugins and the Python
 build-tests: plugins web-worker
 	$(CARGO) build --workspace --all-targets
 	@install -D $(CARGO_TARGET_DIR)/debug/lib_ronde.so $(EXTENSION).new && mv $(EXTENSION).new $(EXTENSION)
+	@install -D -C $(CARGO_TARGET_DIR)/debug/libnccl_net_ronde.so $(CARGO_TARGET_DIR)/nccl/libnccl-net-ronde.so
 
 .PHONY: plugins
 plugins: export CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS = $(PLUGIN_FLAGS)
 # Flags for other targets would take the place of those for this one.
-plugins: PLUGIN_CARGO = env -u RUSTFLAGS -u CARGO_ENCODED_RUSTFLAGS $(CARGO)
+# Compiled incrementally, they need more stack than they have.
+plugins: PLUGIN_CARGO = env -u RUSTFLAGS -u CARGO_ENCODED_RUSTFLAGS -u CARGO_INCREMENTAL $(CARGO)
 plugins: ## Build the shipped plugins, as WebAssembly modules beside the binary's folder
 	@targets=$$(rustup target list --installed 2>/dev/null || true); \
 	if grep -qx wasm32-unknown-unknown <<<"$$targets" || rustup target add wasm32-unknown-unknown; then \
@@ -124,7 +143,7 @@ wheel-test: ## Make wheels for x86-64 and aarch64, install and try them on every
 	done
 
 .PHONY: newcomer-test
-newcomer-test: wheel ## Follow the README's quickstart in a fresh Debian, as a newcomer without a compiler (needs root)
+newcomer-test: ## Clone, build, install and use two hosts as README and QUICKSTART say, in fresh Debian systems (needs root)
 	@tests/setup/debian.sh newcomer
 	$(PYTHON) tests/product/newcomer.py
 
@@ -142,19 +161,31 @@ deploy-test: build-tests ## Train as with Slurm and Kubernetes, on network names
 	RONDE_TEST_SLURM=1 $(RONDE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml sdk-python/tests/test_slurm.py
 
 .PHONY: frontends-test
-frontends-test: build ## Train with Lightning, Accelerate, Transformers and DeepSpeed: installs 0.3 GB, takes 10 minutes
+frontends-test: build-tests ## Train with Lightning, Accelerate, Transformers and DeepSpeed: installs 0.3 GB, takes 10 minutes
 	@tests/setup/debian.sh
 	@$(PYTHON) tests/setup/environment.py frontends
 	$(FRONTENDS_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frontends
 
 .PHONY: framework-test
-framework-test: build ## Train with TensorFlow, Keras and JAX, and data of tf.data's service: installs 2.5 GB, takes 30 minutes
+framework-test: build-tests ## Train with TensorFlow, Keras and JAX, and data of tf.data's service: installs 2.5 GB, takes 30 minutes
 	@$(PYTHON) tests/setup/environment.py tensorflow jax
 	$(TENSORFLOW_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml $(FRAMEWORK_TESTS) tests/frameworks/test_tf_data_service.py $(OPTIONS)
-	$(JAX_PYTHON) -m pytest -q -rs -n 2 -c sdk-python/pyproject.toml tests/frameworks/test_jax.py $(OPTIONS)
+	$(JAX_PYTHON) -m pytest -q -rs -n 2 -c sdk-python/pyproject.toml tests/frameworks/test_jax.py tests/frameworks/test_keras_jax.py $(OPTIONS)
+
+# OPTIONS="-k example" runs one test.
+.PHONY: page-test
+page-test: build-tests ## Look at the page of a sidecar with Chromium, which it installs: 1 minute (RONDE_SCREENSHOTS=FOLDER keeps pictures)
+	@tests/setup/debian.sh page
+	@$(PYTHON) tests/setup/environment.py page
+	$(PAGE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/page $(OPTIONS)
+
+.PHONY: mxnet-test
+mxnet-test: build-tests ## Train with MXNet 1.9.1, in an environment with the NumPy that it needs: installs 0.2 GB, takes 2 minutes
+	@$(PYTHON) tests/setup/environment.py mxnet
+	$(MXNET_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/frameworks/test_mxnet.py $(OPTIONS)
 
 .PHONY: framework-versions-test
-framework-versions-test: build ## Train with TensorFlow 2.20 and 2.19, and with Keras on PyTorch: installs two further TensorFlows
+framework-versions-test: build-tests ## Train with TensorFlow 2.20 and 2.19, and with Keras on PyTorch: installs two further TensorFlows
 	@$(PYTHON) tests/setup/environment.py tensorflow-2.20 tensorflow-2.19 keras-torch
 	for stage in tensorflow-2.20 tensorflow-2.19; do \
 	    $$($(PYTHON) tests/setup/environment.py path $$stage) -m pytest -q -rs -c sdk-python/pyproject.toml \
@@ -165,14 +196,26 @@ framework-versions-test: build ## Train with TensorFlow 2.20 and 2.19, and with 
 
 # OPTIONS="-k killed" runs some tests.
 .PHONY: ray-test
-ray-test: build ## Train with Ray, in network namespaces of its own: installs 0.4 GB, needs root, takes up to 10 minutes
+ray-test: build-tests ## Train with Ray, in network namespaces of its own: installs 0.4 GB, needs root, takes up to 12 minutes
 	@tests/setup/debian.sh
 	@$(PYTHON) tests/setup/environment.py ray
 	$(RAY_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/ray $(OPTIONS)
 
+# OPTIONS="-k killed" runs some tests.
+.PHONY: spark-test
+spark-test: build-tests ## Train with Spark, in network namespaces of its own: installs 2.3 GB and Java, needs root, takes up to 22 minutes
+	@tests/setup/debian.sh spark
+	@$(PYTHON) tests/setup/environment.py spark
+	$(SPARK_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/spark $(OPTIONS)
+
+.PHONY: spark-bench
+spark-bench: build-tests ## Measure reading of Parquet beside Petastorm and a plain DataLoader of PyTorch (some minutes)
+	@$(PYTHON) tests/setup/environment.py spark petastorm
+	$(SPARK_PYTHON) tests/spark/reading.py $(PETASTORM_PYTHON) $(OPTIONS)
+
 # OPTIONS="-k dies" runs one test.
 .PHONY: torchft-test
-torchft-test: build ## Train with torchft's Manager, its last release and a nightly one, and run torchft's own tests (3 minutes)
+torchft-test: build-tests ## Train with torchft's Manager, its last release and a nightly one, and run torchft's own tests (3 minutes)
 	@$(PYTHON) tests/setup/environment.py torchft torchft-nightly
 	for python in $(TORCHFT_PYTHONS); do $$python -m pytest -q -rs -c sdk-python/pyproject.toml tests/torchft $(OPTIONS) || exit 1; done
 
@@ -181,17 +224,24 @@ torchft-test: build ## Train with torchft's Manager, its last release and a nigh
 gpu-test: export PYTHONPATH = $(BENCH)/package
 gpu-test: ## Test and measure on a GPU of this machine, and print a table (8 minutes); without one, print the reason and fail
 	@$(PYTHON) tests/setup/environment.py gpu
-	$(CARGO) build --release --package ronde-sidecar --package ronde-python
-	@rm -rf $(BENCH)/package && mkdir -p $(BENCH)/package && cp -R sdk-python/python/ronde $(BENCH)/package
+	$(CARGO) build --release --package ronde-sidecar --package ronde-python --package ronde-nccl-net
+	@rm -rf $(BENCH)/package && mkdir -p $(BENCH)/package && cp -R sdk-python/python/ronde sdk-python/python/ronde_entry_points.py $(BENCH)/package
 	@install $(CARGO_TARGET_DIR)/release/lib_ronde.so $(BENCH)/package/ronde/_ronde.abi3.so
+	@install -D -C $(CARGO_TARGET_DIR)/release/libnccl_net_ronde.so $(CARGO_TARGET_DIR)/nccl/libnccl-net-ronde.so
 	cd tests && $(GPU_PYTHON) -m gpu --ronde $(CARGO_TARGET_DIR)/release/ronde $(OPTIONS)
+
+.PHONY: docs
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: ## Build the site of the documentation into dist/site; a broken link fails
+	@$(PYTHON) tests/setup/environment.py docs
+	$(shell $(PYTHON) tests/setup/environment.py path docs) -m mkdocs build --strict --site-dir dist/site
 
 .PHONY: package
 package: ## Check that the published crates can be packaged, and build each from its package
 	$(CARGO) package --workspace --exclude ronde-python --exclude ronde-tests --exclude ronde-tests-device --exclude ronde-tests-web --allow-dirty
 
 .PHONY: lint
-lint: lint-rust lint-fuzz lint-pure lint-deny lint-python ## Check formatting, lints, documentation, purity and types
+lint: lint-rust lint-fuzz lint-pure lint-deny lint-python lint-workflows ## Check formatting, lints, documentation, purity and types
 
 .PHONY: lint-rust
 lint-rust:
@@ -226,6 +276,16 @@ lint-deny:
 	    echo "cargo-deny is not installed: bans and advisories are left to \`make deny\`"; \
 	fi
 
+.PHONY: lint-workflows
+lint-workflows: DOCS_FOLDER = $(dir $(shell $(PYTHON) tests/setup/environment.py path docs))
+lint-workflows:
+	@$(PYTHON) tests/setup/environment.py docs
+	$(DOCS_FOLDER)zizmor --quiet --offline --min-severity medium --config .github/zizmor.yml .github
+	$(DOCS_FOLDER)check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(DOCS_FOLDER)check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(DOCS_FOLDER)check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
+	$(DOCS_FOLDER)check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+
 .PHONY: lint-python
 lint-python:
 	cd sdk-python && $(RONDE_PYTHON) -m ruff check . && $(RONDE_PYTHON) -m ruff format --check .
@@ -243,6 +303,11 @@ test-python:
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/product
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml -m "not heavy" tests/deploy
 	$(JAX_PYTHON) -m pytest -q -n 2 -c sdk-python/pyproject.toml -m "not heavy" tests/frameworks/test_jax.py
+	$(MONITOR_PYTHON) -m pytest -q -c sdk-python/pyproject.toml tests/monitor
+
+.PHONY: heavy-test
+heavy-test: build-tests ## Run the tests of the Python SDK that `make test` leaves out for their time
+	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -rs -n $(PYTEST_WORKERS) -m heavy $(OPTIONS)
 
 # The binary and the extension are release builds, in a package of their own that nothing else imports.
 .PHONY: bench
@@ -251,7 +316,7 @@ bench: ## Measure against PyTorch Gloo and Open MPI, all results checked: 10 min
 	@tests/setup/debian.sh
 	@$(PYTHON) tests/setup/environment.py training bench
 	$(CARGO) build --release --package ronde-sidecar --package ronde-python
-	@rm -rf $(BENCH)/package && mkdir -p $(BENCH)/package && cp -R sdk-python/python/ronde $(BENCH)/package
+	@rm -rf $(BENCH)/package && mkdir -p $(BENCH)/package && cp -R sdk-python/python/ronde sdk-python/python/ronde_entry_points.py $(BENCH)/package
 	@install $(CARGO_TARGET_DIR)/release/lib_ronde.so $(BENCH)/package/ronde/_ronde.abi3.so
 	@$(CARGO_TARGET_DIR)/release/ronde bench collectives $(OPTIONS) \
 	    --json $(BENCH)/bench.json --markdown $(BENCH)/bench.md --plot $(BENCH)/bench.png
@@ -264,6 +329,10 @@ soak: build-tests ## Run a job under random faults for 20 minutes, every element
 	@tests/setup/debian.sh
 	@$(PYTHON) tests/setup/environment.py tools
 	cd tests && $(RONDE_PYTHON) -m soak --seconds $(SOAK_SECONDS) $(OPTIONS)
+
+.PHONY: tuning
+tuning: build-tests ## Search from wrong settings, and compare what is found with a grid (10 minutes)
+	cd tests && $(RONDE_PYTHON) -m tuning $(OPTIONS)
 
 .PHONY: kills
 kills: build-tests ## Kill processes of an elastic job of 4 workers 200 times, and measure how long the others need (40 minutes)

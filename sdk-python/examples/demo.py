@@ -42,7 +42,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ronde-demo-") as folder:
         steps = Steps(6, pathlib.Path(folder))
         steps.run("NumPy", [sys.executable, str(ENVIRONMENT), "base"])
-        steps.run("ronde: compile", ["make", "--no-print-directory", "-C", str(ROOT), "build"])
+        steps.run("ronde: compile", ["make", "--no-print-directory", "-C", str(ROOT), "build-demo"])
         one_tensor = [ronde, "run", "-np", "2", "--sidecars", "2", python, str(EXAMPLES / "allreduce.py")]
         steps.run("one NumPy all-reduce, 2 workers, 2 sidecars", one_tensor, show="rank ")
         steps.run("PyTorch and scikit-learn", [sys.executable, str(ENVIRONMENT), "training"])
@@ -63,7 +63,7 @@ def announcement(environment: pathlib.Path) -> str:
     """Returns the first line: the download, disk space and expected minutes of the missing parts."""
     parts = []  # what, download in MB, disk in MB, minutes on two cores
     if not pathlib.Path(os.environ["RONDE_BIN"]).exists():
-        parts.append(("Rust crates", 45, 1600, 4.5))
+        parts.append(("Rust crates", 45, 1100, 5))
     if not (environment / ".base").exists():
         parts.append(("NumPy", 20, 80, 0.2))
     if not (environment / ".training").exists():

@@ -49,7 +49,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ronde-demo-") as folder:
         steps = Steps(5, pathlib.Path(folder))
         steps.run("NumPy", [sys.executable, str(ENVIRONMENT), "base"])
-        steps.run("ronde: compile", ["make", "--no-print-directory", "-C", str(ROOT), "build"])
+        steps.run("ronde: compile", ["make", "--no-print-directory", "-C", str(ROOT), "build-demo"])
         steps.run("PyTorch and scikit-learn", [sys.executable, str(ENVIRONMENT), "training"])
         steps.line("[4/5] train with 4 workers on 2 sidecars, undisturbed")
         calm = Job(pathlib.Path(folder, "calm"), python)

@@ -57,16 +57,33 @@ def step(parameters: Parameters, velocity: Any, images: jax.Array, labels: jax.A
     return parameters, velocity, hvd.allreduce(value, name="loss")
 
 
+def split() -> tuple[Any, Any, Any, Any]:
+    """Returns images of 64 numbers from 0 to 1, their labels, and which of them are for the test and for training."""
+    digits = load_digits()
+    order = numpy.random.default_rng(0).permutation(len(digits.target))
+    images, labels = digits.data[order].astype("float32") / 16.0, digits.target[order].astype("int32")
+    return images, labels, slice(0, TEST_IMAGES), numpy.arange(TEST_IMAGES, len(labels))
+
+
+def report(parameters: Parameters, images: Any, labels: Any) -> None:
+    """Prints the accuracy, a digest of the weights and their norm."""
+    accuracy = float(jnp.mean(jnp.argmax(scores(parameters, images), axis=1) == labels))
+    leaves = [numpy.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
+    digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()[:12]
+    norm = float(numpy.sqrt(sum((leaf.astype("float64") ** 2).sum() for leaf in leaves)))
+    print(
+        f"rank {hvd.rank()} of {hvd.size()}: test accuracy {accuracy:.4f}, weights {digest}, norm {norm:.4f}",
+        flush=True,
+    )
+
+
 def main() -> None:
     """Trains and reports."""
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     if BATCH % size:
         raise SystemExit(f"a batch of {BATCH} images cannot be split among {size} ranks evenly")
-    digits = load_digits()
-    order = numpy.random.default_rng(0).permutation(len(digits.target))
-    images, labels = digits.data[order].astype("float32") / 16.0, digits.target[order].astype("int32")
-    test, train = slice(0, TEST_IMAGES), numpy.arange(TEST_IMAGES, len(labels))
+    images, labels, test, train = split()
     # Different on each rank, so that the broadcast matters.
     parameters = hvd.broadcast_parameters(start(jax.random.key(rank)))
     velocity = jax.tree.map(jnp.zeros_like, parameters)
@@ -77,11 +94,7 @@ def main() -> None:
             parameters, velocity, mean = step(parameters, velocity, images[mine], labels[mine])
         if rank == 0:
             print(f"epoch {epoch + 1:2}  loss {float(mean):.4f}", flush=True)
-    accuracy = float(jnp.mean(jnp.argmax(scores(parameters, images[test]), axis=1) == labels[test]))
-    leaves = [numpy.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
-    digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()[:12]
-    norm = float(numpy.sqrt(sum((leaf.astype("float64") ** 2).sum() for leaf in leaves)))
-    print(f"rank {rank} of {size}: test accuracy {accuracy:.4f}, weights {digest}, norm {norm:.4f}", flush=True)
+    report(parameters, images[test], labels[test])
     hvd.shutdown()
 
 

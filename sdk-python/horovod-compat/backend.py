@@ -9,8 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import os
 import pathlib
 import re
+import runpy
+import sys
 import tarfile
 import zipfile
 from typing import TYPE_CHECKING, Any
@@ -21,12 +24,28 @@ if TYPE_CHECKING:
 HERE = pathlib.Path(__file__).resolve().parent
 NAME = "horovod_compat"
 COMMANDS = {"horovodrun": "horovod.runner.launch:run_commandline"}
+# Extras that are ronde's; Horovod has most of them.
+EXTRAS = [
+    "all-frameworks",
+    "keras",
+    "lightning",
+    "mxnet",
+    "pytorch",
+    "ray",
+    "run",
+    "spark",
+    "tensorflow",
+    "torch",
+]
 # A fixed time for all files makes archives reproducible: the earliest that zip supports.
 TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:
-    """Builds the wheel. Returns its name."""
+    """Builds the wheel. Returns its name. Says which of Horovod's variables for builds have no effect."""
+    functions = runpy.run_path(str(HERE / "src" / "horovod" / "build_variables.py"))
+    for name in functions["build_variables"](os.environ):
+        print(f"{name} has no effect: nothing is compiled, and one wheel serves all frameworks", file=sys.stderr)
     info = f"{NAME}-{version()}.dist-info"
     files = {str(path.relative_to(HERE / "src")): path.read_bytes() for path in sources()}
     points = "".join(f"{command} = {function}\n" for command, function in COMMANDS.items())
@@ -77,6 +96,9 @@ def version() -> str:
 
 def metadata() -> str:
     """Returns the metadata for pip and indexes."""
+    extras = "".join(
+        f'Provides-Extra: {extra}\nRequires-Dist: ronde[{extra}]=={version()}; extra == "{extra}"\n' for extra in EXTRAS
+    )
     return f"""Metadata-Version: 2.4
 Name: horovod-compat
 Version: {version()}
@@ -85,13 +107,7 @@ Requires-Python: >=3.9
 License-Expression: Apache-2.0
 License-File: LICENSE
 Requires-Dist: ronde=={version()}
-Provides-Extra: ray
-Requires-Dist: ray[train]<3,>=2.51; extra == "ray"
-Provides-Extra: run
-Requires-Dist: cloudpickle>=2.2; extra == "run"
-Provides-Extra: torch
-Requires-Dist: torch>=2.1; extra == "torch"
-Description-Content-Type: text/markdown
+{extras}Description-Content-Type: text/markdown
 
 {(HERE / "README.md").read_text()}"""
 

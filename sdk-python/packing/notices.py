@@ -1,6 +1,7 @@
 """Collects the licences of crates that are compiled into the wheel. Most require distribution of their text.
 
-It lists the crates that the sidecar and the extension link, for one target. Crates with the same text share it.
+It lists the crates that the artefacts and the plugins link, for one target. Procedural macros are among them: what they
+generate is compiled in. Crates with the same text share it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import re
 import subprocess
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-SHIPPED = {"ronde-sidecar", "ronde-python"}
+from artefacts import PLUGIN_TARGET, ROOT, all_packages
+
 FILES = re.compile(r"(?i)(licen[sc]e|copying|notice|unlicense)([.-].*)?")
 
 
@@ -33,16 +34,17 @@ def notices(target: str) -> str:
 
 
 def shipped(target: str) -> list[dict[str, Any]]:
-    """Returns the third-party crates that the artefacts link, by name."""
+    """Returns the third-party crates that the artefacts and the plugins link, by name."""
     command = [os.environ.get("CARGO", "cargo"), "metadata", "--format-version", "1", "--locked"]
-    done = subprocess.run([*command, "--filter-platform", target], cwd=ROOT, check=True, capture_output=True, text=True)
+    command += ["--filter-platform", target, "--filter-platform", PLUGIN_TARGET]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     metadata = json.loads(done.stdout)
     packages = {package["id"]: package for package in metadata["packages"]}
     linked = {
         node["id"]: [dependency["pkg"] for dependency in node["deps"] if is_linked(dependency)]
         for node in metadata["resolve"]["nodes"]
     }
-    waiting = [identity for identity, package in packages.items() if package["name"] in SHIPPED]
+    waiting = [identity for identity, package in packages.items() if package["name"] in all_packages()]
     seen: set[str] = set()
     while waiting:
         identity = waiting.pop()

@@ -24,6 +24,7 @@ MODULES = [
     "ronde.torch.elastic",
     "ronde.elastic",
     "ronde.data",
+    "ronde.monitor",
 ]
 HEAD = """# The Python API
 

@@ -1,5 +1,5 @@
-"""Builds the wheel: SDK, extension module, the command `ronde` and the plugins, for Linux and every Python from 3.9 on.
-Also builds the small wheel of horovod-compat, which depends on this one.
+"""Builds the wheel: SDK, extension module, the command `ronde`, NCCL's net plugin and the plugins, for Linux and every
+Python from 3.9 on. Also builds the small wheel of horovod-compat, which depends on this one.
 
     make wheel                                          for this machine's kind of processor
     make wheel WHEEL_TARGET=aarch64-unknown-linux-gnu   for another, compiled here
@@ -21,10 +21,10 @@ import sys
 import tempfile
 import zipfile
 
+from artefacts import FILES, PACKAGES, ROOT, options
 from notices import notices
+from sbom import text as sbom
 
-HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
 GLIBC = (2, 28)
 WHEEL_BYTES_MAX = 40_000_000
 # Libraries that manylinux_2_28 guarantees, as far as Rust's artefacts use them.
@@ -43,7 +43,7 @@ def main() -> int:
     else:
         folder = compiled(arguments.target, target_folder)
         platform = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{arguments.target.split('-')[0]}"
-    artefacts = [folder / "ronde", folder / "lib_ronde.so"]
+    artefacts = [folder / name for name in FILES]
     if not arguments.dev:
         offences = [text for path in artefacts for text in too_new(path, GLIBC)]
         if offences:
@@ -51,7 +51,7 @@ def main() -> int:
         environment = {**os.environ, "CARGO_TARGET_DIR": str(target_folder)}
         subprocess.run(["make", "--silent", "plugins"], cwd=ROOT, env=environment, check=True)
     plugins = target_folder / "plugins"
-    path = packed(artefacts, plugins, platform, notices(arguments.target), arguments.out)
+    path = packed(artefacts, plugins, platform, arguments.target, arguments.out)
     describe(path)
     compat(arguments.out)
     return 0 if path.stat().st_size <= WHEEL_BYTES_MAX else f"{path} is larger than {WHEEL_BYTES_MAX:,} bytes"
@@ -67,16 +67,15 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def compiled(target: str, target_folder: pathlib.Path) -> pathlib.Path:
-    """Compiles both artefacts for a target and glibc 2.28. Returns their folder."""
+    """Compiles the artefacts for a target and glibc 2.28. Returns their folder."""
     installed = subprocess.run(["rustup", "target", "list", "--installed"], check=False, capture_output=True, text=True)
     if installed.returncode == 0 and target not in installed.stdout.split():
         subprocess.run(["rustup", "target", "add", target], check=True)
     tools = str(pathlib.Path(sys.executable).parent)
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "RONDE_COMMIT": commit()}
     versioned = f"{target}.{GLIBC[0]}.{GLIBC[1]}"
-    packages = ["--package", "ronde-sidecar", "--package", "ronde-python"]
     cargo = os.environ.get("CARGO", "cargo")
-    command = [cargo, "zigbuild", "--locked", "--release", "--target", versioned, *packages]
+    command = [cargo, "zigbuild", "--locked", "--release", "--target", versioned, *options(PACKAGES)]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
     return target_folder / target / "release"
 
@@ -88,22 +87,25 @@ def commit() -> str:
 
 
 def packed(
-    artefacts: list[pathlib.Path], plugins: pathlib.Path, platform: str, licences: str, out: pathlib.Path
+    artefacts: list[pathlib.Path], plugins: pathlib.Path, platform: str, target: str, out: pathlib.Path
 ) -> pathlib.Path:
-    """Packs the wheel. Returns its path."""
-    binary, extension = (str(path) for path in artefacts)
+    """Packs the wheel, with the licences and the list of what is compiled into it. Returns its path."""
+    binary, extension, nccl_net = (str(path) for path in artefacts)
     named = {"RONDE_WHEEL_BINARY": binary, "RONDE_WHEEL_EXTENSION": extension, "RONDE_WHEEL_PLATFORM": platform}
     named["RONDE_WHEEL_PLUGINS"] = str(plugins)
+    named["RONDE_WHEEL_NCCL_NET"] = nccl_net
     pattern = f"ronde-*-{platform}.whl"
     for former in out.glob(pattern):
         former.unlink()
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out.resolve())]
     # A fixed time for all files makes the wheel reproducible. zip supports none before 1980.
     environment = {**os.environ, **named, "SOURCE_DATE_EPOCH": "1577836800"}
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write(licences)
-        file.flush()
-        environment["RONDE_WHEEL_NOTICES"] = file.name
+    with tempfile.TemporaryDirectory() as folder:
+        # Under its name here it is in the wheel's folder `sboms` (PEP 770).
+        licences, components = pathlib.Path(folder, "licences.txt"), pathlib.Path(folder, "ronde.cdx.json")
+        licences.write_text(notices(target))
+        components.write_text(sbom(target))
+        environment |= {"RONDE_WHEEL_NOTICES": str(licences), "RONDE_WHEEL_SBOM": str(components)}
         subprocess.run(command, cwd=ROOT / "sdk-python", env=environment, check=True)
     (path,) = out.glob(pattern)
     return path

@@ -2,7 +2,7 @@
 //!
 //! Safe Rust cannot express the contract, so the callers uphold it: an address belongs to a live, contiguous tensor with at
 //! least that many bytes. `ronde/tensors.py` holds the tensor for the whole call and does not write to it from another thread
-//! meanwhile, as for every function of NumPy or PyTorch that releases the interpreter lock. `frameworks/jax/call.rs` takes
+//! meanwhile, as for every function of NumPy or PyTorch that releases the interpreter lock. `frameworks/xla/call.rs` takes
 //! addresses and dimensions of XLA, which keeps the tensors until the call is complete.
 
 #![allow(unsafe_code, reason = "addresses of tensors that Python owns, under the module's contract")]

@@ -3,10 +3,12 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use ronde::Error;
+use ronde::gpu::nccl::Nccl;
 use ronde::gpu::{self, Driver, GpuError};
 
 use crate::address::caller_stream;
 use crate::errors::raise;
+use crate::session::search_path;
 
 /// A copy to a GPU that has been started.
 #[pyclass(frozen, module = "ronde._ronde")]
@@ -55,10 +57,31 @@ pub(crate) fn gpu_of(py: Python<'_>, address: u64) -> PyResult<u32> {
         .map_err(|error| raise(&Error::from(error)))
 }
 
+/// Allocates memory of a GPU that a session can share with its sidecar, and returns its address. Raises RefusedError with the
+/// cause "device" if there is none left, and why there are no GPUs.
+#[pyfunction]
+pub(crate) fn gpu_allocate(py: Python<'_>, ordinal: u32, nbytes: usize) -> PyResult<u64> {
+    py.detach(|| gpu::exports::allocate(ordinal, nbytes)).map_err(|error| raise(&Error::from(error)))
+}
+
+/// Frees memory that `gpu_allocate` has allocated.
+#[pyfunction]
+pub(crate) fn gpu_free(py: Python<'_>, address: u64) {
+    py.detach(|| gpu::exports::free(address));
+}
+
 /// Returns whether NVIDIA's driver is installed. Does not initialize it, which forked children would not survive.
 #[pyfunction]
 pub(crate) fn has_gpu_driver() -> bool {
     Driver::is_installed()
+}
+
+/// Returns the version of NCCL that this process would use, such as 22304. Raises why there is none that ronde supports.
+#[pyfunction]
+pub(crate) fn nccl_version(py: Python<'_>) -> PyResult<u32> {
+    let folders = search_path(py)?;
+    let found = py.detach(|| Nccl::find(&folders).map(|nccl| nccl.version_number()));
+    found.map_err(|error| raise(&Error::from(error)))
 }
 
 fn described(py: Python<'_>, info: gpu::DeviceInfo) -> PyResult<Bound<'_, PyDict>> {

@@ -58,7 +58,7 @@ fn record_parts(
 type CallParts<'a> = (&'a str, &'a str, Option<&'a str>, f64);
 
 /// Returns the value of `RondeError.cause`.
-fn cause_name(error: &Error) -> &'static str {
+pub(crate) fn cause_name(error: &Error) -> &'static str {
     match error {
         Error::Settings { .. } => "settings",
         Error::Token { .. } | Error::SidecarUser { .. } => "token",

@@ -17,6 +17,7 @@ mod launched;
 mod memory;
 mod operation;
 mod session;
+mod warnings;
 
 use pyo3::prelude::*;
 
@@ -28,11 +29,13 @@ mod _ronde {
     #[pymodule_export]
     use crate::completions::Completions;
     #[pymodule_export]
-    use crate::device::{Arrival, gpu_of, gpus, has_gpu_driver};
+    use crate::device::{Arrival, gpu_allocate, gpu_free, gpu_of, gpus, has_gpu_driver, nccl_version};
     #[pymodule_export]
-    use crate::frameworks::jax::{jax_bind, jax_failure, jax_handler};
+    use crate::frameworks::tensorflow::{
+        attach_tensorflow, detach_tensorflow, register_tensorflow, use_horovods_codes,
+    };
     #[pymodule_export]
-    use crate::frameworks::tensorflow::{attach_tensorflow, detach_tensorflow, register_tensorflow};
+    use crate::frameworks::xla::{xla_bind, xla_failure, xla_handler, xla_register};
     #[pymodule_export]
     use crate::launched::LaunchedBy;
     #[pymodule_export]
@@ -41,13 +44,25 @@ mod _ronde {
     use crate::operation::Operation;
     #[pymodule_export]
     use crate::session::Session;
+    #[pymodule_export]
+    use crate::warnings::take_warnings;
+
+    /// Returns the operations that clients of this process have submitted, the bytes of their inputs, and for how many seconds
+    /// operations were in flight and threads waited for results.
+    #[pyfunction]
+    fn usage() -> (u64, u64, f64, f64) {
+        let usage = ronde::usage();
+        (usage.operations, usage.bytes, usage.in_flight.as_secs_f64(), usage.waiting.as_secs_f64())
+    }
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::warnings::collect();
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         let dtypes: Vec<&str> = ronde::DType::ALL.iter().map(|dtype| dtype.name()).collect();
         module.add("DTYPES", dtypes)?;
-        module.add("TENSORFLOW_SELF_TEST", crate::frameworks::tensorflow::SELF_TEST_ANSWER)
+        module.add("TENSORFLOW_SELF_TEST", crate::frameworks::tensorflow::SELF_TEST_ANSWER)?;
+        module.add("XLA_SELF_TEST", crate::frameworks::xla::SELF_TEST_ANSWER)
     }
 }
 

@@ -52,6 +52,13 @@ impl Part {
     }
 }
 
+/// Python's search path, below which PyTorch's NCCL is.
+pub(crate) fn search_path(py: Python<'_>) -> PyResult<Vec<PathBuf>> {
+    let path = py.import("sys")?.getattr("path")?;
+    // Importers may have put other objects there.
+    Ok(path.try_iter()?.filter_map(|entry| entry.ok()?.extract::<PathBuf>().ok()).collect())
+}
+
 /// A worker's session with its sidecar.
 #[pyclass(frozen, module = "ronde._ronde")]
 pub(crate) struct Session {
@@ -79,6 +86,7 @@ impl Session {
         let mut options = Options::from_lookup(lookup).map_err(|error| raise(&error))?;
         options.transfer = if inline { Transfer::Inline } else { Transfer::Arena };
         options.client_name = client_name;
+        options.nccl_folders = search_path(py)?;
         let mut connecting = Connecting::start(options).map_err(|error| raise(&error))?;
         let client = wait_in_slices(py, |slice| connecting.wait_timeout(slice).map_err(|error| raise(&error)))?;
         let (submission_path, view) = (client.submission_path(), *client.view());
@@ -247,6 +255,13 @@ impl Session {
     fn shared_memory(&self) -> (u64, u64, usize, usize) {
         let memory = self.client().map(|client| client.shared_memory()).unwrap_or_default();
         (memory.mapped_bytes, memory.in_use_bytes, memory.slots, memory.segments)
+    }
+
+    /// Returns what this session has done in two levels on GPUs: operations, those that had one level although they might have had
+    /// two, and the bytes within the host, between hosts and copied within the device.
+    fn level_counts(&self) -> (u64, u64, u64, u64, u64) {
+        let counts = self.client().map(|client| client.level_counts()).unwrap_or_default();
+        (counts.operations, counts.one_level, counts.bytes_inside, counts.bytes_between, counts.bytes_copied)
     }
 
     /// The path by which operations reach the sidecar, "ring" or "grpc".

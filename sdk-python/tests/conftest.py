@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -46,6 +48,14 @@ def leave_out(what: str, reason: str) -> NoReturn:
     pytest.skip(f"LEFT OUT: {reason}")
 
 
+def software_device_in(folder: pathlib.Path) -> None:
+    """Puts the software device into a folder, under the names of NVIDIA's libraries."""
+    library = pathlib.Path(ronde_binary()).with_name("libronde_software_device.so")
+    assert library.is_file(), f"{library} is missing; build the workspace first (`make build-tests`)"
+    for name in ("libcuda.so.1", "libnccl.so.2"):
+        (folder / name).symlink_to(library)
+
+
 @pytest.fixture
 def tmp_path() -> Iterator[pathlib.Path]:
     """A temporary directory with a short path: that of a Unix socket has 107 bytes at most."""
@@ -76,3 +86,39 @@ def world() -> World:
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def software_device(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Makes processes find the software device under the names of NVIDIA's libraries."""
+    software_device_in(tmp_path)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("RONDE_GPU_STAGING", "ronde")
+    return tmp_path
+
+
+def gpu_pages(output: str) -> list[dict[str, Any]]:
+    """Returns what `ronde status` showed of the GPUs of each sidecar, in the output of a program of tests."""
+    return [json.loads(found) for found in re.findall(r"gpu (\{.*\})", output)]
+
+
+@pytest.fixture
+def three_devices(software_device: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three GPUs of the software device, which all processes see."""
+    monkeypatch.setenv("RONDE_DEVICE_COUNT", "3")
+    monkeypatch.setenv("RONDE_DEVICE_FIRST", "0")
+    monkeypatch.setenv("RONDE_BIN", ronde_binary())
+
+
+@pytest.fixture
+def levels(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Makes processes find the software device, and perform all that they can in two levels."""
+    software_device_in(tmp_path)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("RONDE_GPU_STAGING", "ronde")
+    monkeypatch.setenv("RONDE_GPU_LEVELS", "2")
+    monkeypatch.setenv("RONDE_DEVICE_COUNT", "4")
+    monkeypatch.setenv("RONDE_BIN", ronde_binary())
+    # The tests' PyTorch brings a library of NCCL's name without NCCL's functions.
+    monkeypatch.setenv("RONDE_NCCL_LIBRARY", str(tmp_path / "libnccl.so.2"))
+    return monkeypatch

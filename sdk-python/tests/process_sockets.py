@@ -12,7 +12,9 @@ import struct
 import threading
 from typing import NamedTuple
 
+# States of sockets in /proc/net, as the kernel numbers them.
 _LISTEN = "0A"
+_UNCONNECTED = "07"
 _PROC = pathlib.Path("/proc")
 
 
@@ -83,7 +85,8 @@ def sockets(pid: int) -> set[Open]:
     for table in ("tcp", "tcp6", "udp", "udp6"):
         for line in (_PROC / str(pid) / "net" / table).read_text().splitlines()[1:]:
             row = line.split()
-            if row[9] in inodes and (row[3] == _LISTEN or table.startswith("udp")):
+            # Only its peer can send to a connected socket.
+            if row[9] in inodes and row[3] == (_LISTEN if table.startswith("tcp") else _UNCONNECTED):
                 found.add(Open(program, table[:3], *_address(row[1])))
     return found
 

@@ -21,7 +21,7 @@ from differential.torch_duel import TorchDuel
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "PYTORCH.md"
 HEADING, FOLLOWING = "## Differences from Gloo", "\n## "
-SIZES = [(2, 1), (3, 2)]
+SIZES = [pytest.param(2, 1, marks=pytest.mark.heavy), (3, 2)]
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), SIZES)

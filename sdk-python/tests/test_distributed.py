@@ -150,18 +150,19 @@ def test_streams_are_ordered_around_operations_on_gpus(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "sidecars", "way"), [(1, 1, ""), (2, 1, "rendezvous"), (3, 2, ""), (4, 2, "rendezvous")]
+    ("ranks", "sidecars", "way"),
+    [(1, 1, ""), (2, 1, "rendezvous"), (3, 2, ""), pytest.param(4, 2, "rendezvous", marks=pytest.mark.heavy)],
 )
 def test_collectives_of_torch_distributed(world: Callable[..., str], ranks: int, sidecars: int, way: str) -> None:
     assert world("c10d.py", ranks, sidecars, *way.split()).count("all collectives are right") == ranks
 
 
-@pytest.mark.parametrize(("ranks", "sidecars"), [(1, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize(("ranks", "sidecars"), [(1, 1), (2, 2), pytest.param(3, 1, marks=pytest.mark.heavy)])
 def test_ddp_trains_as_one_process_does(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("ddp.py", ranks, sidecars).count("the same as one process") == ranks
 
 
-@pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("ranks", "sidecars"), [pytest.param(2, 1, marks=pytest.mark.heavy), (3, 2)])
 def test_results_are_written_in_order_and_in_time(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("c10d_works.py", ranks, sidecars, "ronde").count("results come in order") == ranks
 
@@ -174,17 +175,17 @@ def test_sizes_that_differ_between_ranks_are_errors(world: Callable[..., str]) -
     assert world("c10d_sizes.py", 2, 2).count("sizes are compared") == 2
 
 
-@pytest.mark.parametrize(("ranks", "sidecars"), [(1, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize(("ranks", "sidecars"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.heavy), (3, 2)])
 def test_types_shapes_and_hooks(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("c10d_types.py", ranks, sidecars).count("all types are right") == ranks
 
 
-@pytest.mark.parametrize(("sidecars", "way"), [(1, ""), (2, "ronde")])
+@pytest.mark.parametrize(("sidecars", "way"), [pytest.param(1, "", marks=pytest.mark.heavy), (2, "ronde")])
 def test_groups_are_made_by_their_members(world: Callable[..., str], sidecars: int, way: str) -> None:
     assert world("c10d_groups.py", 4, sidecars, *way.split()).count("all groups are right") == 4
 
 
-@pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("ranks", "sidecars"), [pytest.param(2, 1, marks=pytest.mark.heavy), (3, 2)])
 def test_what_pytorch_builds_on_groups(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("c10d_features.py", ranks, sidecars).count("all features work") == ranks
 

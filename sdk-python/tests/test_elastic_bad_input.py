@@ -108,14 +108,16 @@ print(f"worker {worker} (pid {os.getpid()}) begins as rank {hvd.rank()} of {hvd.
 
 @hvd.elastic.run
 def train(state):
-    while state.step < 200:
-        hvd.allreduce(torch.ones(1), name="step")
+    is_over = False
+    while not is_over:
+        is_seen = torch.tensor([float(os.path.exists(sys.argv[2]))])
+        is_over = hvd.allreduce(is_seen, name="step", op=hvd.Max).item() > 0
         state.step += 1
         time.sleep(0.03)
         state.commit()
 
 train(state)
-print(f"rank {hvd.rank()} has made {state.step} steps", flush=True)
+print(f"rank {hvd.rank()} has ended", flush=True)
 """
 
 
@@ -129,10 +131,12 @@ print(f"rank {hvd.rank()} has made {state.step} steps", flush=True)
 def test_a_newcomer_with_another_program_is_an_error_of_its_own(
     tmp_path: pathlib.Path, kind: str, expected: str
 ) -> None:
-    with ElasticJob(["-np", "2", "--min-np", "1"], [*program(tmp_path, OTHER), kind]) as job:
+    end = tmp_path / "end"
+    with ElasticJob(["-np", "2", "--min-np", "1"], [*program(tmp_path, OTHER), kind, str(end)]) as job:
         job.kill(job.await_size(2, 1).pid)
         job.await_text(expected)
-        job.await_text(r"rank 0 has made 200 steps")
+        end.touch()
+        job.await_text(r"rank 0 has ended")
         assert job.status() == 0, job.output
 
 

@@ -115,6 +115,7 @@ def test_a_worker_that_was_ready_may_fail(make: Callable[..., ElasticDriver]) ->
     """Its failure takes the place of READY, for which its other thread still waits."""
     driver = make({"host-1": 1, "host-2": 2})
     errors: list[BaseException] = []
+    threads: list[threading.Thread] = []
 
     def worker(slot: Any, _: Any) -> tuple[int, float]:
         if slot.hostname == "host-1":
@@ -125,8 +126,8 @@ def test_a_worker_that_was_ready_may_fail(make: Callable[..., ElasticDriver]) ->
                 except RuntimeError as error:
                     errors.append(error)
 
-            waiting = threading.Thread(target=ready)
-            waiting.start()
+            threads.append(threading.Thread(target=ready))
+            threads[0].start()
             while driver._worker_registry.count(READY) == 0:
                 time.sleep(0.01)
             return 1, time.time()
@@ -136,6 +137,7 @@ def test_a_worker_that_was_ready_may_fail(make: Callable[..., ElasticDriver]) ->
         return 0, time.time()
 
     assert run(driver, worker, least=3) == {"host-2[0]": 0, "host-2[1]": 0}
+    threads[0].join(60)
     assert [str(error).partition(":")[0] for error in errors] == ["READY of host-1[0] is overridden by FAILURE"]
 
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import ronde_binary
 
 import ronde
-from ronde.call_site import call_site
+from ronde.call_site import _is_wanted, call_site
 from ronde.errors import from_parts
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def test_an_exception_is_reported_with_its_traceback(ranks: int, sidecars: int) 
     assert stderr[-1] == "ValueError: the loss is not a number \\u{1b}[2J"
     assert any(line_of("# the exception").partition(":")[2] in line for line in stderr)
     text = error["text"]
-    assert text.splitlines()[0] == f"rank {ranks - 1} on host localhost exited with code 1"
+    assert text.splitlines()[0] == f"rank {ranks - 1} on host localhost exited with code 1 [RONDE-E301]"
+    assert error["code"] == "RONDE-E301"
     assert "\nIts last call was allreduce 'last' at " in text
     assert text.endswith("\n  | " + stderr[-1])
     # The launcher prints the same, once.
@@ -87,7 +88,7 @@ def test_a_kill_is_reported_with_its_signal() -> None:
     assert done.returncode == 137, done.stderr
     record = reported(done)["record"]
     assert (record["exit_code"], record["signal"], record["out_of_memory"]) == (None, 9, False)
-    assert record["ended"] == "was ended by signal 9 (SIGKILL)"
+    assert record["ended"] == "was killed by signal 9 (SIGKILL)"
     assert (
         "unless somebody sent that signal, the host ran out of memory: see `dmesg`"
         in reported(done)["text"].splitlines()[0]
@@ -169,6 +170,18 @@ def test_a_call_site_is_the_users_line() -> None:
     here = call_site()
     assert here is not None
     assert here.endswith(f"test_first_failure.py:{test_a_call_site_is_the_users_line.__code__.co_firstlineno + 1}")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("0", False), ("False", False), ("off", False), ("1", True), ("", True)]
+)
+def test_the_switch_of_call_sites_takes_the_words_of_other_switches(value: str, expected: bool) -> None:
+    assert _is_wanted(value) is expected
+
+
+def test_a_wrong_switch_of_call_sites_is_named() -> None:
+    with pytest.raises(ValueError, match="RONDE_FLIGHT_CALL_SITES=maybe is neither true nor false; set it to 0 or 1"):
+        _is_wanted("maybe")
 
 
 def test_a_pickled_exception_keeps_its_record() -> None:

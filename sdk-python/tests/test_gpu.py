@@ -19,6 +19,7 @@ import pytest
 from conftest import PACKAGE, WORKERS, ronde_binary
 
 from ronde import device, tensors
+from ronde.frameworks import gpu_variables
 
 World = Callable[..., str]
 
@@ -30,18 +31,6 @@ try:
 except ronde.RondeError as error:
     print(error.cause, error)
 """
-
-
-@pytest.fixture
-def software_device(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """Makes processes find the software device under the names of NVIDIA's libraries."""
-    library = pathlib.Path(ronde_binary()).with_name("libronde_software_device.so")
-    assert library.is_file(), f"{library} is missing; build the workspace first (`make build-tests`)"
-    for name in ("libcuda.so.1", "libnccl.so.2"):
-        (tmp_path / name).symlink_to(library)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    monkeypatch.setenv("RONDE_GPU_STAGING", "ronde")
-    return tmp_path
 
 
 @pytest.mark.parametrize(("ranks", "sidecars"), [(1, 1), (2, 1), (3, 2)])
@@ -144,6 +133,24 @@ def test_a_driver_without_a_device_is_named(software_device: pathlib.Path) -> No
     assert done.stdout.startswith("device libcuda.so.1 is there, but no GPU can be used"), done.stdout
 
 
+def test_variables_of_horovods_builds_are_named_once(
+    world: World, software_device: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    variables = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_GPU_BROADCAST": "", "HOROVOD_GPU_ALLREDUCE": "MPI"}
+    notes = gpu_variables.notes_of(variables)
+    assert [note.partition(" ")[0] for note in notes] == ["HOROVOD_GPU_OPERATIONS=NCCL", "HOROVOD_GPU_ALLREDUCE=MPI"]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    program = "import ronde.torch as hvd; hvd.init(); hvd.shutdown(); hvd.init(); print('it ran')"
+    command = [ronde_binary(), "run", "-np", "2", sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True, env=environment)
+    assert done.stdout.count("it ran") == 2
+    for name in ("HOROVOD_GPU_OPERATIONS=NCCL", "HOROVOD_GPU_ALLREDUCE=MPI"):
+        assert done.stderr.count(f"{name} has no effect: nothing is compiled for GPUs") == 1, done.stderr
+
+
 def test_strides_of_dense_arrays() -> None:
     for shape in [(), (3,), (2, 3), (4, 1, 5)]:
         assert device._dense_strides(shape, 8) == numpy.empty(shape).strides
@@ -192,6 +199,17 @@ def test_who_copies_is_a_choice(monkeypatch: pytest.MonkeyPatch, given: str | No
     monkeypatch.setenv("RONDE_GPU_STAGING", "cuda")
     with pytest.raises(ValueError, match="RONDE_GPU_STAGING is 'cuda'"):
         device.is_copied_by_torch.__wrapped__()
+
+
+def test_pytorch_copies_on_gpus_of_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from ronde.torch import rocm_built
+
+    monkeypatch.setattr(device, "staging_choice", lambda: "ronde")
+    assert not device.is_copied_by_torch.__wrapped__()
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert device.is_copied_by_torch.__wrapped__()
+    assert rocm_built()
 
 
 class OnGpu:

@@ -29,13 +29,6 @@ def translated(*arguments: str) -> tuple[list[str], list[str]]:
     return result.options, notes + result.notes
 
 
-def test_variables_about_gpus_are_named() -> None:
-    variables = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_GPU_BROADCAST": "", "HOROVOD_GPU": "CUDA"}
-    notes = translation.notes_of_variables(variables)
-    assert [note.partition(" ")[0] for note in notes] == ["HOROVOD_GPU=CUDA", "HOROVOD_GPU_OPERATIONS=NCCL"]
-    assert all("has no effect here" in note for note in notes)
-
-
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [
@@ -74,7 +67,8 @@ def test_variables_about_gpus_are_named() -> None:
         ("--log-without-timestamp", "--log-without-timestamp"),
         ("-prefix-timestamp", "--prefix-output-with-timestamp"),
         ("--prefix-output-with-timestamp", "--prefix-output-with-timestamp"),
-        ("--no-autotune", ""),
+        ("--autotune", "--autotune"),
+        ("--no-autotune", "--no-autotune"),
         ("--gloo", ""),
         ("--tcp", ""),
     ],
@@ -101,9 +95,10 @@ def test_supported_flags_become_options_without_a_note(arguments: str, options: 
         (
             "--autotune-log-file x --autotune-warmup-samples 1",
             None,
-            "the search itself (--autotune) is not supported yet",
+            "--autotune-... has no effect without --autotune",
         ),
-        ("--autotune-gaussian-process-noise 0.5", None, "the search itself (--autotune) is not supported yet"),
+        ("--autotune-gaussian-process-noise 0.5", None, "--autotune-... has no effect without --autotune"),
+        ("--no-autotune --autotune-log-file x", "--no-autotune", "--autotune-... has no effect without --autotune"),
         ("--log-hide-timestamp", "--log-without-timestamp", "--log-hide-timestamp is deprecated"),
         ("--no-log-hide-timestamp", "--log-with-timestamp", "--log-hide-timestamp is deprecated"),
         ("--network-interface a,b", "--network-interfaces=a,b", "several names in --network-interface are deprecated"),
@@ -116,13 +111,21 @@ def test_ignored_flags_print_one_note_each(arguments: str, option: str | None, n
     assert note in notes[0]
 
 
-def test_unsupported_flags_are_rejected() -> None:
-    with pytest.raises(NotImplementedError, match="not supported yet"):
-        translated("--autotune")
+def test_flags_of_a_search_become_options_of_the_same_name() -> None:
+    flags = ["log-file=a.csv", "warmup-samples=1", "steps-per-sample=2", "bayes-opt-max-samples=3"]
+    flags = [f"--autotune-{flag}" for flag in [*flags, "gaussian-process-noise=0.5"]]
+    assert translated("--autotune", *flags) == (["--autotune", *flags], [])
+
+
+def test_a_search_keeps_a_threshold_that_is_given() -> None:
+    options, notes = translated("--autotune", "--fusion-threshold-mb", "8")
+    assert "--autotune-parameters=chunk-bytes,lanes" in options
+    assert "--fusion-threshold-mb=8" in options
+    assert notes == []
 
 
 def test_every_flag_is_classified() -> None:
-    """Each flag takes effect, prints a note, or is rejected."""
+    """Each flag takes effect or prints a note."""
     known = {*translation._VALUES, *translation._SWITCHES, *translation.IGNORED, *translation._ELASTIC}
     known |= {*translation._SEARCH, *launch.STARTERS, "tcp_flag", "autotune", "log_level", "log_hide_timestamp"}
     known |= {"network_interface", "network_interfaces", "check_build", "config_file", "command", "help", "version"}
@@ -313,7 +316,6 @@ def horovodrun(*arguments: str, path: str = "", cwd: pathlib.Path | None = None)
         ("-np 2 --log-with-timestamp -prefix-timestamp true", "not allowed with argument"),
         ("-np 3 -H a:1,b:1 true", "Requested more processes (3) than there are available slots (2)"),
         ("-np 1 --config-file /no/such true", "cannot read the configuration file /no/such"),
-        ("-np 1 --autotune true", "--autotune: the search for the best settings is not supported yet"),
         ("--min-np 1 --max-np 2 true", "the number of processes is missing"),
         ("-np 1 --max-np 2 true", "--max-np: for elastic jobs only; give --min-np or --host-discovery-script"),
         ("-np 2 --min-np 1 --mpi true", "are started by `ronde run`; leave out --mpi"),

@@ -154,3 +154,58 @@ def test_a_job_on_two_hosts(lsf: pathlib.Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
     assert lines == [f"rank {rank} of 4, 2 here: 4.0" for rank in range(4)], done.stdout + done.stderr
+
+
+@pytest.fixture
+def without_jsrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of LSF on a cluster that has no jsrun."""
+    monkeypatch.setenv("LSB_JOBID", "7")
+    monkeypatch.setattr(js_run, "is_installed", lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "listed", "expected"),
+    [
+        ([], "alpha 2 beta 4", {"hosts": "alpha:2,beta:4", "num_proc": 6}),
+        (["-np", "3"], "alpha 2 beta 4", {"hosts": "alpha:2,beta:4", "num_proc": 3}),
+        (["-np", "3", "-H", "gamma:3"], "alpha 2", {}),
+        (["-np", "3"], "", {}),
+    ],
+)
+@pytest.mark.usefixtures("without_jsrun")
+def test_hosts_are_those_of_the_lsf_job(
+    flags: list[str], listed: str, expected: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LSB_MCPU_HOSTS", listed)
+    given, _ = launch.parse([*flags, "python", "train.py"])
+    assert launch.of_lsf(given) == expected
+
+
+@pytest.mark.usefixtures("without_jsrun")
+def test_a_list_of_hosts_in_another_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSB_MCPU_HOSTS", "alpha 2 beta")
+    with pytest.raises(ValueError, match=r"not hosts and their slots; give hosts with -H"):
+        launch.of_lsf({})
+
+
+def test_where_jsrun_is_it_finds_the_hosts(lsf: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSB_MCPU_HOSTS", "alpha 2 beta 4")
+    assert launch.of_lsf({}) == {}
+
+
+def test_a_job_of_lsf_without_jsrun_and_without_flags() -> None:
+    program = "from horovod.runner.launch import run_commandline; run_commandline()"
+    environment = {**os.environ, "LSB_JOBID": "7", "LSB_MCPU_HOSTS": "localhost 2", "RONDE_BIN": ronde_binary()}
+    environment["PYTHONPATH"] = f"{PACKAGE}{os.pathsep}{COMPAT}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, sys.executable, "-c", TRAIN],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert sorted(line for line in done.stdout.splitlines() if "rank" in line)[0].endswith(
+        "rank 0 of 2, 2 here: 2.0"
+    ), done.stdout

@@ -274,19 +274,19 @@ def test_ranks_that_disagree_on_the_size(tmp_path: pathlib.Path) -> None:
 
 
 def test_two_jobs_of_one_name_on_one_host(tmp_path: pathlib.Path) -> None:
-    """None of them hangs; at most one begins, and a rank of each other one fails with the reason."""
+    """None of them hangs. Of two that meet at the same time one at most begins, and the others fail with the reason."""
     given = {**ONE_HOST["torchrun"], "RONDE_START_TIMEOUT": "10"}
-    jobs = [start(tmp_path, given, RANK=rank) for rank in ("0", "1", "0", "1")]
-    lines = outputs(*jobs)
+    lines = outputs(*(start(tmp_path, given, RANK=rank) for rank in ("0", "0", "1", "1")))
     assert all(re.match(r"rank \d of 2 |\w+Error ", line) for line in lines), lines
-    failed = ["Error" in line for line in lines]
-    assert sum([not any(failed[:2]), not any(failed[2:])]) <= 1, lines
-    # Ranks whose meeting succeeds are one of each number, and begin together.
-    complete = sorted(line.split()[1] for line in lines if line.startswith("rank"))
-    assert complete in ([], ["0", "1"]), lines
-    # Whoever meets the other job names its processes; others miss a rank that has met it.
+    # Ranks that begin together are one of each number.
+    begun: dict[str, list[str]] = {}
+    for _, rank, *_, job in (line.split() for line in lines if line.startswith("rank")):
+        begun.setdefault(job, []).append(rank)
+    assert all(sorted(ranks) == ["0", "1"] for ranks in begun.values()), lines
+    # Whoever meets the other job names its processes; others miss a rank that has met it. On a machine so busy that one
+    # job has met before the other one comes, both begin.
     named = [line for line in lines if re.search(r"process \d+ on .* process \d+ on .*Two jobs have one name", line)]
-    assert named, lines
+    assert named or len(begun) == 2, lines
     assert all(line in named or re.match(r"TimedOutError start rank", line) for line in lines if "Error" in line), lines
 
 

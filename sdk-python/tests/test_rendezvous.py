@@ -315,7 +315,9 @@ def test_the_failure_of_the_sidecar_reaches_all() -> None:
 
     store = Dictionary()
     errors = together(*(lambda each=each: meet(each, store, TIMEOUT_S, fail) for each in (member(0), member(1))))
-    assert [(str(error), error.cause) for error in errors] == [("there is no command `ronde`", "connect")] * 2
+    assert [(str(error), error.cause) for error in errors] == [
+        ("there is no command `ronde` [RONDE-E310]", "connect")
+    ] * 2
 
 
 def test_any_error_of_rank_0_reaches_all() -> None:

@@ -43,7 +43,7 @@ def test_a_worker_that_remains_alone_continues() -> None:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("gather", "rank 1 on host localhost was ended by signal 9"),
+        ("gather", "rank 1 on host localhost was killed by signal 9"),
         ("sets", "rank 1 on host (?:.|\\n)*could not continue: rank 0 cannot continue, because it has process sets"),
     ],
 )

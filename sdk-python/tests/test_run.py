@@ -88,7 +88,7 @@ def test_an_exception_of_one_rank_is_reported_with_its_traceback(hosts: str | No
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (lambda: os.kill(os.getpid(), 9), "was ended by signal 9"),
+        (lambda: os.kill(os.getpid(), 9), "was killed by signal 9"),
         (lambda: os._exit(0), "ended without a result"),
         (lambda: sys.exit(0), r"ended its process by SystemExit\(0\)"),
         (threading.Lock, "cannot pickle"),

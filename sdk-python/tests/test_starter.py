@@ -122,7 +122,7 @@ def test_the_starter_is_terminated_when_a_sidecar_fails(job: Job) -> None:
         assert read(job.fifo) == "asked"
         _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 128 + signal.SIGKILL
-    assert "the sidecar of ranks 0-1 on host localhost was ended by signal 9" in errors
+    assert "sidecar 0 on host localhost, which serves ranks 0-1, was killed by signal 9" in errors
 
 
 def sidecars_of(launcher: int) -> list[int]:

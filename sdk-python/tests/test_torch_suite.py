@@ -53,6 +53,7 @@ SELECTION = [
 def test_pytorchs_own_tests_pass(size: int) -> None:
     ronde_binary()
     results = run("ronde", size, SELECTION)
-    others = {name: each for name, each in results.items() if each["outcome"] != "passed"}
-    assert not others, others
+    bad = {name: each for name, each in results.items() if each["outcome"] != "passed"}
+    others = [f"{name} {each['outcome']}:\n{each['reason']}" for name, each in bad.items()]
+    assert not others, "\n\n".join(others)
     assert len(results) == len(SELECTION)

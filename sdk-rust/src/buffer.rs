@@ -4,6 +4,7 @@ use ronde_shm::LeasedSlot;
 use ronde_wire::{DType, Shape};
 
 use crate::error::Error;
+use crate::session::Session;
 use crate::tensor::{Element, Tensor, TensorRef, check_type};
 
 /// A tensor in this worker's shared memory: allocated by [`Client::buffer`](crate::Client::buffer), or a result. Submitting it
@@ -174,4 +175,19 @@ pub struct SharedMemory {
     pub slots: usize,
     /// Segments.
     pub segments: usize,
+}
+
+impl Session {
+    /// Allocates a buffer in shared memory. Blocks while the arena grows.
+    ///
+    /// # Errors
+    /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
+    pub(crate) fn buffer(&self, dtype: DType, shape: &[u64]) -> Result<Buffer, Error> {
+        drop(self.open()?);
+        let bytes = bytes_of(dtype, shape)?;
+        match &self.memory {
+            Some(memory) if bytes > 0 => Ok(Buffer::in_slot(dtype, shape.to_vec(), memory.lease_registered(bytes)?)),
+            _ => Buffer::zeros(dtype, shape, bytes),
+        }
+    }
 }

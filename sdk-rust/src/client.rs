@@ -7,6 +7,7 @@ use ronde_shm::{ForkSafe, LeasedSlot};
 use ronde_wire::{DType, SetId};
 
 use crate::buffer::{Buffer, SharedMemory};
+use crate::device::OutputSlot;
 use crate::error::Error;
 use crate::handle::Handle;
 use crate::in_flight::InFlight;
@@ -191,7 +192,7 @@ async fn submit_draft(session: &Arc<Session>, draft: Draft, operation: &Operatio
     match lease_input(session, bytes).await {
         Ok(input) => {
             let output = lease_output(session, &draft).await;
-            session.submit(draft, input.map_or(Input::Bytes(bytes), Input::Leased), output)
+            session.submit(draft, input.map_or(Input::Bytes(bytes), Input::Leased), output.map(OutputSlot::Arena))
         }
         Err(error) => Err(draft.reject(error)),
     }

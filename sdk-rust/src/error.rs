@@ -11,7 +11,7 @@ use ronde_gpu::GpuError;
 use ronde_rpc::ConvertError;
 #[cfg(not(target_arch = "wasm32"))]
 use ronde_shm::{ShmError, UsedAfterFork};
-use ronde_wire::{Cause, Failure, TensorName};
+use ronde_wire::{Cause, Failure, OPERATION_TIMEOUT, TensorName};
 use tonic::Status;
 
 /// A failure of a call. Cheap to clone: all waiters of a session get the same one.
@@ -253,15 +253,23 @@ impl Blame {
 
 /// The reason of a waiter whose operation timeout has passed.
 pub(crate) fn overdue(name: &TensorName, timeout: Duration) -> String {
-    format!(
-        "{name} did not complete within {timeout:?}, the operation timeout of this rank; check which ranks did not submit it"
-    )
+    format!("{name} did not complete within {timeout:?}, {OPERATION_TIMEOUT}; check which ranks did not submit it")
 }
 
 /// A status as one line for users.
 pub(crate) fn describe(status: &Status) -> String {
     let cause = std::error::Error::source(status).map(|source| format!(" ({source})")).unwrap_or_default();
     format!("{}{cause}", status.message())
+}
+
+/// Why a stream ended, in words: an error of the connection means that the sidecar's process has ended, and says nothing to
+/// users.
+#[cfg(not(target_arch = "wasm32"))]
+pub(crate) fn end_of_stream(status: &Status) -> String {
+    if std::error::Error::source(status).is_none() {
+        return status.message().to_owned();
+    }
+    "its process has ended; the launcher's last lines or the sidecar's log say why".to_owned()
 }
 
 /// The error when the queue to the sidecar is full.

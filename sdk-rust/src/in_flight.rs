@@ -12,9 +12,10 @@ use crate::device::Submitted;
 use crate::error::{Error, overdue};
 use crate::outcome::Output;
 use crate::promise::Promise;
-use crate::result_data::{ResultData, Source};
+use crate::result_data::{Order, ResultData, Source};
 use crate::session::Session;
 use crate::tensor::Tensor;
+use crate::usage;
 
 /// A submitted operation. Dropping it withdraws the operation unless it is complete.
 #[derive(Debug)]
@@ -70,6 +71,19 @@ impl InFlight {
         self
     }
 
+    /// When the result came; the default for a failure.
+    pub(crate) fn order(&mut self) -> Order {
+        self.wait_timeout(Duration::ZERO);
+        self.result.as_ref().and_then(|result| result.as_ref().ok()).map_or_else(Order::default, |result| result.order)
+    }
+
+    /// Withdraws the operation for a reason, and waits on: it fails if it was not ordered yet, and completes otherwise.
+    pub(crate) fn ask_to_withdraw(&self, reason: &str) {
+        if !self.is_answered() {
+            self.session.ask_to_withdraw(self.request, reason);
+        }
+    }
+
     /// The operation's name.
     pub(crate) fn name(&self) -> &str {
         self.name.as_str()
@@ -95,6 +109,7 @@ impl InFlight {
     /// Waits until the result is there and its segment is mapped.
     pub(crate) async fn ready(&mut self) -> Result<(), Error> {
         if !self.is_answered() {
+            let begin = Instant::now();
             let result = match self.deadline {
                 None => (&mut self.promise).await,
                 Some(deadline) => match tokio::time::timeout_at(deadline.into(), &mut self.promise).await {
@@ -102,6 +117,7 @@ impl InFlight {
                     Err(_) => Err(self.time_out()),
                 },
             };
+            usage::count_wait(begin.elapsed());
             self.result = Some(result);
         }
         match &self.result {
@@ -119,6 +135,7 @@ impl InFlight {
         let left = self.deadline.map_or(slice, |deadline| deadline.saturating_duration_since(now).min(slice));
         self.notify_flag.set(false);
         self.result = self.session.wait(&self.promise, (left, self.spin));
+        usage::count_wait(now.elapsed());
         if self.result.is_none() && self.deadline.is_some_and(|deadline| now >= deadline) {
             self.result = Some(Err(self.time_out()));
         }
@@ -148,7 +165,8 @@ impl InFlight {
         }
     }
 
-    fn take(&mut self) -> Result<ResultData, Error> {
+    /// Takes the result.
+    pub(crate) fn take(&mut self) -> Result<ResultData, Error> {
         let result = self.result.take();
         self.is_read |= result.is_some();
         let result = result.unwrap_or_else(|| Err(read_already()))?;

@@ -78,6 +78,8 @@ mod task;
 mod tensor;
 #[cfg(not(target_arch = "wasm32"))]
 mod timeline;
+#[cfg(not(target_arch = "wasm32"))]
+mod usage;
 #[cfg(any(target_arch = "wasm32", test))]
 pub mod web;
 
@@ -88,7 +90,7 @@ pub use client::Client;
 #[cfg(not(target_arch = "wasm32"))]
 pub use completions::Completions;
 #[cfg(not(target_arch = "wasm32"))]
-pub use device::{DeviceTensor, InputTensor};
+pub use device::{DeviceTensor, InputTensor, LevelCounts};
 pub use error::{Blame, Error};
 #[cfg(not(target_arch = "wasm32"))]
 pub use handle::Handle;
@@ -96,7 +98,7 @@ pub use handle::Handle;
 pub use launcher::{LaunchedBy, Launcher};
 pub use operation::{Label, Operation, ReduceOptions};
 #[cfg(not(target_arch = "wasm32"))]
-pub use options::{Options, Ring, Transfer};
+pub use options::{GpuLevels, Options, Ring, Transfer};
 pub use outcome::{Exchanged, Outcome, Output, ProcessSet, Received};
 pub use pending::MembershipChange;
 #[cfg(not(target_arch = "wasm32"))]
@@ -108,7 +110,9 @@ pub use ronde_wire::{
 };
 pub use tensor::{Element, Tensor, TensorRef};
 #[cfg(not(target_arch = "wasm32"))]
-pub use timeline::TimelineOptions;
+pub use timeline::{TimelineOptions, timeline_text};
+#[cfg(not(target_arch = "wasm32"))]
+pub use usage::{Usage, usage};
 
 /// Compiles the programs of the READMEs. The runner of documents (tests/documents) checks that each page is listed here.
 #[cfg(doctest)]

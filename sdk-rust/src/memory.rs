@@ -5,14 +5,15 @@
 //! populate pages (about 1 ms a MiB). They block; asynchronous calls do them on a blocking thread.
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ronde_rpc::{Claimed, OutputPlace};
+use ronde_rpc::{Claimed, OutputPlace, SegmentKind};
 use ronde_shm::{
-    ArenaConfig, ArenaUsage, LeaseOutcome, LeasedSlot, MemClient, MemClientConfig, OwnedSegment, PeerSegment,
-    SegmentId, SessionToken, Share, ShmError, Slot, SlotHold, WeakSlot, WorkerArena,
+    ArenaConfig, ArenaUsage, LeaseOutcome, LeasedSlot, MemClient, MemClientConfig, OwnedSegment, PciAddress,
+    PeerSegment, SegmentId, SessionToken, Share, ShmError, Slot, SlotHold, WeakSlot, WorkerArena,
 };
 use ronde_wire::limits;
 
@@ -25,6 +26,8 @@ use crate::error::Error;
 pub(crate) struct Memory {
     own: WorkerArena,
     limit_bytes: u64,
+    /// Of device memory; 0 if the sidecar uses no GPUs.
+    device_bytes_max: u64,
     /// Results leave room for an input of this size.
     largest_input_bytes: AtomicU64,
     registered: Mutex<Registered>,
@@ -100,11 +103,12 @@ impl Memory {
             segment_bytes_min: SEGMENT_BYTES_MIN,
             limit_bytes: claimed.arena_bytes_max,
             alignment: ALIGNMENT_BYTES,
-            setting: "arena_bytes_max (of the sidecar)",
+            setting: "--arena-mb (arena_bytes_max of the sidecar)",
         };
         Ok(Self {
             own: WorkerArena::new(config).map_err(|error| Error::argument(error.to_string()))?,
             limit_bytes: claimed.arena_bytes_max,
+            device_bytes_max: claimed.device_bytes_max,
             largest_input_bytes: AtomicU64::new(0),
             registered: Mutex::default(),
             results: Mutex::new(HashMap::new()),
@@ -225,6 +229,21 @@ impl Memory {
         Ok(fetched)
     }
 
+    /// The most bytes of device memory that the session may pass; 0 if the sidecar uses no GPUs.
+    pub(crate) fn device_bytes_max(&self) -> u64 {
+        self.device_bytes_max
+    }
+
+    /// Passes device memory to the sidecar, which has imported it when this returns.
+    pub(crate) fn attach_device(
+        &self,
+        id: SegmentId,
+        memory: (u64, PciAddress),
+        descriptor: BorrowedFd<'_>,
+    ) -> Result<(), Error> {
+        lock(&self.exchange).perform(|client| client.attach_device(&self.token, id, memory, descriptor))
+    }
+
     /// A slot, or the bytes of the segment that has to be added for it.
     fn lease_or_growth(&self, bytes: u64) -> Result<Result<LeasedSlot, u64>, Error> {
         match self.own.lease(bytes) {
@@ -263,5 +282,5 @@ const REGISTERED_SWEEP_MIN: usize = 64;
 const ALIGNMENT_BYTES: u64 = 64;
 /// Where the sidecar writes a result.
 pub(crate) fn output_place(slot: Slot) -> OutputPlace {
-    OutputPlace { segment: slot.segment.0, offset: slot.offset, bytes: slot.len }
+    OutputPlace { kind: SegmentKind::Arena, segment: slot.segment.0, offset: slot.offset, bytes: slot.len }
 }

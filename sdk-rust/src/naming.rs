@@ -137,6 +137,12 @@ impl Names {
         }
     }
 
+    /// The ranks of a set, ascending, if this rank knows it.
+    #[cfg(not(target_arch = "wasm32"))]
+    pub(crate) fn ranks_of(&self, set: SetId) -> Option<&[Rank]> {
+        self.sets.get(&set).map(|known| known.ranks.as_slice())
+    }
+
     /// Whether this rank knows the set.
     pub(crate) fn knows_set(&self, set: SetId) -> bool {
         self.sets.contains_key(&set)

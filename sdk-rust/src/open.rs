@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::connect;
+use crate::device::{LevelOptions, check_levels};
 use crate::error::Error;
 use crate::memory::Memory;
 use crate::options::{Options, Transfer};
@@ -43,7 +44,14 @@ impl OpenSession {
             () = &mut cancelled => return Err(Error::Closed),
         };
         let (start_timeout, timeline) = (options.start_timeout, options.timeline.clone());
+        let is_possible = check_levels(options.gpu_levels, attached.claimed.device_bytes_max);
         let (open, begun, ring_taken) = Self::start(options, attached).await?;
+        if let Err(error) = is_possible {
+            // The other ranks receive the reason.
+            open.session.close(&error.to_string());
+            open.end().await;
+            return Err(error);
+        }
         let begun = tokio::select! {
             begun = open.begin(begun, ring_taken, start_timeout) => begun,
             () = &mut cancelled => Err(Error::Closed),
@@ -78,7 +86,11 @@ impl OpenSession {
             attached.claimed,
             (memory, ring),
             Recorder::new(Some(attached.client)),
-            SessionOptions { operation_timeout: options.operation_timeout, mapped: options.mapped },
+            SessionOptions {
+                operation_timeout: options.operation_timeout,
+                mapped: options.mapped,
+                levels: LevelOptions { choice: options.gpu_levels, nccl_folders: options.nccl_folders },
+            },
         ));
         let begun = session.pending.on_begin();
         let (report_taken, ring_taken) = oneshot::channel();

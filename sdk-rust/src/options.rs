@@ -41,6 +41,22 @@ pub struct Options {
     pub mapped: bool,
     /// The timeline to record from the start; by rank 0 only.
     pub timeline: Option<TimelineOptions>,
+    /// In how many levels collectives on GPUs are performed.
+    pub gpu_levels: GpuLevels,
+    /// Folders below which the package `nvidia-nccl` may be: Python's search path.
+    pub nccl_folders: Vec<PathBuf>,
+}
+
+/// In how many levels collectives on tensors in device memory are performed. The same on all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GpuLevels {
+    /// In one, by ronde.
+    #[default]
+    One,
+    /// In two where that is possible and may pay, else in one: within a host by NCCL, between hosts by ronde.
+    Auto,
+    /// In two wherever hosts have several ranks; a rank that cannot is an error.
+    Two,
 }
 
 /// How messages reach the sidecar.
@@ -85,6 +101,8 @@ impl Options {
             ring: Ring::default(),
             mapped: true,
             timeline: None,
+            gpu_levels: GpuLevels::default(),
+            nccl_folders: Vec::new(),
         }
     }
 
@@ -92,7 +110,7 @@ impl Options {
     /// RONDE_JOB, RONDE_RANK (else the rank that another launcher has set), RONDE_WORKER (the number of the worker in an
     /// elastic job), RONDE_TOKEN_FILE (else the rank's file in the session directory), and, in seconds,
     /// RONDE_CONNECT_TIMEOUT, RONDE_START_TIMEOUT, RONDE_OPERATION_TIMEOUT. RONDE_SIDECAR_UID is the only user whose sidecar is
-    /// accepted. RONDE_RING=0 disables the ring, RONDE_MAPPED=0 copies all results. RONDE_TIMELINE, or else HOROVOD_TIMELINE, names the file of a timeline; DYNAMIC means that the program
+    /// accepted. RONDE_RING=0 disables the ring, RONDE_MAPPED=0 copies all results. RONDE_GPU_LEVELS is 1, 2 or auto. RONDE_TIMELINE, or else HOROVOD_TIMELINE, names the file of a timeline; DYNAMIC means that the program
     /// starts it later. RONDE_TIMELINE_MARK_CYCLES, or else HOROVOD_TIMELINE_MARK_CYCLES, is 1 to mark cycles.
     ///
     /// # Errors
@@ -120,13 +138,14 @@ impl Options {
         let ring = problems.note(ring(&lookup));
         let mapped = problems.note(mapped(&lookup));
         let timeline = problems.note(timeline(&lookup));
+        let gpu_levels = problems.note(gpu_levels(&lookup));
         let (Some(socket_dir), Some(job), Some(rank), Some(connect), Some(start), Some(operation)) =
             (socket_dir, job, rank, connect, start, operation)
         else {
             return Err(Error::Settings { problems: problems.0 });
         };
-        let (Some(worker), Some(sidecar_uid), Some(ring), Some(mapped), Some(timeline)) =
-            (worker, sidecar_uid, ring, mapped, timeline)
+        let (Some(worker), Some(sidecar_uid), Some(ring), Some(mapped), Some(timeline), Some(gpu_levels)) =
+            (worker, sidecar_uid, ring, mapped, timeline, gpu_levels)
         else {
             return Err(Error::Settings { problems: problems.0 });
         };
@@ -136,6 +155,7 @@ impl Options {
         options.operation_timeout = operation;
         (options.worker, options.sidecar_uid) = (worker, sidecar_uid);
         (options.ring, options.mapped, options.timeline) = (ring, mapped, timeline);
+        options.gpu_levels = gpu_levels;
         if let Some(path) = lookup("RONDE_TOKEN_FILE") {
             options.token_file = path.into();
         }
@@ -217,6 +237,15 @@ fn ring(lookup: &impl Fn(&str) -> Option<String>) -> Result<Ring, String> {
     }
 }
 
+fn gpu_levels(lookup: &impl Fn(&str) -> Option<String>) -> Result<GpuLevels, String> {
+    match lookup("RONDE_GPU_LEVELS").as_deref() {
+        None | Some("1") => Ok(GpuLevels::One),
+        Some("auto") => Ok(GpuLevels::Auto),
+        Some("2") => Ok(GpuLevels::Two),
+        Some(text) => Err(format!("RONDE_GPU_LEVELS is {text:?}; it is 1, 2 or auto")),
+    }
+}
+
 fn mapped(lookup: &impl Fn(&str) -> Option<String>) -> Result<bool, String> {
     match lookup("RONDE_MAPPED").as_deref() {
         None | Some("1") => Ok(true),
@@ -273,6 +302,7 @@ mod tests {
             ("RONDE_START_TIMEOUT", "soon"),
             ("RONDE_RING", "maybe"),
             ("RONDE_MAPPED", "never"),
+            ("RONDE_GPU_LEVELS", "3"),
             ("RONDE_SIDECAR_UID", "root"),
             ("HOROVOD_TIMELINE_MARK_CYCLES", "perhaps"),
             ("XDG_RUNTIME_DIR", "/nowhere"),
@@ -280,12 +310,12 @@ mod tests {
         let lookup = |name: &str| settings.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
         let Err(Error::Settings { problems }) = Options::from_lookup(lookup) else { panic!("accepted") };
         let text = problems.join("\n");
-        let expected = ["\"-1\"", "\"soon\"", "\"maybe\"", "\"never\"", "\"root\"", "\"perhaps\""];
+        let expected = ["\"-1\"", "\"soon\"", "\"3\"", "\"maybe\"", "\"never\"", "\"root\"", "\"perhaps\""];
         for wanted in expected.into_iter().chain(["RONDE_SOCKET is not set", "/nowhere/ronde", "RONDE_JOB is not set"])
         {
             assert!(text.contains(wanted), "{text} does not contain {wanted}");
         }
-        assert_eq!(problems.len(), 8);
+        assert_eq!(problems.len(), 9);
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub(crate) struct Pending<R, T> {
     /// The newest change of the membership that the program has not taken.
     #[cfg(not(target_arch = "wasm32"))]
     change: Mutex<Option<MembershipChange>>,
+    #[cfg(not(target_arch = "wasm32"))]
+    view: OnceLock<EpochView>,
     /// Receives the view when the epoch begins, or why it does not.
     begun: Mutex<Option<oneshot::Sender<BeginOutcome>>>,
 }
@@ -91,6 +93,9 @@ enum Stage {
     /// Not sent yet: its input, or that of an earlier request, is on its way from a device.
     #[cfg(not(target_arch = "wasm32"))]
     Held(Request),
+    /// Performed in two levels, by other requests: the sidecar does not know it.
+    #[cfg(not(target_arch = "wasm32"))]
+    Apart(Request),
 }
 
 /// What is left to do for the session after a message of the sidecar.
@@ -120,6 +125,8 @@ impl<R, T> Pending<R, T> {
             notices: Mutex::default(),
             #[cfg(not(target_arch = "wasm32"))]
             change: Mutex::default(),
+            #[cfg(not(target_arch = "wasm32"))]
+            view: OnceLock::new(),
             begun: Mutex::default(),
         }
     }
@@ -200,6 +207,14 @@ impl<R, T> Pending<R, T> {
                 drop(removed);
                 return Some(message);
             }
+            // Who performs it notices, and notifies the other ranks if they can still be.
+            #[cfg(not(target_arch = "wasm32"))]
+            Stage::Apart(_) => {
+                let removed = table.entries.remove(&request);
+                drop(table);
+                drop(removed);
+                return None;
+            }
         }
         drop(table);
         Some(withdrawal(request, reason))
@@ -226,6 +241,8 @@ impl<R, T> Pending<R, T> {
             Some(Message::EpochBegan(message)) => {
                 let view = EpochView::parse(&message).map_err(|error| Error::protocol(&error))?;
                 lock(&self.table).names.begin(view.size);
+                #[cfg(not(target_arch = "wasm32"))]
+                let _ = self.view.set(view);
                 self.report_begin(Ok(view));
             }
             Some(Message::Notice(notice)) => self.note(notice.text),
@@ -263,7 +280,8 @@ impl<R, T> Pending<R, T> {
     }
 
     fn note(&self, text: String) {
-        tracing::warn!(target: "ronde", "{text}");
+        // The Python package takes notices by themselves, and all other warnings from its subscriber.
+        tracing::warn!(target: "ronde::notice", "{text}");
         let mut notices = lock(&self.notices);
         notices.truncate(NOTICES_MAX - 1);
         notices.push_back(text);
@@ -358,6 +376,55 @@ impl<R, T> Pending<R, T> {
         self.insert_at(request, Stage::Held(request.clone()), resources)
     }
 
+    /// Lets a held request be performed apart from the sidecar, or takes it back. Returns whether it still has a waiter.
+    pub(crate) fn set_apart(&self, request: RequestId, is_apart: bool) -> bool {
+        let mut table = lock(&self.table);
+        let Some(entry) = table.entries.get_mut(&request) else { return false };
+        if let Stage::Held(what) | Stage::Apart(what) = &entry.stage {
+            let what = what.clone();
+            entry.stage = if is_apart { Stage::Apart(what) } else { Stage::Held(what) };
+        }
+        true
+    }
+
+    /// The message that withdraws a sent request whose waiter stays: the sidecar's answer is the result if the operation was
+    /// ordered before. `None` for a request that has been answered.
+    pub(crate) fn withdrawal_of(&self, request: RequestId, reason: &str) -> Option<client_message::Message> {
+        let table = lock(&self.table);
+        table.entries.contains_key(&request).then(|| withdrawal(request, reason))
+    }
+
+    /// Takes a request that is not sent out of its group, whose members have become ready together.
+    pub(crate) fn leave_group(&self, request: RequestId) {
+        let mut table = lock(&self.table);
+        let stage = table.entries.get_mut(&request).map(|entry| &mut entry.stage);
+        if let Some(Stage::Held(what) | Stage::Apart(what)) = stage {
+            what.group = None;
+        }
+    }
+
+    /// Whether a request still has a waiter.
+    pub(crate) fn is_pending(&self, request: RequestId) -> bool {
+        lock(&self.table).entries.contains_key(&request)
+    }
+
+    /// Delivers the outcome of a request that was performed apart. Returns its resources, unless it was withdrawn or the
+    /// session is over.
+    pub(crate) fn complete_apart(&self, request: RequestId, outcome: Result<T, Error>) -> Option<R> {
+        // Dropped after the lock is released.
+        let removed = lock(&self.table).entries.remove(&request);
+        let Entry { waiter, resources, .. } = removed?;
+        if let Some(waiter) = waiter {
+            waiter.with(outcome);
+        }
+        Some(resources)
+    }
+
+    /// The epoch, once it has begun.
+    pub(crate) fn view(&self) -> Option<EpochView> {
+        self.view.get().copied()
+    }
+
     /// Begins to send a held request; `add` adds what the sidecar will use. Returns `None` when the request was withdrawn or
     /// the session is over.
     pub(crate) fn begin_send(&self, request: RequestId, add: impl FnOnce(&mut R)) -> Option<Request> {
@@ -388,7 +455,7 @@ impl<R, T> Pending<R, T> {
             waiter.with(Err(error.clone()));
         }
         match stage {
-            Stage::Held(what) | Stage::Sending(what) => Some((what, resources)),
+            Stage::Held(what) | Stage::Sending(what) | Stage::Apart(what) => Some((what, resources)),
             Stage::Sent => None,
         }
     }

@@ -6,6 +6,7 @@ use ronde_rpc::{Completion, Place};
 use ronde_shm::LeasedSlot;
 use ronde_wire::{DType, Detail, RequestId, Shape};
 
+use crate::device::{DeviceResult, DeviceSlot, OutputSlot};
 use crate::error::Error;
 use crate::session::Session;
 
@@ -16,6 +17,16 @@ pub(crate) struct ResultData {
     pub(crate) shape: Shape,
     pub(crate) detail: Detail,
     pub(crate) source: Source,
+    pub(crate) order: Order,
+}
+
+/// When a result came: all ranks of a sidecar receive the completions of their operations in one order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Order {
+    /// The number of the completion in this session.
+    pub(crate) arrival: u64,
+    /// The job-wide number of the order that had it, which several operations may share.
+    pub(crate) seq: u64,
 }
 
 /// Where the bytes of a result are.
@@ -25,29 +36,43 @@ pub(crate) enum Source {
     Segment { segment: u32, offset: u64, bytes: u64, _release: Release },
     /// In a slot of this worker.
     Output(LeasedSlot),
+    /// In device memory that the sidecar has written.
+    Device(DeviceSlot),
     /// In private memory.
     Private(Vec<u8>),
+    /// In device memory of this worker, which performed the operation in two levels.
+    Levels(DeviceResult),
+}
+
+impl From<OutputSlot> for Source {
+    fn from(slot: OutputSlot) -> Self {
+        match slot {
+            OutputSlot::Arena(slot) => Self::Output(slot),
+            OutputSlot::Device(slot) => Self::Device(slot),
+        }
+    }
 }
 
 impl ResultData {
     /// The result of a completion; `parts` are the bytes that came before it.
     pub(crate) fn new(session: &Arc<Session>, completion: Completion, parts: Vec<u8>) -> Self {
-        let Completion { request, dtype, shape, result, detail, .. } = completion;
+        let Completion { request, seq, dtype, shape, result, detail, .. } = completion;
         let source = match result {
             Place::Arena { segment, offset, bytes } => {
                 let release = Release { session: Arc::clone(session), request };
                 Source::Segment { segment, offset, bytes, _release: release }
             }
             Place::Inline(data) => Source::Private(data.into()),
-            Place::None => Source::Private(parts),
+            // The sidecar has no device memory of its own: results there are in the slot that the submission named.
+            Place::None | Place::Device { .. } => Source::Private(parts),
         };
-        Self { dtype, shape, detail, source }
+        Self { dtype, shape, detail, source, order: Order { arrival: 0, seq: seq.0 } }
     }
 
     /// The result of a completion in the slot that the submission named.
-    pub(crate) fn in_output(completion: Completion, output: LeasedSlot) -> Self {
-        let Completion { dtype, shape, detail, .. } = completion;
-        Self { dtype, shape, detail, source: Source::Output(output) }
+    pub(crate) fn in_output(completion: Completion, source: Source) -> Self {
+        let Completion { seq, dtype, shape, detail, .. } = completion;
+        Self { dtype, shape, detail, source, order: Order { arrival: 0, seq: seq.0 } }
     }
 
     /// Maps its segment, on a blocking thread the first time.
@@ -84,6 +109,8 @@ impl ResultData {
         match &self.source {
             Source::Private(data) => target.copy_from_slice(data),
             Source::Output(slot) => slot.read(target)?,
+            Source::Levels(result) => result.read(target)?,
+            Source::Device(slot) => session.fetch_shared(slot)?.read(target)?,
             Source::Segment { segment, offset, .. } => {
                 session.memory_of_result(*segment)?.result(*segment)?.copy_to(*offset, target)?;
                 // After the copy: the sidecar may lease the slot again as soon as the session's stream ends. Bytes copied
@@ -110,7 +137,9 @@ impl ResultData {
         match &self.source {
             Source::Segment { bytes, .. } => *bytes,
             Source::Output(slot) => slot.slot().len,
+            Source::Device(slot) => slot.span().bytes() as u64,
             Source::Private(data) => data.len() as u64,
+            Source::Levels(result) => result.bytes() as u64,
         }
     }
 }

@@ -4,20 +4,20 @@
 //! sidecar are received by the background task, or by a thread that waits for a result and reads the ring.
 
 use std::path::PathBuf;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use ronde_rpc::v1::client_message::Message;
 use ronde_rpc::{Claimed, Completion, Place, Submission, v1};
-use ronde_shm::{ForkGuard, LeasedSlot, SlotHold};
-use ronde_wire::{Collective, DType, PluginCall, Rank, Request, RequestId, SetId};
+use ronde_shm::{ForkGuard, SlotHold};
+use ronde_wire::{Collective, PluginCall, Rank, Request, RequestId, SetId};
 use tokio::sync::{Notify, mpsc};
 
-use crate::buffer::{self, Buffer, SharedMemory};
+use crate::buffer::SharedMemory;
 use crate::completions::{Completions, NotifyFlag};
-use crate::device::{Devices, Line, Order, Unsent};
+use crate::device::{Devices, InputHold, LevelOptions, Line, Order, OutputSlot, Unsent, slots_in_use};
 use crate::error::{Error, queue_full, sidecar_gone};
 use crate::in_flight::InFlight;
 use crate::inline;
@@ -28,7 +28,12 @@ use crate::promise::Promise;
 use crate::result_data::ResultData;
 use crate::ring::{Flush, Ring, spin_time};
 use crate::tensor::Layout;
-use crate::timeline::{RECORDING_RANK, Recorder, TimelineOptions};
+use crate::timeline::Recorder;
+use crate::usage::{self, Flight};
+
+mod draft;
+
+pub(crate) use draft::Draft;
 
 /// A worker's session with its sidecar over a Unix socket and shared memory.
 #[derive(Debug)]
@@ -56,15 +61,19 @@ pub(crate) struct Session {
     pub(crate) devices: Devices,
     /// Requests that are not sent yet.
     pub(crate) line: Line,
+    /// Completions that were received.
+    arrivals: AtomicU64,
 }
 
 /// How a session treats its operations.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct SessionOptions {
     /// After how long a waiter gives up.
     pub(crate) operation_timeout: Option<Duration>,
     /// Whether results may stay in shared memory.
     pub(crate) mapped: bool,
+    /// The levels of collectives on GPUs.
+    pub(crate) levels: LevelOptions,
 }
 
 /// What a session keeps of a request until the sidecar answers.
@@ -73,42 +82,11 @@ pub(crate) struct Resources {
     /// Whether the completion is counted because no thread waits for it.
     pub(crate) notify_flag: NotifyFlag,
     /// The input, which the sidecar may read.
-    pub(crate) input: Option<SlotHold>,
-    /// The slot for the result, which the sidecar may write.
-    pub(crate) output: Option<LeasedSlot>,
-}
-
-/// An operation that has a name and is not submitted yet. Dropping it notifies the other ranks that this rank takes no part.
-#[derive(Debug)]
-pub(crate) struct Draft {
-    pub(crate) session: Arc<Session>,
-    /// `None` once it has been submitted or rejected.
-    pub(crate) request: Option<Request>,
-    /// Whether its completion is counted when no thread waits for it.
-    pub(crate) notify: bool,
-    pub(crate) plugin: Option<PluginCall>,
-    /// The caller's file and line.
-    pub(crate) site: Option<String>,
-    /// The bytes of the result, when it may stay in shared memory.
-    result_bytes: Option<u64>,
-}
-
-impl Draft {
-    /// Reports to the other ranks that the operation is not submitted because of `error`.
-    pub(crate) fn reject(mut self, error: Error) -> Error {
-        if let Some(request) = self.request.take() {
-            self.session.abstain(request, &error.to_string());
-        }
-        error
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        if let Some(request) = self.request.take() {
-            self.session.abstain(request, "its call was cancelled");
-        }
-    }
+    pub(crate) input: Option<InputHold>,
+    /// The memory for the result, which the sidecar may write.
+    pub(crate) output: Option<OutputSlot>,
+    /// The time until the answer.
+    pub(crate) flight: Flight,
 }
 
 /// The input of a submission.
@@ -128,6 +106,7 @@ impl Session {
         recorder: Recorder,
         options: SessionOptions,
     ) -> Self {
+        let devices = Devices::new(options.levels.clone());
         let parts_limit = PartsLimit { bytes: claimed.arena_bytes_max, setting: "arena_bytes_max" };
         Self {
             fork_guard: ForkGuard::new(),
@@ -143,12 +122,13 @@ impl Session {
             completions: Completions::default(),
             closing: Notify::new(),
             recorder,
-            devices: Devices::default(),
+            devices,
             line: Line::default(),
+            arrivals: AtomicU64::new(0),
         }
     }
 
-    fn open(&self) -> Result<std::sync::MutexGuard<'_, Table<Resources, ResultData>>, Error> {
+    pub(crate) fn open(&self) -> Result<std::sync::MutexGuard<'_, Table<Resources, ResultData>>, Error> {
         self.fork_guard.check()?;
         self.pending.open()
     }
@@ -265,7 +245,7 @@ impl Session {
             None => Input::Bytes(bytes),
         };
         let output = self.result_slot(&draft).and_then(|(memory, bytes)| memory.lease_result(bytes));
-        self.submit(draft, input, output)
+        self.submit(draft, input, output.map(OutputSlot::Arena))
     }
 
     /// The memory and the bytes for the result of a draft, when it may stay in shared memory and there is room.
@@ -280,12 +260,13 @@ impl Session {
         self: &Arc<Self>,
         mut draft: Draft,
         input: Input<'_>,
-        output: Option<LeasedSlot>,
+        output: Option<OutputSlot>,
     ) -> Result<InFlight, Error> {
         let Some(request) = draft.request.as_ref() else { return Err(Error::Closed) };
         let (named, notify_flag) = ((draft.plugin.take(), draft.site.take()), NotifyFlag::new(draft.notify));
         match self.send_submission((request, notify_flag), named, input, output) {
             Ok(in_flight) => {
+                usage::count_operation(request);
                 draft.request = None;
                 Ok(in_flight)
             }
@@ -298,24 +279,53 @@ impl Session {
         (what, notify_flag): (&Request, NotifyFlag),
         (plugin, site): (Option<PluginCall>, Option<String>),
         input: Input<'_>,
-        output: Option<LeasedSlot>,
+        output: Option<OutputSlot>,
     ) -> Result<InFlight, Error> {
         self.fork_guard.check()?;
         self.pending.check_room()?;
         let (place, input) = self.place_input(&what.collective, input)?;
-        let wanted = output.as_ref().map(|output| output_place(output.slot()));
         let (name, collective) = (what.name.clone(), what.collective.clone());
         let spin = spin_time(&place);
         let order = Order::of(&collective);
         let mut line = self.line.lock();
         if line.delays(order) {
-            let resources = Resources { notify_flag: notify_flag.clone(), input: None, output };
+            let resources =
+                Resources { notify_flag: notify_flag.clone(), input: None, output, flight: Flight::begin() };
             let (request, promise) = self.pending.insert_held(what, resources)?;
             line.push(request, order, Some(Unsent { plugin, place, site, input }));
             return Ok(InFlight::new(Arc::clone(self), request, (name, collective), (promise, spin, notify_flag)));
         }
         drop(line);
-        let resources = Resources { notify_flag: notify_flag.clone(), input, output };
+        self.send_placed((what, notify_flag), (plugin, site), (place, input), output)
+    }
+
+    /// Sends a request past all unsent ones. Its completion is counted when no thread waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Limit`], or why the session is over.
+    pub(crate) fn send_past_line(
+        self: &Arc<Self>,
+        what: &Request,
+        site: Option<String>,
+        input: Input<'_>,
+        output: Option<OutputSlot>,
+    ) -> Result<InFlight, Error> {
+        self.fork_guard.check()?;
+        let placed = self.place_input(&what.collective, input)?;
+        self.send_placed((what, NotifyFlag::new(true)), (None, site), placed, output)
+    }
+
+    fn send_placed(
+        self: &Arc<Self>,
+        (what, notify_flag): (&Request, NotifyFlag),
+        (plugin, site): (Option<PluginCall>, Option<String>),
+        (place, input): (Place, Option<InputHold>),
+        output: Option<OutputSlot>,
+    ) -> Result<InFlight, Error> {
+        let wanted = output.as_ref().map(OutputSlot::place);
+        let (name, collective) = (what.name.clone(), what.collective.clone());
+        let spin = spin_time(&place);
+        let resources = Resources { notify_flag: notify_flag.clone(), input, output, flight: Flight::begin() };
         let (request, promise) = self.pending.insert(what, resources)?;
         let message = Submission { request, what: what.clone(), plugin, place, output: wanted, site }.into_message();
         if let Err(error) = self.send(Message::Submit(message), Flush::Now) {
@@ -325,7 +335,7 @@ impl Session {
         Ok(InFlight::new(Arc::clone(self), request, (name, collective), (promise, spin, notify_flag)))
     }
 
-    fn place_input(&self, collective: &Collective, input: Input<'_>) -> Result<(Place, Option<SlotHold>), Error> {
+    fn place_input(&self, collective: &Collective, input: Input<'_>) -> Result<(Place, Option<InputHold>), Error> {
         if !collective.has_input(self.pending.me()) {
             // Empty bytes in the message request the result inside messages, too.
             let place = if self.memory.is_some() { Place::None } else { Place::Inline(Bytes::new()) };
@@ -338,20 +348,7 @@ impl Session {
                 return Ok((inline::place(bytes, self.claimed.inline_bytes_max)?, None));
             }
         };
-        Ok((output_place(part).into(), Some(hold)))
-    }
-
-    /// Allocates a buffer in shared memory. Blocks while the arena grows.
-    ///
-    /// # Errors
-    /// [`Error::Argument`], [`Error::Limit`], or why the session is over.
-    pub(crate) fn buffer(&self, dtype: DType, shape: &[u64]) -> Result<Buffer, Error> {
-        drop(self.open()?);
-        let bytes = buffer::bytes_of(dtype, shape)?;
-        match &self.memory {
-            Some(memory) if bytes > 0 => Ok(Buffer::in_slot(dtype, shape.to_vec(), memory.lease_registered(bytes)?)),
-            _ => Buffer::zeros(dtype, shape, bytes),
-        }
+        Ok((output_place(part).into(), Some(InputHold::Arena(hold))))
     }
 
     /// Reports that this rank takes no part in an operation that other ranks may wait for.
@@ -427,8 +424,8 @@ impl Session {
             Event::Handled => {}
             Event::Completed(completion, entry) => return self.complete(completion, entry),
             Event::Failed(failure, Entry { waiter, resources, .. }) => {
-                let Resources { notify_flag, input, output } = resources;
-                drop((input, output));
+                let Resources { notify_flag, input, output, flight } = resources;
+                drop((input, output, flight));
                 if let Some(waiter) = waiter {
                     waiter.with(Err(failure.into()));
                 }
@@ -450,17 +447,18 @@ impl Session {
             drop(ResultData::new(self, completion, Vec::new()));
             return Ok(());
         };
-        let Resources { notify_flag, input, output } = resources;
+        let Resources { notify_flag, input, output, flight } = resources;
         // Before the waiter is woken, so that its next operation has room.
-        drop(input);
-        let result = match (completion.in_output, output) {
+        drop((input, flight));
+        let mut result = match (completion.in_output, output) {
             (false, _) => ResultData::new(self, completion, parts),
-            (true, Some(output)) => ResultData::in_output(completion, output),
+            (true, Some(output)) => ResultData::in_output(completion, output.into()),
             (true, None) => {
                 let reason = format!("the result of {} was written to a slot that was not given", completion.request);
                 return Err(Error::Protocol { reason });
             }
         };
+        result.order.arrival = self.arrivals.fetch_add(1, Ordering::SeqCst);
         if let Some(waiter) = waiter {
             waiter.with(Ok(result));
         }
@@ -497,29 +495,6 @@ impl Session {
         fence(Ordering::SeqCst);
     }
 
-    // === Timeline ===
-
-    /// Starts to record a timeline, on rank 0. Call it in the session's runtime.
-    ///
-    /// # Errors
-    /// [`Error::Timeline`], or why the session is over.
-    pub(crate) async fn start_timeline(&self, options: TimelineOptions) -> Result<(), Error> {
-        drop(self.open()?);
-        if self.pending.me() != RECORDING_RANK {
-            return Ok(());
-        }
-        self.recorder.start(self.claimed.session_token, options).await
-    }
-
-    /// Stops the recording, if there is one.
-    ///
-    /// # Errors
-    /// [`Error::Timeline`].
-    pub(crate) async fn stop_timeline(&self) -> Result<(), Error> {
-        self.fork_guard.check()?;
-        self.recorder.stop().await
-    }
-
     // === End ===
 
     /// Closes the session in order. Every waiter gets [`Error::Closed`].
@@ -530,6 +505,7 @@ impl Session {
         self.recorder.close();
         // First, because after the Goodbye the sidecar may reuse the results' memory.
         self.release_results(&Error::Closed);
+        self.report_gpus();
         // Fails when the stream has ended. Then there is no one to notify.
         let _ = self.send_on_stream(Message::Goodbye(v1::Goodbye { reason: reason.to_owned() }));
         self.end(&Error::Closed);
@@ -539,7 +515,7 @@ impl Session {
     /// Ends the session: nothing can be submitted, and every waiter gets `why`. The first reason stays.
     pub(crate) fn end(&self, why: &Error) {
         self.end_and(why, |Resources { input, output, .. }| {
-            let slots = input.into_iter().chain(output.map(SlotHold::from));
+            let slots = slots_in_use(input, output);
             self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(slots);
         });
     }
@@ -597,4 +573,4 @@ impl Session {
 pub(crate) const OUTGOING_MAX: usize = 2 * ronde_wire::limits::PENDING_PER_SESSION_MAX + 64;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

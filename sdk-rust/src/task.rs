@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior};
 use tonic::Streaming;
 
-use crate::error::{Error, describe, sidecar_gone};
+use crate::error::{Error, end_of_stream, sidecar_gone};
 use crate::ring::Ring;
 use crate::session::Session;
 
@@ -82,7 +82,7 @@ impl SessionTask {
                         if let Err(error) = self.receive(message) { return error }
                     }
                     Ok(None) => return self.sidecar_gone("it ended the session"),
-                    Err(status) => return self.sidecar_gone(&describe(&status)),
+                    Err(status) => return self.sidecar_gone(&end_of_stream(&status)),
                 },
                 _ = heartbeat.tick(), if closes_at.is_none() => {
                     if liveness.is_expired() {
@@ -91,6 +91,7 @@ impl SessionTask {
                     }
                     // A full queue means that the sidecar does not read. It will not miss this heartbeat.
                     let _ = session.send_on_stream(client_message::Message::Heartbeat(v1::Heartbeat {}));
+                    session.report_gpus();
                     if let Err(error) = self.drive_ring() { return error }
                 }
                 () = session.closing.notified() => closes_at = Some(Instant::now() + CLOSE_TIMEOUT),

@@ -10,7 +10,9 @@
 //! | `driver` | runs the control thread, which connects engine, links, sessions and lanes |
 //! | `operation` | executes admitted operations and delivers their results |
 //! | `session` | accepts workers, their requests and their shared memory |
+//! | `streams` | carries the connections of NCCL's net plugin between workers |
 //! | [`plugins`] | loads and calls plugins |
+//! | `flight` | keeps the newest operations for the time after a failure |
 //! | `timeline` | records what happens to tensors |
 
 #![forbid(unsafe_code)]
@@ -19,9 +21,11 @@ mod admin;
 #[cfg(test)]
 mod documents;
 mod driver;
+mod flight;
 mod operation;
 pub mod plugins;
 pub mod process;
 mod session;
+mod streams;
 mod timeline;
 mod web;

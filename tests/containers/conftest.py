@@ -53,9 +53,12 @@ def docker() -> Iterator[Engine]:
             yield found
 
 
+Build = Callable[..., None]
+
+
 @pytest.fixture(scope="session")
-def images(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """Builds the images from the output of `make build`; returns their sizes in bytes."""
+def build(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Builds a target of the Dockerfile from the output of `make build`, with further arguments, under a tag."""
     context = tmp_path_factory.mktemp("context")
     for name in CONTEXT:
         shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -68,10 +71,20 @@ def images(docker: Engine, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     else:
         # The wheel exists, so its image needs no compiler.
         arguments = ["--build-arg", "BUILDER=debian:bookworm-slim"]
+
+    def build_target(target: str, tag: str, *further: str) -> None:
+        place = ["-f", str(context / "compose" / "Dockerfile"), "--target", target, "-t", tag, str(context)]
+        docker.run("build", *arguments, *further, *place, timeout_s=BUILD_S)
+
+    return build_target
+
+
+@pytest.fixture(scope="session")
+def images(docker: Engine, build: Build) -> dict[str, int]:
+    """Builds the images of the compose file; returns their sizes in bytes."""
     sizes = {}
     for target, tag in [("sidecar", SIDECAR), ("worker", WORKER), ("mpi", MPI)]:
-        place = ["-f", str(context / "compose" / "Dockerfile"), "--target", target, "-t", tag, str(context)]
-        docker.run("build", *arguments, *place, timeout_s=BUILD_S)
+        build(target, tag)
         sizes[target] = int(docker.run("image", "inspect", "--format", "{{.Size}}", tag))
     if docker.is_own:
         docker.run("image", "prune", "--force", "--filter", f"until={STAGES_KEPT}")

@@ -63,7 +63,9 @@ def job() -> Job:
         fails: bool = False,
         **variables: str,
     ) -> str:
-        command = [binary, "run", "-np", str(ranks), "--sidecars", str(sidecars), "--start-timeout", "120"]
+        command = [binary, "run", "-np", str(ranks), "--start-timeout", "120"]
+        # One is the default; elastic jobs refuse the option.
+        command += ["--sidecars", str(sidecars)] if sidecars > 1 else []
         command += [*options, sys.executable, str(WORKERS / program), *arguments]
         environment: dict[str, Any] = {
             **os.environ,

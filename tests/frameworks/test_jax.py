@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 sys.path.append(str(ROOT / "tests" / "product"))
 
 from blocks import Block, blocks  # noqa: E402
+from elastic_job import ElasticJob, Hosts  # noqa: E402
 
 WORKERS = pathlib.Path(__file__).parent / "workers"
 EXAMPLES = ROOT / "sdk-python" / "examples"
@@ -65,6 +66,40 @@ def test_ranks_agree_with_one_process(program: str, words: str, ranks: int, side
 def test_sessions_after_one_another() -> None:
     printed = job(WORKERS / "jax_sessions.py", 2, 1)
     assert len(re.findall(r"rank [01] of 2: sessions passed", printed)) == 2, printed
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.heavy)])
+def test_the_state_of_an_elastic_training(ranks: int) -> None:
+    printed = job(WORKERS / "jax_elastic_state.py", ranks, 1)
+    assert len(re.findall(rf"rank \d of {ranks}: elastic state passed", printed)) == ranks, printed
+
+
+@pytest.mark.heavy
+def test_an_elastic_training_survives_the_loss_of_a_worker() -> None:
+    """Also of that with rank 0: the others have its state. A new worker takes its place."""
+    command = [str(EXAMPLES / "jax_elastic_digits.py"), "--epochs", "8", "--pause", "0.1"]
+    with ElasticJob(["-np", "2", "--min-np", "1"], command) as running:
+        lost = running.await_size(2, 0)
+        running.await_text("epoch 1 is complete")
+        running.kill(lost.pid)
+        running.await_text("continues as rank 0 of")
+        reports = running.finish()
+    assert reports[0].accuracy > 0.9
+
+
+@pytest.mark.heavy
+def test_an_elastic_training_grows_from_one_worker(tmp_path: pathlib.Path) -> None:
+    """Its programs are compiled again for two ranks."""
+    hosts = Hosts(tmp_path)
+    hosts.set("127.0.0.1:1")
+    options = ["-np", "1", "--min-np", "1", "--max-np", "2", "--host-discovery-script", str(hosts.script)]
+    command = [str(EXAMPLES / "jax_elastic_digits.py"), "--epochs", "24", "--pause", "0.1"]
+    with ElasticJob(options, command) as running:
+        running.await_text("epoch 1 is complete")
+        hosts.set("127.0.0.1:2")
+        running.await_size(2)
+        reports = running.finish()
+    assert len(reports) == 2
 
 
 @pytest.mark.heavy

@@ -5,6 +5,7 @@ Each program of `workers/` checks its own results, against NumPy or against a tr
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import subprocess
@@ -12,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import SDK
+from conftest import SDK, ronde_binary
 
 pytest.importorskip("tensorflow")
 
@@ -47,7 +48,7 @@ def test_graphs_of_tensorflow_1(job: Job, ranks: int, sidecars: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("module", ["ronde.keras", "ronde.tensorflow.keras", "horovod.tensorflow.keras"])
+@pytest.mark.parametrize("module", ["ronde.keras", "horovod.keras", "horovod.tensorflow.keras"])
 def test_keras_3(job: Job, module: str, ranks: int) -> None:
     assert job("keras_training.py", ranks, module).count("trains as one process") == ranks
 
@@ -57,9 +58,28 @@ def test_keras_2(job: Job) -> None:
     assert output.count("Keras 2 trains as one process") == 2
 
 
+def test_keras_2_in_a_session_of_tensorflow_1(job: Job) -> None:
+    output = job("keras_graph.py", 2, TF_USE_LEGACY_KERAS="1")
+    assert output.count("Keras trains in a session") == 2
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_edges(job: Job, ranks: int) -> None:
     assert job("tensorflow_edges.py", ranks).count("the edges are right") == ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_functions_that_xla_compiles(job: Job, ranks: int) -> None:
+    assert job("tensorflow_xla.py", ranks).count("compiled functions are right") == ranks
+
+
+def test_compiled_functions_are_refused_where_xla_cannot_call_ronde(job: Job) -> None:
+    assert job("tensorflow_xla.py", 2, "refused").count("compiled functions are right") == 2
+
+
+def test_auto_clustering_leaves_collectives_as_they_are(job: Job) -> None:
+    output = job("tensorflow_training.py", 2, TF_XLA_FLAGS="--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit")
+    assert output.count("trained as one process") == 2
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -88,6 +108,16 @@ def test_synthetic_benchmark(job: Job) -> None:
         EXAMPLES / "tensorflow2_synthetic_benchmark.py", 2, "--fp16-allreduce", "--num-warmup-batches", "1", *arguments
     )
     assert re.search(r"Total img/sec on 2 CPU\(s\): [\d.]+", output), output
+
+
+def test_the_benchmark_of_a_step_of_fit() -> None:
+    """Its own check compares the weights with those of MultiWorkerMirroredStrategy."""
+    command = [sys.executable, "-m", "ronde.bench", "keras", "--ranks", "2", "--rounds", "1", "--steps", "1"]
+    variables = {**os.environ, "PYTHONPATH": str(SDK / "python"), "RONDE_BIN": ronde_binary()}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    for row in ("ronde, DistributedOptimizer", "a barrier, no gradients", "MultiWorkerMirroredStrategy, ring"):
+        assert re.search(rf"(?m)^{row} .*\d", done.stdout), done.stdout
 
 
 def test_an_elastic_training_with_fit_survives_the_loss_of_a_worker() -> None:

@@ -10,9 +10,9 @@ pytest.importorskip("tensorflow")
 
 import tensorflow as tf
 from ronde.elastic.state import ObjectState
-from ronde.errors import PeerLostError
+from ronde.errors import MismatchError, PeerLostError, RondeError
 from ronde.frameworks import world
-from ronde.tensorflow import elastic
+from ronde.tensorflow import elastic, xla
 from ronde.tensorflow.aggregation import GradientAggregation
 from ronde.tensorflow.names import name_of
 
@@ -21,6 +21,22 @@ def test_numbered_names_are_those_of_nothing_else() -> None:
     with tf.Graph().as_default():
         found = [name_of("allreduce", None, name) for name in ("a", "a", "a_1", "b_1", "b", "b", "b")]
     assert found == ["a", "a_1", "a_1_1", "b_1", "b", "b_2", "b_3"]
+
+
+def test_kernels_for_gpus_have_their_arguments_in_main_memory() -> None:
+    """They cannot run here. TensorFlow copies what such a kernel reads and writes."""
+    from tensorflow.python.framework import kernels
+
+    for name, arguments in [
+        ("RondeAllreduce", {"tensor", "reduced"}),
+        ("RondeAlltoall", {"tensor", "splits", "received", "received_splits"}),
+        ("RondeGroupedAllgather", {"tensors", "gathered"}),
+        ("RondeSize", {"value"}),
+        ("RondeBarrier", set()),
+    ]:
+        found = {each.device_type: each for each in kernels.get_registered_kernels_for_op(name).kernel}
+        assert set(found) == {"CPU", "GPU"}
+        assert set(found["GPU"].host_memory_arg) == arguments
 
 
 class Lost(ObjectState):
@@ -36,6 +52,58 @@ class Lost(ObjectState):
 def test_a_loss_while_the_state_is_synchronized_is_a_failure_of_a_collective() -> None:
     with pytest.raises(PeerLostError, match="rank 1 was lost"):
         elastic.run(lambda state: None)(Lost())
+
+
+def test_ranks_that_disagree_are_a_mismatch_with_horovods_codes_too() -> None:
+    text = "Mismatched data types: One rank had type float32, but another rank had type int32. [Op:RondeAllreduce]"
+    for kind in (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError):
+        assert type(elastic.failure_of(kind(None, None, text))) is MismatchError
+    uninitialized = "Horovod has not been initialized; use hvd.init(). [Op:RondeAllreduce]"
+    assert type(elastic.failure_of(tf.errors.FailedPreconditionError(None, None, uninitialized))) is RondeError
+
+
+class Bindings:
+    """Stands in for the world, its client, and the extension module that compiled functions use."""
+
+    def __init__(self) -> None:
+        self.client, self.native_session, self.bound = self, object(), []  # type: ignore[var-annotated]
+        self.replay: object | None = None
+
+    def is_begun(self) -> bool:
+        return True
+
+    def current(self) -> Bindings:
+        return self
+
+    def xla_bind(self, session: object) -> None:
+        self.bound.append(session)
+
+
+@pytest.fixture
+def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
+    made = Bindings()
+    monkeypatch.setattr(xla, "world", made)
+    monkeypatch.setattr(xla, "_ronde", made)
+    monkeypatch.setattr(xla._State, "has_passed", True)
+    monkeypatch.setattr(xla._State, "session", None)
+    return made
+
+
+def test_compiled_functions_use_each_session_of_a_client(bindings: Bindings) -> None:
+    first = bindings.native_session
+    xla.follow()
+    xla.follow()
+    bindings.native_session = object()
+    xla.follow()
+    assert bindings.bound == [first, bindings.native_session]
+
+
+def test_compiled_functions_refuse_a_session_that_may_be_replaced(bindings: Bindings) -> None:
+    bindings.replay = object()
+    xla.follow()
+    with tf.Graph().as_default(), pytest.raises(NotImplementedError, match='on_failure="continue" is for'):
+        xla.allreduce([tf.zeros(1)], "name", 0, "1", "1", 0)
+    assert not bindings.bound
 
 
 class Applied:

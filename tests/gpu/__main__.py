@@ -2,14 +2,16 @@
 
     cd tests && python -m gpu
 
-Two ranks share the GPUs, so one is enough. Each step runs real workers and sidecars; a step that fails is a
-row of the table, and ends the command with status 1. Without a GPU, its driver or a PyTorch for CUDA, the command
-prints why nothing was run, and ends with status 3.
+Two ranks share the GPUs, so one is enough; with several, two levels (NCCL within the host) are run, too, by the workers
+and by the sidecars. For root, two sidecars that are compared with others are in network namespaces of their own. Each
+step runs real workers and sidecars; a step that fails is a row of the table, and ends the command with status 1.
+Without a GPU, its driver or a PyTorch for CUDA, the command prints why nothing was run, and ends with status 3.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -19,11 +21,16 @@ import tempfile
 import time
 from typing import NamedTuple
 
+from ronde.bench.network import Network
+
 TESTS = pathlib.Path(__file__).resolve().parent.parent
 WORKERS = TESTS.parent / "sdk-python" / "tests" / "workers"
 HERE = pathlib.Path(__file__).resolve().parent
 TIMEOUT_S = 480.0
 NOT_RUN, FAILED = 3, 1
+TWO_LEVELS_GPUS_MIN = 2
+HOSTS = 2
+LANES_CORES_MIN = 16
 
 ASK = """
 import ronde
@@ -50,12 +57,30 @@ class Step(NamedTuple):
     command -- what each rank runs
     sidecars -- how many hosts the job is as if on
     staging -- who copies, as RONDE_GPU_STAGING
+    levels -- in how many levels, as RONDE_GPU_LEVELS
+    ranks -- how many; with two levels each has a GPU of its own
+    options -- of `ronde run`
+    variables -- of the ranks
+    is_apart -- whether the sidecars are in network namespaces of their own, where that is possible
     """
 
     title: str
     command: list[str]
     sidecars: int
     staging: str = "torch"
+    levels: str = "1"
+    ranks: int = 2
+    options: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    is_apart: bool = False
+
+    def placement(self, network: Network | None) -> list[str]:
+        """Returns the options of `ronde run` that place the ranks."""
+        if network is None or not self.is_apart:
+            return ["-np", str(self.ranks), "--sidecars", str(self.sidecars)]
+        each = self.ranks // self.sidecars
+        hosts = ",".join(f"{network.address(host)}:{each}" for host in range(self.sidecars))
+        return ["-np", str(self.ranks), "-H", hosts, "--remote-shell", network.remote_shell]
 
 
 class Row(NamedTuple):
@@ -77,16 +102,31 @@ def main() -> int:
         return NOT_RUN
     print(found.stdout, end="", flush=True)
     until = time.monotonic() + TIMEOUT_S
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="ronde-gpu-") as folder:
-        for step in steps(folder):
-            rows += run(given.ronde, step, until)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ronde-gpu-"))
+        network, why_not = None, Network.why_not()
+        if why_not is None:
+            network = stack.enter_context(contextlib.closing(Network(HOSTS, pathlib.Path(folder))))
+        else:
+            print(f"Sidecars are on the loopback, not in network namespaces: {why_not}", flush=True)
+        rows = [
+            row
+            for step in steps(folder, int(found.stdout.split()[-2]))
+            for row in run(given.ronde, step, until, network)
+        ]
+        rows += lanes(given.ronde, until, network, folder)
     print(table(rows))
     return 0 if all(row.is_ok for row in rows) else FAILED
 
 
-def steps(folder: str) -> list[Step]:
-    """Returns the jobs, in order."""
+def two_levels(gpus: int) -> list[tuple[int, int]]:
+    """Returns the ranks and sidecars of jobs in two levels: as one host, and where there are enough GPUs as two."""
+    one, two = (gpus, 1), (gpus // 4 * 4, 2)
+    return [] if gpus < TWO_LEVELS_GPUS_MIN else [one, two] if gpus >= 2 * TWO_LEVELS_GPUS_MIN else [one]
+
+
+def steps(folder: str, gpus: int) -> list[Step]:
+    """Returns the jobs for a machine with so many GPUs, in order."""
     collectives, training = [str(WORKERS / "torch_cuda.py")], [str(HERE / "training.py"), "cuda"]
     speed = str(HERE / "speed.py")
     made = []
@@ -96,18 +136,67 @@ def steps(folder: str) -> list[Step]:
             Step(f"collectives and an optimizer, one host, {suffix}", collectives, 1, staging),
             Step(f"collectives and an optimizer, two sidecars, {suffix}", collectives, 2, staging),
             Step(f"training, against one process, {suffix}", training, 2, staging),
-            Step(f"speed, {suffix}", [speed, "ronde", "cuda"], 2, staging),
+            Step(f"speed, {suffix}", [speed, "ronde", "cuda"], 2, staging, is_apart=True),
         ]
-    return [*made, Step("speed of Gloo", [speed, "gloo", "cuda", f"{folder}/store"], 2)]
+    for ranks, sidecars in two_levels(gpus):
+        suffix = f"{ranks} GPUs, {sidecars} sidecars, RONDE_GPU_LEVELS=2"
+        made += [
+            Step(f"collectives and an optimizer, {suffix}", collectives, sidecars, "ronde", "2", ranks),
+            Step(f"speed, {suffix}", [speed, "ronde", "cuda"], sidecars, "ronde", "2", ranks),
+        ]
+        suffix = f"{ranks} GPUs, {sidecars} sidecars with --gpu"
+        shared = ("--gpu",)
+        made += [
+            Step(f"collectives and an optimizer, {suffix}", collectives, sidecars, "ronde", "1", ranks, shared),
+            Step(f"speed, {suffix}", [speed, "ronde", "cuda"], sidecars, "ronde", "1", ranks, shared),
+        ]
+    made += [
+        Step("types and collectives", [str(HERE / "kinds.py"), "cuda"], 2, "ronde"),
+        Step("overlap of copies with the backward pass", [str(HERE / "overlap.py"), "cuda"], 2, "ronde"),
+    ]
+    if gpus >= TWO_LEVELS_GPUS_MIN:
+        nccl = [speed, "nccl", "cuda", f"{folder}/nccl"]
+        made.append(Step(f"speed of NCCL, {gpus} GPUs", nccl, 1, ranks=gpus))
+    made.append(Step("speed of Gloo", [speed, "gloo", "cuda", f"{folder}/store"], 2, is_apart=True))
+    # Between ranks on one GPU, or on GPUs of one host, NCCL uses its network only if it is kept from everything else.
+    apart = [("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"), ("NCCL_NET_GDR_LEVEL", "LOC")]
+    apart.append(("NCCL_MULTI_RANK_GPU_ENABLE", "1"))
+    for title, options, own in [
+        ("NCCL without the net plugin, in plaintext", (), [("NCCL_NET", "Socket")]),
+        ("NCCL with the net plugin", ("--nccl-net",), []),
+    ]:
+        command = [speed, "nccl", "cuda", f"{folder}/store-of-nccl{len(options)}"]
+        made.append(Step(title, command, HOSTS, options=options, variables=(*apart, *own), is_apart=True))
+    return made
 
 
-def run(ronde: str, step: Step, until: float) -> list[Row]:
-    """Runs a job of two ranks. Returns its row, and one for each figure that it printed."""
+def lanes(ronde: str, until: float, network: Network | None, folder: str) -> list[Row]:
+    """Measures sealed links with several lanes beside Gloo in plaintext, where there are cores for them.
+
+    Tensors are in main memory.
+    """
+    cores, title = len(os.sched_getaffinity(0)), "lanes between two hosts"
+    if cores < LANES_CORES_MIN:
+        return [Row(title, f"not run: this machine has {cores} cores, and {LANES_CORES_MIN} are needed", True)]
+    if network is None:
+        return [Row(title, "not run: network namespaces are needed", True)]
+    speed = str(HERE / "speed.py")
+    made = [
+        Step(f"{count} lanes", [speed, "ronde", "cpu"], HOSTS, options=("--lanes", str(count)), is_apart=True)
+        for count in (1, 2, 4, 8)
+    ]
+    made.append(Step("Gloo in plaintext", [speed, "gloo", "cpu", f"{folder}/store-of-lanes"], HOSTS, is_apart=True))
+    return [row for step in made for row in run(ronde, step, until, network)]
+
+
+def run(ronde: str, step: Step, until: float, network: Network | None) -> list[Row]:
+    """Runs a job. Returns its row, and one for each figure that it printed."""
     left = until - time.monotonic()
     if left <= 0:
         return [Row(step.title, f"not run: the {TIMEOUT_S:g} s of the command are over", False)]
-    command = [ronde, "run", "-np", "2", "--sidecars", str(step.sidecars), sys.executable, *step.command]
-    environment = {**os.environ, "RONDE_GPU_STAGING": step.staging}
+    command = [ronde, "run", *step.placement(network), *step.options, sys.executable, *step.command]
+    own = {"RONDE_GPU_STAGING": step.staging, "RONDE_GPU_LEVELS": step.levels, **dict(step.variables)}
+    environment = {**os.environ, **own}
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=left, env=environment)
     except subprocess.TimeoutExpired:
@@ -115,7 +204,7 @@ def run(ronde: str, step: Step, until: float) -> list[Row]:
     if done.returncode != 0:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
         return [Row(step.title, f"FAILED with status {done.returncode}; its output is above", False)]
-    found = [Row(f"{title}, RONDE_GPU_STAGING={step.staging}", text, True) for title, text in figures(done.stdout)]
+    found = [Row(f"{title}: {step.title}", text, True) for title, text in figures(done.stdout)]
     return [Row(step.title, "passed", True), *found]
 
 

@@ -1,6 +1,7 @@
-"""Run by each of two ranks: how long all-reduces on a GPU take. Rank 0 prints figures, and each result is checked.
+"""Run by each rank: how long all-reduces on a GPU take. Rank 0 prints figures, and each result is checked.
 
-python speed.py ronde DEVICE | python speed.py gloo DEVICE STORE, where DEVICE is "cuda" or, to try the script, "cpu"
+python speed.py ronde DEVICE | python speed.py gloo|nccl DEVICE STORE, where DEVICE is "cuda" or, to try the script,
+"cpu"
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+import socket
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from typing import Callable
 
 import torch
@@ -72,17 +75,25 @@ def measure_bus(device: torch.device) -> None:
         figure(title, f"{BYTES[-1] / seconds(device, act) / 1e9:.2f} GB/s")
 
 
+def choose_interface(names: Iterable[str]) -> None:
+    """In a network namespace of the tests Gloo and NCCL use its link to the other one."""
+    for name in names:
+        if name.startswith("v") and name[1:].isdigit():
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
+
+
 def main() -> None:
     """Makes a group, and measures."""
     backend, kind = sys.argv[1:3]
+    choose_interface(name for _, name in socket.if_nameindex())
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device(kind)
     if kind == "cuda":
         device = torch.device(kind, local % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    if backend == "gloo":
-        torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=size)
+    if backend != "ronde":
+        torch.distributed.init_process_group(backend, init_method=f"file://{sys.argv[3]}", rank=rank, world_size=size)
     else:
         import ronde.torch.distributed  # noqa: F401  registers the backend
 

@@ -14,8 +14,10 @@ RUN = {"sh", "python", "rust", "toml"}
 SHOWN = {"", "c", "console", "json", "text", "yaml"}
 
 FENCE = re.compile(r"(?P<indent> *)```(?P<words>[^`]*)")
-NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.{8,}) -->")
+NOT_RUN = re.compile(r"<!-- (output, )?not run: (?P<reason>.{8,}) -->")
 OUTPUT = "<!-- output -->"
+# Of a block that is not run here either.
+OUTPUT_NOT_RUN = "<!-- output, not run: "
 # In the first line of a file: its name, and how it is run. Without a command a later block runs it.
 FILE = re.compile(r"(#|//) (?P<name>[\w.-]+\.\w+)(: (?P<command>.+))?")
 
@@ -57,7 +59,8 @@ def blocks(page: str, text: str) -> list[Block]:
                 match = NOT_RUN.fullmatch(mark)
                 reason = match["reason"] if match else None
                 content = "\n".join(row[len(indent) :] if row.startswith(indent) else row for row in lines)
-                found.append(Block(page, start, heading, language, content, reason, mark == OUTPUT))
+                is_output = mark == OUTPUT or mark.startswith(OUTPUT_NOT_RUN)
+                found.append(Block(page, start, heading, language, content, reason, is_output))
                 above, opening = "", None
             else:
                 lines.append(line)

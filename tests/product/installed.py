@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import pathlib
 import subprocess
+import sys
 
+ROOT = pathlib.Path(__file__).parent.parent.parent
+ENVIRONMENT = ROOT / "tests" / "setup" / "environment.py"
+PACKING = ROOT / "sdk-python" / "packing" / "wheel.py"
 # Nothing here takes longer than some seconds, but for numpy's first download.
 TIMEOUT_S = 300
 
@@ -26,6 +30,16 @@ class Installed:
     def output_of(self, *command: str) -> str:
         """The output of a command of the environment."""
         return run([str(self.bin / command[0]), *command[1:]], self.environment)
+
+
+def pack_development_wheel(folder: pathlib.Path) -> pathlib.Path:
+    """Packs what `make build` has built, into a wheel in this folder. Returns its path."""
+    run([sys.executable, str(ENVIRONMENT), "packaging"])
+    python = run([sys.executable, str(ENVIRONMENT), "path", "packaging"]).strip()
+    target = str(pathlib.Path(os.environ["RONDE_BIN"]).parent.parent)
+    run([python, str(PACKING), "--dev", "--out", str(folder)], {**os.environ, "CARGO_TARGET_DIR": target})
+    (path,) = folder.glob("ronde-*.whl")
+    return path
 
 
 def provide_numpy(python: str) -> None:

@@ -1,12 +1,18 @@
-"""Follows README.md's quickstart in a fresh Debian, with only the packages that README.md lists.
+"""Follows README.md and docs/QUICKSTART.md in fresh systems, with only the packages that the pages list.
 
     make newcomer-test
 
-The system is made by debootstrap from the mirror that this machine's apt uses, with the packages of the README's
-`apt-get install` line and nothing else: no compiler, no cargo. In it an ordinary user follows the quickstart of
-README.md. The wheel is that in `dist/`; what pip fetches comes from the index that pip uses here.
-Needs root. All mounts belong to a mount namespace and all processes to a process namespace that end with this program,
-whatever happens; then the folder is removed.
+1. In a system with the packages of the section "Build the wheel", an ordinary user clones the last commit of this
+   checkout and makes the wheel. The toolchain of Rust is this machine's; crates and what they compile to are kept in
+   RONDE_CACHE, so that only the first run takes long. RONDE_NEWCOMER_WHEEL=1 takes the wheel in `dist/` instead.
+2. In a system without a compiler, another one installs that wheel and follows the section "Install and run", and the
+   quickstart but for its training, which needs PyTorch.
+3. A copy of that system is a second host, `beta`: both are network namespaces with a link between them, and sshd on
+   beta.
+
+The systems are made by debootstrap from the mirror that this machine's apt uses; what pip fetches comes from the index
+that pip uses here. Needs root. All mounts belong to a mount namespace and all processes to a process namespace that end
+with this program, whatever happens; then the folder is removed.
 """
 
 from __future__ import annotations
@@ -21,13 +27,20 @@ import sys
 import tempfile
 import time
 
-from blocks import Block, of_section
+from blocks import Block, blocks, of_section
+from second_host import Host, hosts
 from terminal import BlockError, Terminal
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 README = ROOT / "README.md"
-SECTION = "Quickstart"
+QUICKSTART = ROOT / "docs" / "QUICKSTART.md"
+BUILD, INSTALL, TRAINING, SECOND_HOST = "Build the wheel", "Install and run", "The first training", "The second host"
+# A reason that contains this is one for other tests: this one runs the block.
+RUNS_IT = "`make newcomer-test` runs"
 USER = "newcomer"
+REPOSITORY = "https://github.com/ronde-project/ronde"
+# The first build compiles everything.
+BUILD_TIMEOUT_S = 3_600
 # Variables that configure pip and TLS libraries for a proxy or a mirror, if they are set.
 CARRIED = re.compile(
     r"(?i)(PIP_(INDEX_URL|EXTRA_INDEX_URL|TRUSTED_HOST|CERT|PROXY|DEFAULT_TIMEOUT)|(https?|no|all)_proxy"
@@ -67,44 +80,138 @@ def unfit() -> str | None:
     """Why this machine cannot do it."""
     if os.geteuid() != 0:
         return "needs root, to make a system in a folder"
-    missing = [name for name in ["debootstrap", "unshare", "chroot", "apt-get"] if shutil.which(name) is None]
+    tools = ["debootstrap", "unshare", "nsenter", "chroot", "apt-get", "git", "ip"]
+    tools += [] if takes_wheel() else ["cargo", "rustup"]
+    missing = [name for name in tools if shutil.which(name) is None]
     if missing:
-        return f"needs {', '.join(missing)} (apt-get install debootstrap)"
-    return None if wheels() else "there is no wheel in dist/; run `make wheel` first"
+        return f"needs {', '.join(missing)} (apt-get install debootstrap git iproute2; Rust from https://rustup.rs)"
+    if takes_wheel() and not wheels(ROOT / "dist"):
+        return "there is no wheel in dist/; run `make wheel` first, or do not set RONDE_NEWCOMER_WHEEL"
+    return None
 
 
-def wheels() -> list[pathlib.Path]:
+def takes_wheel() -> bool:
+    """Whether the wheel in `dist/` is taken, and none is built."""
+    return os.environ.get("RONDE_NEWCOMER_WHEEL") == "1"
+
+
+def wheels(folder: pathlib.Path) -> list[pathlib.Path]:
     """The wheels for this kind of machine."""
-    return sorted((ROOT / "dist").glob(f"ronde-*_{os.uname().machine}.whl"))
+    return sorted(folder.glob(f"ronde-*_{os.uname().machine}.whl"))
 
 
 def follow(folder: pathlib.Path) -> int:
-    """Makes the system and follows the quickstart in it. Runs within the namespaces."""
+    """Follows the pages. Runs within the namespaces."""
+    # The numbers of processes in /proc are those of this namespace.
+    subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
+    dist = ROOT / "dist" if takes_wheel() else build(folder)
+    quickstart = [block for block in blocks(QUICKSTART.name, QUICKSTART.read_text()) if block.heading != TRAINING]
     root = folder / "root"
-    blocks = of_section(README, SECTION)
-    packages = listed_packages(blocks)
-    report(f"making a system with {' and '.join(packages)} by debootstrap")
-    make_system(root, packages, folder / "debootstrap.log")
+    report(f"making a system with {' and '.join(listed_packages(INSTALL))}")
+    make_system(root, [*listed_packages(INSTALL), *SSH], folder / "debootstrap.log")
+    refuse_compilers(root)
     mount(root)
-    environment = carry_settings(root)
-    home = root / "home" / USER
-    (home / "state").mkdir()
-    terminal = Terminal(home, environment, ["chroot", f"--userspec={USER}", str(root)], str(root))
+    terminal = terminal_in(root, carry_settings(root), ["chroot", f"--userspec={USER}", str(root)])
     (terminal.work / "dist").mkdir()
-    for wheel in wheels():
+    for wheel in wheels(dist):
         shutil.copy(wheel, terminal.work / "dist")
-    subprocess.run(["chroot", str(root), "chown", "-R", f"{USER}:", f"/home/{USER}"], check=True)
-    run_blocks(terminal, blocks)
+    own(root)
+    run_blocks(terminal, of_section(README, INSTALL))
+    run_blocks(terminal, [block for block in quickstart if block.heading != SECOND_HOST])
+    with hosts(root, folder / "beta", USER, mount) as (alpha, _):
+        terminal.within = on(alpha)
+        run_blocks(terminal, [block for block in quickstart if block.heading == SECOND_HOST])
     return 0
 
 
-def run_blocks(terminal: Terminal, blocks: list[Block]) -> None:
+# What `ssh beta` needs on both hosts.
+SSH = ["openssh-client", "openssh-server"]
+
+
+def on(host: Host) -> list[str]:
+    """What is put before a command of the user on a host."""
+    return [*host.enter, "chroot", f"--userspec={USER}", str(host.root)]
+
+
+def build(folder: pathlib.Path) -> pathlib.Path:
+    """Clones this checkout and makes the wheel, as the section says. Returns the folder with the wheel."""
+    root = folder / "builder"
+    packages = listed_packages(BUILD)
+    report(f"making a system with {' and '.join(packages)}")
+    make_system(root, packages, folder / "builder.log")
+    mount(root)
+    environment = carry_settings(root) | carry_rust(root)
+    publish(root)
+    terminal = terminal_in(root, environment, ["chroot", f"--userspec={USER}", str(root)])
+    terminal.patience_s = BUILD_TIMEOUT_S
+    own(root)
+    run_blocks(terminal, of_section(README, BUILD))
+    found = pathlib.Path(terminal.current_folder()) / "dist"
+    if not wheels(found):
+        sys.exit(f"newcomer-test: {found} has no wheel")
+    return found
+
+
+def carry_rust(root: pathlib.Path) -> dict[str, str]:
+    """This machine's toolchain of Rust, read-only; crates and compiled ones in folders that outlive this program."""
+    home = pathlib.Path(os.environ.get("CARGO_HOME") or pathlib.Path.home() / ".cargo")
+    toolchains = pathlib.Path(os.environ.get("RUSTUP_HOME") or pathlib.Path.home() / ".rustup")
+    cache = pathlib.Path(os.environ.get("RONDE_CACHE") or pathlib.Path.home() / ".cache" / "ronde") / "newcomer"
+    (cache / "target").mkdir(parents=True, exist_ok=True)
+    registry = cache / "cargo" / "registry"
+    if not registry.exists() and (home / "registry" / "cache").is_dir():
+        # What this machine has downloaded already.
+        for part in ("index", "cache"):
+            shutil.copytree(home / "registry" / part, registry / part)
+    for source, place, options in [
+        (home / "bin", "opt/rust", "bind,ro"),
+        (toolchains, "opt/rustup", "bind,ro"),
+        (cache / "cargo", f"home/{USER}/.cargo", "bind"),
+        (cache / "target", f"home/{USER}/target", "bind"),
+    ]:
+        (root / place).mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "--bind", str(source), str(root / place)], check=True)
+        if options.endswith("ro"):
+            subprocess.run(["mount", "-o", f"remount,{options}", str(root / place)], check=True)
+    own_by_user = ["chroot", str(root), "chown", "-R", f"{USER}:", f"/home/{USER}/.cargo", f"/home/{USER}/target"]
+    subprocess.run(own_by_user, check=True)
+    bundle = next((os.environ[name] for name in FILES if os.environ.get(name)), None)
+    return {
+        "PATH": ":".join(["/opt/rust", *STANDARD_PATH]),
+        "RUSTUP_HOME": "/opt/rustup",
+        "CARGO_TARGET_DIR": f"/home/{USER}/target",
+        **({"CARGO_HTTP_CAINFO": bundle} if bundle else {}),
+    }
+
+
+def publish(root: pathlib.Path) -> None:
+    """Puts the last commit of this checkout where the address of the repository leads in the system."""
+    repository = root / "srv" / "ronde.git"
+    subprocess.run(["git", "clone", "--quiet", "--bare", "--no-local", str(ROOT), str(repository)], check=True)
+    if subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, check=True, capture_output=True).stdout:
+        report("changes of this checkout that are not committed are not in the clone")
+    lines = [f'[url "file:///srv/ronde.git"]\n\tinsteadOf = {REPOSITORY}', "[safe]\n\tdirectory = *"]
+    (root / "etc" / "gitconfig").write_text("\n".join(lines) + "\n")
+
+
+def terminal_in(root: pathlib.Path, environment: dict[str, str], within: list[str]) -> Terminal:
+    """The user's terminal in a system."""
+    home = root / "home" / USER
+    (home / "state").mkdir()
+    return Terminal(home, environment, within, str(root))
+
+
+def own(root: pathlib.Path) -> None:
+    """Gives the user what was put into their home."""
+    subprocess.run(["chroot", str(root), "chown", "-R", f"{USER}:", f"/home/{USER}"], check=True)
+
+
+def run_blocks(terminal: Terminal, wanted: list[Block]) -> None:
     """Runs the blocks, and prints their output."""
-    ran = [
-        block for block in blocks if block.not_run is None and (block.language in {"sh", "python"} or block.is_output)
-    ]
-    if not any(block.is_output for block in ran):
-        sys.exit(f"{README.name}: the section {SECTION} promises no output; nothing would be checked")
+    is_meant = [block.not_run is None or RUNS_IT in block.not_run for block in wanted]
+    ran = [block for block, meant in zip(wanted, is_meant) if meant and (block.language in RUN or block.is_output)]
+    if not ran:
+        sys.exit("newcomer-test: a section has nothing to run; nothing would be checked")
     for block in ran:
         start = time.monotonic()
         try:
@@ -117,12 +224,16 @@ def run_blocks(terminal: Terminal, blocks: list[Block]) -> None:
             report(f"{block}: done in {time.monotonic() - start:.0f} s\n{terminal.output.rstrip()}")
 
 
-def listed_packages(blocks: list[Block]) -> list[str]:
-    """The packages of the README's `apt-get install` line."""
-    lines = [line for block in blocks for line in block.text.splitlines() if "apt-get install" in line]
+def listed_packages(section: str) -> list[str]:
+    """The packages of a section's `apt-get install` line."""
+    lines = [line for block in of_section(README, section) for line in block.text.splitlines() if APT in line]
     if len(lines) != 1:
-        sys.exit(f"{README.name}: one line of the section {SECTION} must contain `apt-get install`, not {len(lines)}")
-    return lines[0].split("#")[0].split("apt-get install", 1)[1].split()
+        sys.exit(f"{README.name}: one line of the section {section} must contain `{APT}`, not {len(lines)}")
+    return lines[0].split("#")[0].split(APT, 1)[1].split()
+
+
+APT = "apt-get install"
+RUN = {"sh", "python"}
 
 
 def make_system(root: pathlib.Path, packages: list[str], log: pathlib.Path) -> None:
@@ -133,11 +244,15 @@ def make_system(root: pathlib.Path, packages: list[str], log: pathlib.Path) -> N
         status = subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, check=False).returncode
     if status:
         sys.exit(f"debootstrap ended with status {status}:\n" + "\n".join(log.read_text().splitlines()[-20:]))
+    subprocess.run(["chroot", str(root), "useradd", "--create-home", "--shell", "/bin/bash", USER], check=True)
+
+
+def refuse_compilers(root: pathlib.Path) -> None:
+    """Ends the test if the system could compile anything."""
     compilers = ["cc", "gcc", "clang", "cargo", "rustc", "protoc", "make"]
     found = [name for name in compilers if shutil.which(name, path=":".join(f"{root}{path}" for path in STANDARD_PATH))]
     if found:
         sys.exit(f"the fresh system has {found}; the test would show nothing")
-    subprocess.run(["chroot", str(root), "useradd", "--create-home", "--shell", "/bin/bash", USER], check=True)
 
 
 STANDARD_PATH = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]

@@ -50,6 +50,8 @@ class Terminal:
         self.environment = environment
         self.within = list(within)
         self.root = root
+        # How long a block may take.
+        self.patience_s = BLOCK_TIMEOUT_S
         self.groups: list[int] = []
         self.output = ""
 
@@ -86,10 +88,10 @@ class Terminal:
             )
             self.groups.append(process.pid)
             try:
-                status = process.wait(BLOCK_TIMEOUT_S)
+                status = process.wait(self.patience_s)
             except subprocess.TimeoutExpired:
                 self.close()
-                raise BlockError(f"{block}: still runs after {BLOCK_TIMEOUT_S} s:\n{output.read_text()}") from None
+                raise BlockError(f"{block}: still runs after {self.patience_s} s:\n{output.read_text()}") from None
         self.output = output.read_text(errors="replace")
         if status != 0:
             raise BlockError(f"{block}: ends with status {status}:\n{commands}\n--- prints\n{self.output}")

@@ -139,6 +139,9 @@ def test_blocks_carry_the_comment_above_them() -> None:
     assert found[1].file == ("a.py", "python a.py")
     assert found[1].text == '# a.py: python a.py\nif True:\n    print("hello   there")'
     assert [block.is_output for block in found] == [False, False, True, False, False, True]
+    (kept,) = blocks("page.md", "<!-- output, not run: it needs two hosts -->\n```text\nhello\n```\n")
+    assert kept.is_output
+    assert kept.not_run == "it needs two hosts"
     with pytest.raises(ValueError, match=r"page\.md:1: the block does not end"):
         blocks("page.md", "```sh\ntrue\n")
 

@@ -65,16 +65,17 @@ def last_line(installed: Installed, name: str) -> str:
     return done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["mxnet", "spark"])
-def test_frameworks_that_are_not_supported_raise_an_error_that_names_them(installed: Installed, name: str) -> None:
-    last = last_line(installed, name)
-    assert last.startswith(f"ImportError: horovod.{name} is not supported yet")
-    assert last.endswith("in an environment without horovod-compat")
-
-
 @pytest.mark.parametrize(
     ("name", "package"),
-    [("tensorflow", "tensorflow"), ("tensorflow.keras", "tensorflow"), ("keras", "keras"), ("ray", '"ray[train]"')],
+    [
+        ("torch", '"ronde[torch]"'),
+        ("tensorflow", '"ronde[tensorflow]"'),
+        ("tensorflow.keras", '"ronde[tensorflow]"'),
+        ("keras", '"ronde[keras]"'),
+        ("ray", '"ray[train]"'),
+        ("spark", "pyspark pyarrow"),
+        ("mxnet", '"mxnet==1.9.1" "numpy<1.24" "setuptools<70"'),
+    ],
 )
 def test_frameworks_that_are_not_installed_raise_an_error_that_names_the_package(
     installed: Installed, name: str, package: str

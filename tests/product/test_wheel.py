@@ -16,7 +16,7 @@ import sys
 import zipfile
 
 import pytest
-from installed import Installed, run
+from installed import Installed, pack_development_wheel, run
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 # The functions of the script that makes wheels.
@@ -120,6 +120,15 @@ def test_the_program_of_another_machine_runs_in_an_emulator(wheel: pathlib.Path,
     assert "spiffe://ronde.local/job/emulated/sidecar/1" in found
 
 
+def test_a_wheel_that_is_packed_again_has_the_same_bytes(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """From the same artefacts, in another folder and later. Whether compilers repeat themselves is not tested here."""
+    if "RONDE_WHEEL" in os.environ:
+        pytest.skip("a wheel that was made elsewhere")
+    again = pack_development_wheel(tmp_path / "again")
+    assert again.name == wheel.name
+    assert again.read_bytes() == wheel.read_bytes()
+
+
 def is_foreign(wheel: pathlib.Path) -> bool:
     """Whether the wheel is for another kind of machine."""
     return not wheel.stem.endswith(os.uname().machine)
@@ -138,7 +147,8 @@ def test_the_wheel_holds_what_it_should_and_no_more(wheel: pathlib.Path) -> None
     shipped = {path.parent.name for path in (ROOT / "plugins").glob("*/Cargo.toml")} - {"abi", "sdk"}
     share = binary.replace("scripts/ronde", "data/share/ronde/plugins")
     plugins = {f"{share}/{name}.wasm" for name in shipped}
-    assert packaged == sources | {"ronde/py.typed", "ronde/_ronde.abi3.so", binary} | plugins
+    nccl_net = binary.replace("scripts/ronde", "data/share/ronde/nccl/libnccl-net-ronde.so")
+    assert packaged == sources | {"ronde/py.typed", "ronde/_ronde.abi3.so", binary, nccl_net} | plugins
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert all(re.search(rf"^{crate} \d", notices, re.MULTILINE) for crate in ["aws-lc-rs", "pyo3", "quinn", "tokio"])
     assert not re.search(r"^(ronde|proptest)\S* \d", notices, re.MULTILINE)
@@ -149,7 +159,7 @@ def test_a_wheel_without_a_plugin_is_not_made(wheel: pathlib.Path, tmp_path: pat
     del wheel  # which has made the environment that packs
     python = run([sys.executable, str(ROOT / "tests" / "setup" / "environment.py"), "path", "packaging"]).strip()
     (tmp_path / "bf16.wasm").touch()
-    names = {"BINARY": "ronde", "EXTENSION": "lib_ronde.so", "PLUGINS": "."}
+    names = {"BINARY": "ronde", "EXTENSION": "lib_ronde.so", "NCCL_NET": "libnccl_net_ronde.so", "PLUGINS": "."}
     environment = {f"RONDE_WHEEL_{name}": str(tmp_path / path) for name, path in names.items()}
     command = [python, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path / "dist")]
     done = subprocess.run(
@@ -170,8 +180,8 @@ def test_the_artefacts_need_no_newer_glibc_than_the_tag(wheel: pathlib.Path, tmp
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(("/scripts/ronde", ".so"))]
         paths = [pathlib.Path(archive.extract(name, tmp_path)) for name in names]
-    assert len(paths) == 2
-    extension = next(path for path in paths if path.suffix == ".so")
+    assert len(paths) == 3
+    extension = next(path for path in paths if path.name == "_ronde.abi3.so")
     assert "PyInit__ronde" in PACKING["readelf"]("--dyn-syms", extension)
     for path in paths:
         assert wheel.stem.endswith(PACKING["machine"](path))

@@ -6,12 +6,17 @@ import ctypes
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+# A shell that starts the tests in the background ignores SIGINT, which tests send to themselves.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 # The package, Horovod's names for it, and the examples.
@@ -65,7 +70,11 @@ def environment() -> None:
     binary = os.environ.get("RONDE_BIN")
     if not binary or not pathlib.Path(binary).is_file():
         pytest.fail("RONDE_BIN does not name the binary `ronde`; run the tests by `make ray-test`")
+    # Ray's workers have a niceness of 15 unless a variable says otherwise, and then starve on a busy machine.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 -- Ray's name
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, [*FOLDERS, pathlib.Path(__file__).parent]))
+    # Examples train in float64, where sums of other partial sums are next to equal.
+    os.environ["DIGITS_DTYPE"] = "float64"
 
 
 def enter_own_network() -> None:

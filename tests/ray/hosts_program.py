@@ -37,17 +37,33 @@ def static(**credentials: Any) -> Any:
     return found
 
 
-def elastic() -> Any:
+def elastic(function: Any = reduce, *arguments: Any) -> Any:
     executor = RayExecutor(RayExecutor.create_settings(timeout_s=60), min_workers=4, max_workers=4)
     executor.start(extra_env_vars={"MARK": str(MARK)})
-    return executor.run(reduce)
+    return executor.run(function, args=arguments)
+
+
+def sleep(folder: str) -> None:
+    """Leaves a file with the name of its process, and does not end."""
+    import os
+    import pathlib
+    import time
+
+    import ronde.torch as hvd
+
+    hvd.init()
+    pathlib.Path(folder, str(os.getpid())).touch()
+    time.sleep(600)
 
 
 def main() -> None:
     address, case, *path = sys.argv[1:]
     ray.init(address=address, log_to_driver=False)
     try:
-        found = elastic() if case == "elastic" else static(**({case: path[0]} if path else {}))
+        if case == "killed":
+            found = elastic(sleep, *path)
+        else:
+            found = elastic() if case == "elastic" else static(**({case: path[0]} if path else {}))
     except RondeError as error:
         found = {"error": str(error), "cause": error.cause}
     print(json.dumps(found))

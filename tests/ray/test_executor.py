@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -115,6 +116,128 @@ def test_callbacks_get_what_rank_0_reports(executor: Any) -> None:
     assert values == [{"rank": "0", "step": step} for step in range(3)]
 
 
+def test_a_callback_that_fails_does_not_hide_that_a_rank_failed(
+    cluster: Any, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from ronde.ray import RayExecutor, WorkerError
+
+    executor = RayExecutor(RayExecutor.create_settings(timeout_s=60), num_workers=2)
+    executor.start()
+    raised = tmp_path / "raised"
+
+    def train() -> None:
+        from ronde.ray import log
+
+        log("one")
+        raised.touch()
+        raise LookupError("no such digit")
+
+    def callback(value: str) -> None:
+        wait_until(raised.exists)
+        time.sleep(3)
+        raise OSError(f"cannot store {value}")
+
+    try:
+        with pytest.raises(WorkerError, match=r"(?s)^rank . of 2 .*LookupError: no such digit"):
+            executor.run(train, callbacks=[callback])
+        assert "cannot store one" in caplog.text
+    finally:
+        executor.shutdown()
+    check_nothing_is_left()
+
+
+def test_a_callback_that_fails_ends_the_run(cluster: Any) -> None:
+    from ronde.ray import RayExecutor
+
+    executor = RayExecutor(RayExecutor.create_settings(timeout_s=60), num_workers=2)
+    executor.start()
+
+    def train() -> None:
+        from ronde.ray import log
+
+        log("one")
+        time.sleep(600)
+
+    def callback(value: str) -> None:
+        raise OSError(f"cannot store {value}")
+
+    try:
+        with pytest.raises(OSError, match="cannot store one"):
+            executor.run(train, callbacks=[callback])
+    finally:
+        executor.shutdown()
+    check_nothing_is_left()
+
+
+def test_horovods_adapters_and_parameters(cluster: Any) -> None:
+    from horovod.ray.adapter import Adapter
+    from horovod.ray.elastic_v2 import ElasticAdapter, ElasticParams
+    from horovod.ray.runner import RayExecutor, StaticAdapter, StaticParams
+
+    static, elastic = StaticParams(num_workers=2), ElasticParams(min_workers=1, max_workers=2)
+    assert (static.elastic, static.adapter) == (False, StaticAdapter)
+    assert (elastic.elastic, elastic.adapter) == (True, ElasticAdapter)
+    settings = RayExecutor.create_settings(timeout_s=60)
+    with pytest.raises(NotImplementedError, match="fixed number of workers"):
+        elastic.adapter(settings, **elastic.named()).run_remote(print)
+    for params in (StaticParams, ElasticParams):
+        with pytest.raises(ValueError, match="set use_gpu=True"):
+            params(gpus_per_worker=1)
+    adapter = static.adapter(settings, **static.named())
+    assert isinstance(adapter, Adapter)
+    adapter.start()
+    try:
+        check_reduced(adapter.run(reduced, args=[1]), 1)
+        assert adapter.execute_single(lambda _: os.environ["HOROVOD_RANK"]) == "0"
+    finally:
+        adapter.shutdown()
+    check_nothing_is_left()
+
+
+def test_horovods_settings_objects(cluster: Any) -> None:
+    from horovod.ray import ElasticRayExecutor, RayExecutor
+    from horovod.runner.common.util.settings import Settings
+    from horovod.runner.common.util.timeout import Timeout
+    from horovod.runner.elastic.settings import ElasticSettings
+
+    settings = Settings(verbose=2, nics={"lo"}, start_timeout=Timeout(60, "{activity}"))
+    executor = RayExecutor(settings, num_workers=2)
+    assert (executor.settings.timeout_s, executor.settings.interfaces()) == (60.0, "lo")
+    executor.start()
+    try:
+        check_reduced(executor.run(reduced, args=[1]), 1)
+    finally:
+        executor.shutdown()
+    elastic = ElasticSettings(None, 2, 3, 7, None, [5, 9], num_proc=2)
+    adopted = ElasticRayExecutor(elastic).settings
+    assert (adopted.min_num_proc, adopted.max_num_proc, adopted.elastic_timeout) == (2, 3, 7)
+    assert (adopted.cooldown_range, adopted.timeout_s, adopted.discovery) == ([5, 9], 30, None)
+    check_nothing_is_left()
+
+
+def test_networks_that_nodes_have_in_common(cluster: Any) -> None:
+    import ray
+    from horovod.ray import BaseHorovodWorker
+    from horovod.ray.runner import MiniSettings
+    from horovod.ray.utils import detect_nics
+
+    assert detect_nics(MiniSettings(nics={"eth1", "eth0"})) == ["eth0", "eth1"]
+    assert detect_nics(MiniSettings(nics="eth0")) == ["eth0"]
+    assert detect_nics(MiniSettings(), ["localhost"]) == ["lo"]
+    with pytest.raises(ValueError, match=r"10\.99\.99\.99 are other hosts; give node_workers"):
+        detect_nics(MiniSettings(), ["localhost", "10.99.99.99"])
+    workers = [ray.remote(BaseHorovodWorker).options(num_cpus=0).remote() for _ in range(2)]
+    with pytest.raises(RuntimeError, match="no network interface with a common name: none; none"):
+        detect_nics(MiniSettings(), node_workers=workers)
+    subprocess.run(["ip", "link", "add", "one7", "type", "veth", "peer", "name", "two7"], check=True)
+    try:
+        assert detect_nics(MiniSettings(), node_workers=workers) == ["one7", "two7"]
+    finally:
+        subprocess.run(["ip", "link", "del", "one7"], check=True)
+        for worker in workers:
+            ray.kill(worker)
+
+
 class Counter:
     """A class of which each worker keeps an object."""
 
@@ -148,7 +271,7 @@ def test_workers_keep_an_object_and_variables(cluster: Any) -> None:
 
 
 def sidecar_of_worker() -> int | None:
-    from ronde.ray import sidecars
+    from ronde.cluster import sidecars
 
     started = sidecars._own.sidecar
     return None if started is None else started.process.pid
@@ -175,15 +298,38 @@ def test_two_nodes_have_a_sidecar_each(cluster: Any, secret: str) -> None:
     wait_until(lambda: not any(pathlib.Path("/proc", str(pid)).exists() for pid in processes))
 
 
-def test_two_nodes_without_credentials_are_refused_with_the_ways(cluster: Any) -> None:
+def test_nodes_of_this_host_need_no_credentials(
+    cluster: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver writes a secret to a file that all sidecars read, and removes it."""
     from ronde.ray import RayExecutor
 
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o700)
     executor = RayExecutor(RayExecutor.create_settings(timeout_s=60), num_hosts=2)
+    executor.start()
+    try:
+        check_reduced(executor.run(reduced, args=[2]), 2)
+        sidecars = executor.execute(lambda _: sidecar_of_worker())
+        arguments = pathlib.Path("/proc", str(sidecars[0]), "cmdline").read_bytes().decode().split("\0")
+        file = pathlib.Path(arguments[arguments.index("--job-secret-file") + 1])
+        assert file.parent.parent == tmp_path
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        executor.shutdown()
+    check_nothing_is_left()
+
+
+def test_nodes_with_directories_of_their_own_need_credentials(
+    cluster: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As containers of one host have: the workers do not see the driver's file."""
+    from ronde.ray import RayExecutor, job
+
+    monkeypatch.setattr(job, "in_file", lambda _: contextlib.nullcontext(str(tmp_path / "not-there")))
     with pytest.raises(RondeError, match="Ray's connections are plaintext") as caught:
-        executor.start()
+        RayExecutor(RayExecutor.create_settings(timeout_s=60), num_hosts=2).start()
     assert caught.value.cause == "settings"
-    for way in ["job_secret_file=", "certs=", "RAY_USE_TLS=1", "docs/RAY.md"]:
-        assert way in str(caught.value)
     check_nothing_is_left()
 
 
@@ -242,6 +388,42 @@ def test_a_killed_actor_ends_the_run_on_all_ranks(cluster: Any) -> None:
     executor.start()
     check_reduced(executor.run(reduced, args=[1]), 1)
     executor.shutdown()
+    check_nothing_is_left()
+
+
+def test_the_loss_of_a_node_ends_the_run(cluster: Any, secret: str, tmp_path: pathlib.Path) -> None:
+    from ronde.ray import RayExecutor, WorkerError
+
+    node = cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+    settings = RayExecutor.create_settings(timeout_s=90, job_secret_file=secret, nics="lo")
+    executor = RayExecutor(settings, num_hosts=3)
+
+    def train() -> None:
+        import ronde.torch as hvd
+        import torch
+
+        hvd.init()
+        for step in range(1_000_000):
+            hvd.allreduce(torch.ones(3))
+            if step == 20:
+                (tmp_path / str(hvd.rank())).touch()
+
+    try:
+        executor.start()
+        nodes = executor.execute(lambda _: __import__("ray").get_runtime_context().get_node_id())
+        lost = nodes.index(node.node_id)
+
+        def remove() -> None:
+            wait_until(lambda: len(list(tmp_path.iterdir())) == 3)
+            cluster.remove_node(node, allow_graceful=False)
+
+        remover = threading.Thread(target=remove, daemon=True)
+        remover.start()
+        with pytest.raises(WorkerError, match=rf"^rank {lost} of 3 on node .* has ended"):
+            executor.run(train)
+        remover.join(WAIT_MAX_S)
+    finally:
+        executor.shutdown()
     check_nothing_is_left()
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest import environment, leave_out
 from hosts_program import MARK
+from test_executor import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,22 +35,36 @@ class Hosts:
 
     def __init__(self, names: tuple[str, str], addresses: tuple[str, str], folder: pathlib.Path) -> None:
         self.names, self.addresses, self.folder = names, addresses, folder
-        self.variables = {**os.environ, "HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": str(folder)}
-        self.certs = folder / "certs-here"
+        self.certs, self.temporary = folder / "certs-here", folder / "tmp"
+        temporary = str(self.temporary)
+        self.variables = {**os.environ, "HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": temporary}
 
     def on(self, host: int, command: list[str]) -> list[str]:
-        """A command on one of the hosts, whose certificate it sees in `certs`."""
+        """A command on one of the hosts, whose certificate it sees in `certs`, and whose temporary files there."""
         see = f"hostname {self.names[host]} && mount --bind {self.folder}/certs/sidecar-{1 - host} {self.certs}"
+        see += f" && mount --bind {self.temporary_of(host)} {self.temporary}"
         script = f'{see} && exec "$@"'
         enter = ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "--mount"]
         return [*enter, "sh", "-c", script, "sh", *command]
 
+    def temporary_of(self, host: int) -> pathlib.Path:
+        """The folder that a host sees as the one for temporary files."""
+        return self.folder / f"tmp-{host}"
+
+    def program(self, case: str, *path: str) -> list[str]:
+        """The command of the program on the first host."""
+        program = [sys.executable, str(pathlib.Path(__file__).with_name("hosts_program.py"))]
+        return self.on(0, [*program, f"{self.addresses[0]}:{PORT}", case, *path])
+
     def run(self, case: str, *path: str) -> Any:
         """Runs the program on the first host, and returns what it prints."""
-        program = [sys.executable, str(pathlib.Path(__file__).with_name("hosts_program.py"))]
-        command = self.on(0, [*program, f"{self.addresses[0]}:{PORT}", case, *path])
         done = subprocess.run(
-            command, env=self.variables, check=False, capture_output=True, text=True, timeout=TIMEOUT_S
+            self.program(case, *path),
+            env=self.variables,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
         )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return json.loads(done.stdout.splitlines()[-1])
@@ -82,7 +97,8 @@ def two_hosts() -> Iterator[Hosts]:
         make = [binary, "certs", "once", "--job", "nightly", "--sidecars", "0-1", str(folder / "certs")]
         subprocess.run(make, check=True, capture_output=True)
         subprocess.run([binary, "certs", "secret", str(folder / "job-secret")], check=True, capture_output=True)
-        hosts.certs.mkdir(mode=0o700)
+        for made in (hosts.certs, hosts.temporary, hosts.temporary_of(0), hosts.temporary_of(1)):
+            made.mkdir(mode=0o700)
         yield hosts
 
 
@@ -194,10 +210,11 @@ def test_certificates_number_the_nodes(plaintext: Hosts) -> None:
 
 
 def test_nothing_begins_without_credentials(plaintext: Hosts) -> None:
-    for case in ("none", "elastic"):
+    ways = ["RAY_USE_TLS=1", "docs/RAY.md"]
+    for case, more in (("none", ["job_secret_file=", "certs="]), ("elastic", [])):
         found = plaintext.run(case)
         assert found["cause"] == "settings"
-        assert "RAY_USE_TLS=1" in found["error"]
+        assert all(way in found["error"] for way in (*ways, *more)), found
 
 
 def test_over_rays_tls_ronde_makes_a_secret(sealed: Hosts) -> None:
@@ -205,3 +222,24 @@ def test_over_rays_tls_ronde_makes_a_secret(sealed: Hosts) -> None:
     left = [path.name for path in sealed.folder.rglob("job-secret*")]
     assert left == ["job-secret"], "the file that the test has made, and none of ronde"
     check(sealed.run("elastic"), sealed)
+    for host in (0, 1):
+        assert calls(sealed, host) == []
+
+
+def test_a_killed_driver_leaves_nothing_on_other_hosts(sealed: Hosts) -> None:
+    begun = sealed.folder / "begun"
+    begun.mkdir()
+    with subprocess.Popen(sealed.program("killed", str(begun)), env=sealed.variables) as driver:
+        try:
+            wait_until(lambda: len(list(begun.iterdir())) == 4 or driver.poll() is not None)
+            assert driver.poll() is None
+            assert len(calls(sealed, 1)) == 1
+        finally:
+            driver.kill()
+    wait_until(lambda: not any(pathlib.Path("/proc", path.name).exists() for path in begun.iterdir()))
+    wait_until(lambda: calls(sealed, 1) == [])
+
+
+def calls(hosts: Hosts, host: int) -> list[pathlib.Path]:
+    """The folders of calls that a host has."""
+    return list(hosts.temporary_of(host).glob("ronde-call-*"))

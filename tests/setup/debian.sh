@@ -2,7 +2,7 @@
 # Installs from Debian or Ubuntu what the tests use besides cargo, gcc and python3, when it is missing and the caller is
 # root; otherwise prints what is missing and continues: the tests that need it fail and name it. With an argument, what that
 # recipe needs besides: `cross` runs programs of another machine, `newcomer` makes a system in a folder, `compose` starts a
-# container engine and Prometheus, `slurm` starts a cluster of Slurm.
+# container engine and Prometheus, `slurm` starts a cluster of Slurm, `spark` starts one of Spark, `page` drives a browser.
 set -euo pipefail
 
 declare -A packages=([ip]=iproute2 [tc]=iproute2 [tcpdump]=tcpdump [openssl]=openssl [git]=git [ssh]=openssh-client
@@ -12,6 +12,8 @@ case "${1:-}" in
 cross) packages[qemu-aarch64-static]=qemu-user-static ;;
 newcomer) packages[debootstrap]=debootstrap ;;
 slurm) packages+=([slurmctld]=slurmctld [slurmd]=slurmd [srun]=slurm-client [munged]=munge) ;;
+spark) packages[java]=openjdk-17-jre-headless ;;
+page) packages+=([chromium]=chromium [chromedriver]=chromium-driver) ;;
 compose)
     # An engine that answers is used as it is; else one is started, by root only.
     if ! docker version >/dev/null 2>&1; then

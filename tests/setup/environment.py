@@ -23,8 +23,15 @@ Further stages have separate environments, as tests import nothing from there (`
     tensorflow TensorFlow with Keras 3 and Keras 2 (1.7 GB); `tensorflow-2.20` and `tensorflow-2.19` are older ones
     keras-torch  Keras 3 on PyTorch; a layer, too
     jax        JAX for CPUs, Optax and Flax (0.8 GB)
+    mxnet      MXNet with the NumPy that it needs (0.2 GB)
     gpu        PyTorch for CUDA with its libraries (3 GB)
     ray        Ray with Train and Tune (0.4 GB); a layer, too
+    docs       what builds the site of the documentation, and checks the workflow files in .github
+    sbom       what checks lists of components
+    spark      Spark with Spark Connect, TensorFlow for CPUs with Keras, and Lightning (2.3 GB); a layer, too
+    page       what drives a browser, for the page of a sidecar
+    monitor    TensorBoard and Weights & Biases, to which steps are logged; a layer, too
+    petastorm  Petastorm with the PyArrow that it needs, beside which reading is measured (0.2 GB); a layer, too
     torchft    torchft's last release, and `torchft-nightly`, a later one with another interface; layers, too
 
 The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
@@ -57,10 +64,17 @@ ENVIRONMENTS = {
     "packaging": ["packaging", "cross"],
     "mpich": ["mpich"],
     "deploy": ["deploy", "helm"],
+    "docs": ["docs"],
     "gpu": ["gpu"],
     "frontends": ["frontends"],
     "jax": ["jax"],
+    "mxnet": ["mxnet"],
     "ray": ["ray"],
+    "page": ["page"],
+    "monitor": ["monitor"],
+    "sbom": ["sbom"],
+    "spark": ["spark"],
+    "petastorm": ["petastorm"],
     "tensorflow": ["tensorflow"],
     "tensorflow-2.20": ["tensorflow-2.20"],
     "tensorflow-2.19": ["tensorflow-2.19"],
@@ -70,10 +84,11 @@ ENVIRONMENTS = {
 }
 # The stages of the environment `python` that a layer needs.
 LAYERS = {
-    layer: ["base", "tools", "training"] for layer in ("frontends", "keras-torch", "ray", "torchft", "torchft-nightly")
+    layer: ["base", "tools", "training"]
+    for layer in ("frontends", "keras-torch", "monitor", "petastorm", "ray", "spark", "torchft", "torchft-nightly")
 }
-# Of these packages only files are used, so what they depend on is not installed.
-WITHOUT_DEPENDENCIES = {"helm"}
+# What these packages depend on is not installed: of some only files are used, others' requirements list what they need.
+WITHOUT_DEPENDENCIES = {"helm", "petastorm"}
 # Their requirements are not part of the environment's name.
 UNNAMED_STAGES = {"bench", "torch-suite"}
 

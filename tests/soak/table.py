@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
     from soak.supervisor import Growth, Supervisor
 
-# What may be in use more at the end than after the start: buffers that grow with the largest operation so far, and
-# connections that are being replaced.
+# What may be in use more at the end than after the start: buffers and segments of shared memory that grow with the
+# largest operation so far, and connections that are being replaced.
 MEMORY_FACTOR, MEMORY_MB = 1.5, 32.0
 DESCRIPTORS = 8
 

@@ -1,13 +1,14 @@
 //! A raw HTTP client of the gRPC-Web listener: it writes any head and any body, and parses the answer.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use ronde_rpc::v1::client_message;
 use ronde_rpc::v1::server_message;
 use ronde_rpc::{RankToken, ring, v1, web};
+use socket2::{Domain, Socket, Type};
 
 use crate::cluster::{PATIENCE, Sidecar};
 
@@ -96,7 +97,18 @@ pub fn token(file: &Path) -> Result<RankToken> {
 /// # Errors
 /// When nobody listens.
 pub fn connect(address: SocketAddr) -> Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    connect_from(Ipv4Addr::LOCALHOST, address)
+}
+
+/// Connects from one of this host's addresses.
+///
+/// # Errors
+/// When nothing listens there.
+pub fn connect_from(source: Ipv4Addr, address: SocketAddr) -> Result<TcpStream> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.bind(&SocketAddr::from((source, 0)).into())?;
+    socket.connect_timeout(&address.into(), PATIENCE)?;
+    let stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     Ok(stream)

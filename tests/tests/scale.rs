@@ -3,9 +3,10 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use nix::time::{ClockId, clock_gettime};
 use ronde_collectives::CostModel;
 use ronde_collectives::plan::Transfer;
 use ronde_engine::{Action, Admission, Engine, EngineConfig, Event, Time};
@@ -42,35 +43,76 @@ const STEP_BYTES_MAX: usize = 64;
 
 #[test]
 fn steps_of_1024_sidecars_that_repeat_are_not_negotiated() {
-    let cost = steps(8);
+    let cost = steps(SIDECARS_MAX, 8);
     assert!(cost.negotiated_bytes > STEP_BYTES_MAX, "{cost:?}");
     assert!(cost.bytes <= STEP_BYTES_MAX && cost.messages == 0, "{cost:?}");
 }
 
-/// `cargo test -p ronde-tests --test scale -- --ignored --nocapture` measures a step of 200 tensors.
+/// `cargo test -p ronde-tests --test scale -- --ignored --nocapture` measures steps of 200 tensors, for the table in
+/// docs/SCALE.md.
 #[test]
-#[ignore = "measures for a minute"]
+#[ignore = "measures for minutes"]
 fn the_cost_of_a_step_of_200_tensors() {
-    println!("{:?}", steps(200));
+    for sidecars in [2, 8, 32, 64, 128, 256, 512, SIDECARS_MAX] {
+        let cost = steps(sidecars, TENSORS);
+        let ms = |time: Duration| format!("{:.2} ms", time.as_secs_f64() * 1e3);
+        let StepCost { coordinator_negotiated, engine_negotiated, bytes, coordinator, engine, .. } = cost;
+        let times = [coordinator_negotiated, engine_negotiated, coordinator, engine].map(ms);
+        let [negotiated, all_negotiated, scheduled, all_scheduled] = times;
+        println!(
+            "{} {negotiated} | {all_negotiated} | {bytes} | {scheduled} | {all_scheduled} |",
+            row(sidecars, &cost)
+        );
+    }
+}
+
+/// Tensors of a step in docs/SCALE.md, each an operation of its own.
+const TENSORS: u64 = 200;
+
+/// The columns that are the same in each run.
+fn row(sidecars: usize, cost: &StepCost) -> String {
+    let StepCost { negotiated_messages, negotiated_all_bytes, negotiated_bytes, coordinator_bytes, .. } = cost;
+    format!(
+        "| {sidecars} | {negotiated_messages} | {negotiated_all_bytes} | {negotiated_bytes} | {coordinator_bytes} |"
+    )
+}
+
+/// The control traffic on the page is that of the engine, at the sizes that take seconds.
+#[test]
+fn the_document_has_the_measured_control_traffic() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/SCALE.md");
+    let page = std::fs::read_to_string(path).expect("the page is there");
+    for sidecars in [2, 8, 32, 64] {
+        let row = row(sidecars, &steps(sidecars, TENSORS));
+        assert!(page.contains(&row), "docs/SCALE.md has no row that begins with\n{row}");
+    }
 }
 
 /// The cost of a step.
 #[derive(Debug)]
-#[expect(dead_code, reason = "the times are for people")]
 struct StepCost {
-    /// The most bytes of control messages of a sidecar in the second step.
+    /// Control messages of the second step, of all sidecars together.
+    negotiated_messages: usize,
+    /// Their bytes, each counted once.
+    negotiated_all_bytes: usize,
+    /// The most bytes of a sidecar in it, sent and received.
     negotiated_bytes: usize,
+    /// Those of the coordinator.
+    coordinator_bytes: usize,
     /// The same in a step that is repeated for long, and such messages of all sidecars together.
     bytes: usize,
     messages: usize,
-    /// The time of the coordinator's engine for either.
+    /// The processor time of the coordinator's engine for either.
     coordinator_negotiated: Duration,
     coordinator: Duration,
+    /// The mean of all engines.
+    engine_negotiated: Duration,
+    engine: Duration,
 }
 
 /// Runs steps of this many tensors, each a separate operation, until they cost the same.
-fn steps(tensors: u64) -> StepCost {
-    let mut job = Job::of(SIDECARS_MAX);
+fn steps(sidecars: usize, tensors: u64) -> StepCost {
+    let mut job = Job::of(sidecars);
     job.start();
     job.step(tensors);
     job.measured = Measured::default();
@@ -83,12 +125,18 @@ fn steps(tensors: u64) -> StepCost {
     }
     let repeated = &job.measured;
     let (negotiated_bytes, all_bytes) = (negotiated.most_bytes(), repeated.most_bytes());
+    let (count, steps) = (u32::try_from(sidecars).expect("few"), u32::try_from(REPEATED).expect("few"));
     StepCost {
+        negotiated_messages: negotiated.messages,
+        negotiated_all_bytes: negotiated.bytes.values().sum::<usize>() / 2,
         negotiated_bytes,
+        coordinator_bytes: negotiated.bytes.get(&0).copied().unwrap_or_default(),
         bytes: all_bytes.div_ceil(REPEATED),
         messages: repeated.messages,
         coordinator_negotiated: negotiated.coordinator,
-        coordinator: repeated.coordinator / u32::try_from(REPEATED).expect("few"),
+        coordinator: repeated.coordinator / steps,
+        engine_negotiated: negotiated.engines / count,
+        engine: repeated.engines / (count * steps),
     }
 }
 
@@ -102,6 +150,7 @@ struct Measured {
     bytes: BTreeMap<usize, usize>,
     messages: usize,
     coordinator: Duration,
+    engines: Duration,
 }
 
 impl Measured {
@@ -212,14 +261,14 @@ impl Job {
     }
 
     fn handle(&mut self, at: usize, event: Event) {
-        let began = Instant::now();
+        let began = cpu_time();
         self.engines[at].handle_event(Time(0), event);
         self.took(at, began);
     }
 
     fn perform_all(&mut self, at: usize) {
         loop {
-            let began = Instant::now();
+            let began = cpu_time();
             let action = self.engines[at].poll_action();
             self.took(at, began);
             match action {
@@ -229,9 +278,11 @@ impl Job {
         }
     }
 
-    fn took(&mut self, at: usize, began: Instant) {
+    fn took(&mut self, at: usize, began: Duration) {
+        let elapsed = cpu_time().saturating_sub(began);
+        self.measured.engines += elapsed;
         if at == 0 {
-            self.measured.coordinator += began.elapsed();
+            self.measured.coordinator += elapsed;
         }
     }
 
@@ -287,6 +338,11 @@ impl Job {
         let (epoch, seq) = (admission.epoch, admission.seq);
         self.travelling.push_back((at, Event::Executed { epoch, seq }));
     }
+}
+
+/// The processor time of this thread, which no other load changes.
+fn cpu_time() -> Duration {
+    Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("Linux has this clock"))
 }
 
 fn sum(name: &str, elements: u64) -> Request {

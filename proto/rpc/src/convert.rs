@@ -11,7 +11,7 @@ pub use collective::{collective_from, dtype_from, reduce_op_from};
 pub use session::{
     Claim, Claimed, Completion, EpochView, RankToken, SESSION_TOKEN_BYTES, TOKEN_BYTES, negotiate_protocol,
 };
-pub use submission::{OutputPlace, Place, Refused, Submission, group_from};
+pub use submission::{OutputPlace, Place, Refused, SegmentKind, Submission, group_from};
 
 use ronde_wire::ids::NameError;
 use ronde_wire::limits;
@@ -107,11 +107,19 @@ pub enum ConvertError {
         /// The operation.
         collective: &'static str,
     },
-    /// Inputs in device memory are not supported.
+    /// Device memory of this kind is not supported.
     #[error("inputs in {kind} memory are not supported by this sidecar; copy the tensor into the arena")]
     Device {
         /// The kind of device, truncated.
         kind: String,
+    },
+    /// This operation takes no tensors in device memory.
+    #[error(
+        "{collective} takes no tensors in device memory, only all-reduce and broadcast do; copy the tensor into the arena"
+    )]
+    DeviceCollective {
+        /// The operation.
+        collective: &'static str,
     },
     /// A requested output location is invalid.
     #[error("the output {what}")]

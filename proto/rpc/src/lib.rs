@@ -27,7 +27,7 @@ pub mod ring;
 pub mod web;
 
 pub use convert::{
-    Claim, Claimed, Completion, ConvertError, EpochView, OutputPlace, Place, RankToken, Refused, Submission,
-    negotiate_protocol,
+    Claim, Claimed, Completion, ConvertError, EpochView, OutputPlace, Place, RankToken, Refused, SegmentKind,
+    Submission, negotiate_protocol,
 };
 pub use paths::{PROTOCOL_VERSION, PROTOCOL_VERSION_MIN};

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use prost::Message as _;
 use ronde_rpc::v1;
 use ronde_rpc::{
-    Claim, Claimed, Completion, ConvertError, EpochView, OutputPlace, Place, RankToken, Submission, negotiate_protocol,
+    Claim, Claimed, Completion, ConvertError, EpochView, OutputPlace, Place, RankToken, SegmentKind, Submission,
+    negotiate_protocol,
 };
 use ronde_wire::{
     Call, Cause, Codec, Collective, DType, Detail, Epoch, Exit, Failure, Group, JobName, PluginCall, Rank, Record,
@@ -186,7 +187,37 @@ fn an_output_is_a_location_in_shared_memory_other_than_the_input() {
         assert!(refused.reason.contains(words), "{} does not say {words}", refused.reason);
     }
     let beside = Submission::parse(with(at(12, 12)), OWN_RANK).expect("in order").output;
-    assert_eq!(beside, Some(OutputPlace { segment: 1, offset: 12, bytes: 12 }));
+    assert_eq!(beside, Some(OutputPlace { kind: SegmentKind::Arena, segment: 1, offset: 12, bytes: 12 }));
+}
+
+#[test]
+fn device_memory_takes_all_reduces_and_broadcasts_only() {
+    let at = |offset| Place::Device { segment: 1, offset, bytes: 12 }.into_message().expect("a place");
+    let with = |collective: Collective, input, output| v1::Submit {
+        collective: Some(collective.into()),
+        input: Some(input),
+        output,
+        ..good()
+    };
+    let sum = || Collective::AllReduce { op: ReduceOp::Sum };
+    let parsed = Submission::parse(with(sum(), at(0), Some(at(12))), OWN_RANK).expect("in order");
+    assert_eq!(parsed.place, Place::Device { segment: 1, offset: 0, bytes: 12 });
+    assert_eq!(parsed.output, Some(OutputPlace { kind: SegmentKind::Device, segment: 1, offset: 12, bytes: 12 }));
+    // The same numbers, of another memory.
+    Submission::parse(with(sum(), at(0), Some(arena(0, 12))), OWN_RANK).expect("in order");
+    Submission::parse(with(Collective::Broadcast { root: OWN_RANK }, at(0), None), OWN_RANK).expect("in order");
+    let cases = [
+        ("some of the input's", with(sum(), at(0), Some(at(11)))),
+        ("beyond what can be addressed", with(sum(), at(u64::MAX), None)),
+        ("only all-reduce and broadcast do", with(Collective::AllGather, at(0), None)),
+        ("only all-reduce and broadcast do", with(Collective::AllGather, arena(0, 12), Some(at(0)))),
+    ];
+    for (words, message) in cases {
+        let refused = Submission::parse(message, OWN_RANK).expect_err(words);
+        assert!(refused.reason.contains(words), "{} does not say {words}", refused.reason);
+    }
+    let inline = Submission::parse(with(sum(), at(0), None), OWN_RANK).expect("in order").inline_only(OWN_RANK);
+    assert!(inline.expect_err("over gRPC-Web").reason.contains("the input is in device memory"));
 }
 
 #[test]
@@ -282,6 +313,7 @@ fn responses_of_the_sidecar_are_checked() {
         inline_bytes_max: 1 << 20,
         pending_max: 100,
         ring_bytes: 1 << 18,
+        device_bytes_max: 1 << 30,
     };
     assert_eq!(Claimed::parse(&claimed.clone().into_message()), Ok(claimed.clone()));
     assert!(Claimed::parse(&v1::Claimed { heartbeat_ms: 0, ..claimed.clone().into_message() }).is_err());
@@ -416,7 +448,9 @@ fn any_submission() -> impl Strategy<Value = Submission> {
             let site = (extra % 3 > 0).then(|| format!("train.py:{extra}"));
             let wanted = extra % 5 > 0 && what.collective.has_result(OWN_RANK) && !matches!(place, Place::Inline(_));
             // After the input, in the same segment.
-            let output = OutputPlace { segment: extra, offset: u64::from(extra) + bytes, bytes: 1 + u64::from(extra) };
+            let kind = SegmentKind::Arena;
+            let output =
+                OutputPlace { kind, segment: extra, offset: u64::from(extra) + bytes, bytes: 1 + u64::from(extra) };
             let output = wanted.then_some(output);
             Submission { request: RequestId(request), what, plugin, place, output, site }
         },

@@ -9,6 +9,14 @@ use crate::ids::{Rank, SidecarIndex, TensorName};
 use crate::limits;
 use crate::record::{Record, head, printable};
 
+/// How the reason of an epoch begins that ended because tensors waited for longer than the limit of `stall_shutdown`. The
+/// coordinator writes it, and sidecars distinguish such an end from one that a rank has asked for.
+pub const STALL_SHUTDOWN: &str = "ronde has been shut down: tensors have waited";
+
+/// What a worker writes into the reason of a request that it withdraws because its operation timeout has passed. Its sidecar
+/// distinguishes such a request from one that the program has cancelled.
+pub const OPERATION_TIMEOUT: &str = "the operation timeout of this rank";
+
 /// The kind of a failure. It determines whether the job continues and which exception a user sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -105,6 +113,12 @@ impl Failure {
         head(&printable(reason), limits::REASON_BYTES_MAX).to_owned()
     }
 
+    /// Whether the epoch ended because tensors waited for too long, rather than because a rank has shut down.
+    #[must_use]
+    pub fn is_stall(&self) -> bool {
+        self.cause == Cause::ShutDown && self.reason.starts_with(STALL_SHUTDOWN)
+    }
+
     /// Adds the record of the rank.
     #[must_use]
     pub fn with_record(mut self, record: Option<Arc<Record>>) -> Self {
@@ -146,6 +160,14 @@ impl std::error::Error for Failure {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stall_is_no_shutdown_by_a_rank() {
+        let stall = format!("{STALL_SHUTDOWN} for some ranks for more than 3.0 seconds");
+        assert!(Failure::new(Cause::ShutDown, stall.clone()).is_stall());
+        assert!(!Failure::new(Cause::ShutDown, format!("rank 1 has left; {stall}")).is_stall());
+        assert!(!Failure::new(Cause::TimedOut, stall).is_stall());
+    }
 
     #[test]
     fn a_log_line_is_short_and_has_no_control_characters() {

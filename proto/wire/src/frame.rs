@@ -31,9 +31,9 @@ use crate::limits;
 /// The first bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"RNDE";
 /// The version of the wire that this build writes.
-pub const WIRE_VERSION: u16 = 6;
+pub const WIRE_VERSION: u16 = 7;
 /// The oldest version that this build reads.
-pub const WIRE_VERSION_MIN: u16 = 6;
+pub const WIRE_VERSION_MIN: u16 = 7;
 /// The version of the planners; equal on all sidecars of an epoch, because plans are computed on each of them.
 pub const PLANNER_VERSION: u32 = 3;
 /// Bytes of a frame's header.
@@ -65,11 +65,13 @@ pub enum FrameKind {
     Renew = 6,
     /// The last frame of a side that ends a connection over TCP: a [`crate::control::Close`]. QUIC has its own.
     Close = 7,
+    /// About a stream of NCCL's net plugin: a [`crate::stream::StreamFrame`]; on lanes only.
+    Stream = 8,
 }
 
 impl FrameKind {
     fn from_number(number: u8) -> Option<Self> {
-        [Self::Hello, Self::Refusal, Self::Control, Self::Chunk, Self::Admitted, Self::Renew, Self::Close]
+        [Self::Hello, Self::Refusal, Self::Control, Self::Chunk, Self::Admitted, Self::Renew, Self::Close, Self::Stream]
             .into_iter()
             .find(|kind| *kind as u8 == number)
     }
@@ -82,6 +84,7 @@ impl FrameKind {
             Self::Chunk => limits::CHUNK_FRAME_BYTES_MAX,
             Self::Admitted | Self::Renew => 0,
             Self::Close => limits::CLOSE_FRAME_BYTES_MAX,
+            Self::Stream => limits::STREAM_FRAME_BYTES_MAX,
         }
     }
 }
@@ -218,6 +221,15 @@ impl Frame {
     #[must_use]
     pub fn renew() -> Self {
         Self::new(FrameKind::Renew, Epoch(0), Seq(0), Bytes::new())
+    }
+
+    /// A frame about a stream, with the payload of [`crate::stream::StreamFrame`].
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    #[must_use]
+    pub fn stream(payload: Bytes) -> Self {
+        Self::new(FrameKind::Stream, Epoch(0), Seq(0), payload)
     }
 
     /// Bytes on the stream, header included.

@@ -22,6 +22,7 @@ pub mod relay;
 pub mod request;
 pub mod schedule;
 pub mod sidecars;
+pub mod stream;
 pub mod tuning;
 pub mod world;
 
@@ -29,7 +30,7 @@ pub use codec::Codec;
 pub use collective::{AnySource, Collective, Pair, ReduceOp, is_set_of_members_name, set_of_members_name};
 pub use control::Control;
 pub use dtype::DType;
-pub use failure::{Blame, Cause, Failure};
+pub use failure::{Blame, Cause, Failure, OPERATION_TIMEOUT, STALL_SHUTDOWN};
 pub use frame::{Frame, FrameError, FrameHeader, FrameKind};
 pub use ids::{
     Epoch, Incarnation, JobName, Lane, Member, NameError, OpId, Rank, RequestId, Seq, SetId, SidecarIndex, TensorName,
@@ -41,5 +42,5 @@ pub use relay::{Ascent, Enclosed};
 pub use request::{Detail, Group, Request, Shape};
 pub use schedule::{Invalidation, ScheduledBucket};
 pub use sidecars::SidecarSet;
-pub use tuning::{Algorithm, Tuning};
+pub use tuning::{Algorithm, Tuning, TuningParameter};
 pub use world::{ProcessSet, SetMember, SetTopology, World, WorldError};

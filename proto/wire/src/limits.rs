@@ -57,7 +57,7 @@ pub const WEB_MESSAGES_MAX: usize = 1_024;
 pub const WEB_PENDING_MAX: usize = 1_024;
 /// Connections to a sidecar's listener for gRPC-Web that have carried a token: each rank has an equal share of them.
 pub const WEB_CONNECTIONS_MAX: usize = 256;
-/// Further connections, which have not carried a token yet; the oldest is closed for a new one.
+/// Further connections, which have not carried a token yet, at a time.
 pub const WEB_UNAUTHENTICATED_MAX: usize = 128;
 /// Calls over gRPC-Web of one rank whose bodies a sidecar reads at the same time; further ones wait.
 pub const WEB_BODIES_PER_RANK_MAX: usize = 4;
@@ -65,6 +65,22 @@ pub const WEB_BODIES_PER_RANK_MAX: usize = 4;
 pub const WEB_BODIES_MAX: usize = 16;
 /// Bytes of each direction of the ring of a session.
 pub const RING_BYTES: usize = 256 << 10;
+/// Smallest capacity of each direction of a stream's ring, in bytes.
+pub const STREAM_RING_BYTES_MIN: u64 = 64 << 10;
+/// Largest capacity of each direction of a stream's ring, in bytes.
+pub const STREAM_RING_BYTES_MAX: u64 = 1 << 20;
+/// Bytes of a receiver's ring that are never granted as credit, so that other messages than data have room.
+pub const STREAM_RING_RESERVE_BYTES: u64 = 4 << 10;
+/// Payload of a frame of a stream, in bytes: the longest message of a ring and its header.
+pub const STREAM_FRAME_BYTES_MAX: usize = (512 << 10) + 16;
+/// The text of a reason why a stream is over, in bytes; more is cut off.
+pub const STREAM_TEXT_BYTES_MAX: usize = 600;
+/// Streams and listeners of one worker.
+pub const STREAMS_PER_WORKER_MAX: usize = 2_048;
+/// Streams that wait until their listener's worker takes them.
+pub const STREAMS_WAITING_MAX: usize = 64;
+/// Bytes of streams that a lane has queued for one peer and that the connection has not accepted.
+pub const STREAM_WINDOW_BYTES: usize = 2 << 20;
 /// Bytes of chunks for operations not yet admitted that a receiver holds for one peer, over all lanes.
 pub const EARLY_BUFFER_BYTES: usize = 4 << 20;
 /// Lanes between two sidecars.

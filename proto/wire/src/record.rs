@@ -150,7 +150,7 @@ impl fmt::Display for Exit {
         match self {
             Self::Code(code) => write!(f, "exited with code {code}"),
             Self::Signal(signal) => {
-                write!(f, "was ended by signal {signal}")?;
+                write!(f, "was killed by signal {signal}")?;
                 let name = usize::try_from(*signal).ok().and_then(|signal| SIGNALS.get(signal.checked_sub(1)?));
                 name.map_or(Ok(()), |name| write!(f, " (SIG{name})"))
             }
@@ -265,10 +265,10 @@ mod tests {
 
     #[test]
     fn exits_are_described_by_name() {
-        assert_eq!(Exit::Signal(11).to_string(), "was ended by signal 11 (SIGSEGV)");
-        assert_eq!(Exit::Signal(31).to_string(), "was ended by signal 31 (SIGSYS)");
+        assert_eq!(Exit::Signal(11).to_string(), "was killed by signal 11 (SIGSEGV)");
+        assert_eq!(Exit::Signal(31).to_string(), "was killed by signal 31 (SIGSYS)");
         for odd in [0, -1, 40, i32::MIN] {
-            assert_eq!(Exit::Signal(odd).to_string(), format!("was ended by signal {odd}"));
+            assert_eq!(Exit::Signal(odd).to_string(), format!("was killed by signal {odd}"));
         }
         assert!(Exit::Signal(SIGKILL).advice().contains("memory") && Exit::Code(1).advice().is_empty());
     }

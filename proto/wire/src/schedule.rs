@@ -27,11 +27,13 @@ pub enum Invalidation {
     Delay,
     /// A rank closes its session.
     WorkerExit,
+    /// The coordinator has other settings for the operations.
+    Tuning,
 }
 
 impl Invalidation {
     /// All reasons.
-    pub const ALL: [Self; 5] = [Self::Order, Self::Request, Self::Refusal, Self::Delay, Self::WorkerExit];
+    pub const ALL: [Self; 6] = [Self::Order, Self::Request, Self::Refusal, Self::Delay, Self::WorkerExit, Self::Tuning];
 
     /// The name in status, metrics and logs.
     #[must_use]
@@ -42,6 +44,7 @@ impl Invalidation {
             Self::Refusal => "refusal",
             Self::Delay => "delay",
             Self::WorkerExit => "worker_exit",
+            Self::Tuning => "tuning",
         }
     }
 }

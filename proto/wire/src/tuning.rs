@@ -1,6 +1,7 @@
 //! The inputs of a plan that the coordinator chooses at run time and sends in the order.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -68,4 +69,80 @@ pub struct Tuning {
     pub lanes: u16,
     /// Sub-schedules in flight at once on each lane: 1 to [`crate::limits::WINDOW_MAX`].
     pub window: u16,
+}
+
+/// A value that a search for the best tuning may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TuningParameter {
+    /// The bytes of tensors that share a bucket.
+    FusionThreshold,
+    /// The chunk size.
+    ChunkBytes,
+    /// The most lanes of an operation.
+    Lanes,
+    /// The bytes of a contribution up to which operations are eager.
+    EagerBytes,
+    /// The sizes up to which algorithms with few rounds are chosen, by the latency of a round in the cost model.
+    Algorithms,
+    /// Whether an all-reduce first reduces the ranks of each sidecar.
+    HierarchicalAllreduce,
+}
+
+impl TuningParameter {
+    /// All parameters.
+    pub const ALL: [Self; 6] = [
+        Self::FusionThreshold,
+        Self::ChunkBytes,
+        Self::Lanes,
+        Self::EagerBytes,
+        Self::Algorithms,
+        Self::HierarchicalAllreduce,
+    ];
+
+    /// The parameters whose values do not change a bit of a result.
+    pub const KEEP_BITS: [Self; 3] = [Self::FusionThreshold, Self::ChunkBytes, Self::Lanes];
+
+    /// The name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FusionThreshold => "fusion-threshold",
+            Self::ChunkBytes => "chunk-bytes",
+            Self::Lanes => "lanes",
+            Self::EagerBytes => "eager-bytes",
+            Self::Algorithms => "algorithms",
+            Self::HierarchicalAllreduce => "hierarchical-allreduce",
+        }
+    }
+}
+
+impl fmt::Display for TuningParameter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for TuningParameter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = || Self::ALL.map(Self::name).join(", ");
+        let known = Self::ALL.into_iter().find(|parameter| parameter.name() == text.trim());
+        known.ok_or_else(|| format!("there is no parameter {text:?}; there are {}", names()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_and_a_wrong_one_lists_the_others() {
+        for parameter in TuningParameter::ALL {
+            assert_eq!(parameter.name().parse(), Ok(parameter));
+        }
+        let error = "cycle-time".parse::<TuningParameter>().expect_err("no such parameter");
+        assert!(error.contains("\"cycle-time\"; there are fusion-threshold, chunk-bytes"), "{error}");
+    }
 }

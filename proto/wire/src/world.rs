@@ -95,6 +95,12 @@ impl World {
         self.placement.len()
     }
 
+    /// The sidecar of each rank.
+    #[must_use]
+    pub fn placement(&self) -> &[SidecarIndex] {
+        &self.placement
+    }
+
     /// The sidecar that serves a rank, `None` outside of the world.
     #[must_use]
     pub fn sidecar_of(&self, rank: Rank) -> Option<SidecarIndex> {

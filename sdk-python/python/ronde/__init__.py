@@ -9,8 +9,18 @@ Start the program with `ronde run -np N python program.py`, or call a function o
 `ronde.torch` has the distributed optimizer for PyTorch.
 """
 
+import sys as _sys
+
+if not _sys.platform.startswith("linux"):
+    raise ImportError(
+        f"ronde runs on Linux only, and this is {_sys.platform}: workers and sidecars share sealed memory over Unix "
+        "sockets. Run the program in a Linux container or virtual machine (docs/DEPLOYMENT.md)",
+        name="ronde",
+    )
+
 from ronde._ronde import __version__
 from ronde.client import Client, SharedMemory, connect
+from ronde.device import GpuArray
 from ronde.errors import (
     FailureRecord,
     LastCall,
@@ -38,6 +48,7 @@ __all__ = [
     "Client",
     "ClippedMean",
     "FailureRecord",
+    "GpuArray",
     "GroupHandle",
     "Handle",
     "LastCall",

@@ -7,9 +7,11 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from ronde import _ronde
+from ronde import _ronde, follower
 from ronde.collectives import Collectives
+from ronde.device import GpuArray
 from ronde.elastic.membership import is_elastic, worker_number
+from ronde.native_log import log_warnings
 from ronde.process_set import ProcessSet
 from ronde.replay import CONTINUE, ON_FAILURE, RAISE, Replay
 from ronde.tensors import viewer_of
@@ -92,6 +94,8 @@ def _client(settings: dict[str, str], inline: bool, on_failure: str) -> Client:
     if on_failure not in ON_FAILURE:
         raise ValueError(f'on_failure is {on_failure!r}; give "raise" or "continue"')
 
+    follower.install()
+
     def open_session() -> _ronde.Session:
         return _ronde.Session.connect(settings, inline, f"ronde-python {_ronde.__version__}")
 
@@ -142,6 +146,23 @@ _sessions = _Sessions()
 def last_rank() -> int | None:
     """Returns the rank of this process in its last session, which may be over; None before the first one."""
     return _sessions.last_rank
+
+
+class GpuLevels(NamedTuple):
+    """What a client has done on GPUs in two levels (RONDE_GPU_LEVELS, docs/GPU.md).
+
+    operations    -- completed in two levels
+    one_level     -- which might have had two levels, and had one
+    bytes_inside  -- the bytes that NCCL took of this rank, within the host
+    bytes_between -- the bytes that this rank contributed between hosts
+    bytes_copied  -- the bytes that were copied within the GPU before
+    """
+
+    operations: int
+    one_level: int
+    bytes_inside: int
+    bytes_between: int
+    bytes_copied: int
 
 
 class SharedMemory(NamedTuple):
@@ -234,9 +255,10 @@ class Client(Collectives):
         if self._replay is not None:
             self._replay.close()
         self._session.close(reason)
+        log_warnings()
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
-        """Allocates an uninitialized array or tensor in shared memory.
+    def empty(self, shape: int | Sequence[int], dtype: Any = "float32", device: int | None = None) -> Any:
+        """Allocates an uninitialized array or tensor in shared memory, or an array in memory of a GPU.
 
         Submitting it, or a contiguous part of it, makes no copy (zero-copy): the sidecar reads it in place. Do not
         write to it until the operation completes, also not after a call with `_async` returns. Otherwise it is like any
@@ -246,10 +268,15 @@ class Client(Collectives):
         shape -- the dimensions, or the length of a vector
         dtype -- a type that collectives accept: a name or a NumPy type for a NumPy array ("bfloat16" returns a
                  `ronde.Bfloat16`), a PyTorch type for a PyTorch tensor
+        device -- the number of a GPU: returns a `ronde.GpuArray` there, which a sidecar started with `--gpu` reads in
+                 place; `dtype` is a name or a NumPy type then. For PyTorch see `ronde.torch.gpu_pool`
 
         Raises ValueError for another type or an invalid shape; RefusedError with cause "limit" if shared memory is full
-        (`--arena-mb`); and the session's error if it is over.
+        (`--arena-mb`); RondeError with cause "device" without a GPU or its memory; and the session's error if it is
+        over.
         """
+        if device is not None:
+            return GpuArray(shape, dtype, device)
         nbytes, view = viewer_of(dtype, shape)
         if self._replay is not None:
             return view(self._replay.call(lambda session: session.empty(nbytes)))
@@ -296,6 +323,11 @@ class Client(Collectives):
     def shared_memory(self) -> SharedMemory:
         """This worker's current use of shared memory; zeros when the client is closed."""
         return SharedMemory(*self._session.shared_memory())
+
+    @property
+    def gpu_levels(self) -> GpuLevels:
+        """What this client has done on GPUs in two levels so far; zeros when the client is closed."""
+        return GpuLevels(*self._session.level_counts())
 
     @property
     def submission_path(self) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import operator
 import os
 import sys
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
@@ -21,6 +22,8 @@ import numpy
 from ronde import _ronde
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from ronde.tensors import Target
@@ -28,8 +31,12 @@ if TYPE_CHECKING:
 # The version of the interface that has a stream.
 _INTERFACE_VERSION = 3
 _LEGACY_STREAM = 0
+# As the interface names it: 0 is not allowed there.
+_LEGACY_STREAM_NUMBER = 1
 
 _log = logging.getLogger("ronde")
+# An empty array has no address, by which its GPU could be found. It counts as one of the GPU of the array before it.
+_latest = {"ordinal": 0}
 
 
 class DevicePlace(NamedTuple):
@@ -57,6 +64,53 @@ class Array(NamedTuple):
     shape: tuple[int, ...]
     nbytes: int
     is_writable: bool
+
+
+class GpuArray:
+    """An uninitialized array in memory of a GPU that a session can share with its sidecar.
+
+    It has `__cuda_array_interface__`, so CuPy, Numba and PyTorch view it without a copy (`cupy.asarray(array)`). Its
+    memory is freed with the last reference to it; memory that the sidecar has got stays allocated until the session
+    ends. The stream of the interface is the legacy default stream, which is ordered with the blocking streams of other
+    libraries.
+
+    shape   -- the dimensions, or the length of a vector
+    dtype   -- a name or a NumPy type; not bfloat16, which the interface lacks
+    ordinal -- the number of the GPU
+
+    Raises ValueError for another type or an invalid shape; RondeError with the cause "device" without a GPU, or if it
+    has no memory left.
+    """
+
+    def __init__(self, shape: int | Sequence[int], dtype: Any, ordinal: int) -> None:
+        self._address = 0
+        try:
+            self.dtype = numpy.dtype(dtype)
+        except TypeError as error:
+            raise ValueError(f"{dtype!r} is no type that an array on a GPU can have: {error}") from None
+        sizes = (shape,) if isinstance(shape, int) else shape
+        self.shape = tuple(operator.index(size) for size in sizes)
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"dimensions are integers from 0, not {self.shape}")
+        self.ordinal = ordinal
+        self.nbytes = self.dtype.itemsize * math.prod(self.shape)
+        if self.nbytes:
+            self._address = _ronde.gpu_allocate(ordinal, self.nbytes)
+
+    def __del__(self) -> None:
+        if self._address:
+            _ronde.gpu_free(self._address)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self._address, False),
+            "strides": None,
+            "stream": _LEGACY_STREAM_NUMBER,
+            "version": _INTERFACE_VERSION,
+        }
 
 
 def has_interface(owner: Any) -> bool:
@@ -102,8 +156,9 @@ def array_of(owner: Any) -> Array:
         )
     address, is_read_only = interface["data"]
     stream = interface.get("stream")
-    ordinal = _ronde.gpu_of(address) if nbytes else 0
-    place = DevicePlace(ordinal, _LEGACY_STREAM if stream is None else int(stream), owner, stream is None)
+    if nbytes:
+        _latest["ordinal"] = _ronde.gpu_of(address)
+    place = DevicePlace(_latest["ordinal"], _LEGACY_STREAM if stream is None else int(stream), owner, stream is None)
     return Array(place, address, dtype, shape, nbytes, not is_read_only)
 
 
@@ -125,7 +180,15 @@ def staging_choice() -> str:
     chosen = os.environ.get("RONDE_GPU_STAGING", "torch")
     if chosen not in ("ronde", "torch"):
         raise ValueError(f'RONDE_GPU_STAGING is {chosen!r}; set it to "ronde" or "torch"')
+    levels = levels_choice()
+    if levels != "1" and chosen != "ronde":
+        raise ValueError(f"RONDE_GPU_LEVELS={levels} needs RONDE_GPU_STAGING=ronde; set both, or neither")
     return chosen
+
+
+def levels_choice() -> str:
+    """Returns the value of RONDE_GPU_LEVELS: "1", the default, "2" or "auto". The native client refuses another one."""
+    return os.environ.get("RONDE_GPU_LEVELS", "1")
 
 
 @functools.cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ronde.codes import CAUSES, code_in, marked
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -55,6 +57,8 @@ class RondeError(RuntimeError):
     """A collective, the session or the job failed.
 
     cause   -- what happened, in one word, such as "mismatch", "rank_lost", "limit", "connect"
+    code    -- the code of that, such as "RONDE-E306", which the text has, too, and
+               `ronde explain` explains; None if the cause has none
     rank    -- the rank that failed or was lost, if known
     sidecar -- the sidecar that failed or was lost, if known
     tensor  -- the name of the operation that failed, if it is one
@@ -73,8 +77,10 @@ class RondeError(RuntimeError):
         blame: str = "caller",
         record: FailureRecord | None = None,
     ) -> None:
-        super().__init__(*([message] if message else []))
+        text = marked(message, CAUSES.get(cause))
+        super().__init__(*([text] if text else []))
         self.cause = cause
+        self.code = code_in(text) or CAUSES.get(cause)
         self.rank = rank
         self.sidecar = sidecar
         self.tensor = tensor

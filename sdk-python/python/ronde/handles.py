@@ -118,6 +118,12 @@ def reserved_address(host: str) -> str:
     return f"{f'[{host}]' if ':' in host else host}:{_free_block(*_range(os.environ.get(PORTS) or _PORTS_DEFAULT))}"
 
 
+def release() -> None:
+    """Gives back the ports that this process has reserved; its sidecars have ended."""
+    while _reserved:
+        _reserved.pop().close()
+
+
 def _range(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
     low, high = (int(match[1]), int(match[2])) if match else (0, 0)

@@ -199,9 +199,15 @@ def failure(sidecar: OwnSidecar, timeout: float) -> str | None:
     return None
 
 
-def stop(sidecar: OwnSidecar) -> None:
-    """Stops a sidecar of this process and waits for its exit."""
-    _stop((sidecar,))
+def stop(sidecar: OwnSidecar, waits: bool = True) -> None:
+    """Stops a sidecar of this process.
+
+    waits -- whether to wait for its exit, which workers that are still connected delay for up to 5 s
+    """
+    if waits:
+        _stop((sidecar,))
+    else:
+        _close_input(sidecar)
     with _started.lock:
         _started.sidecars = tuple(each for each in _started.sidecars if each is not sidecar)
 
@@ -215,9 +221,7 @@ def stop_all() -> None:
 def _stop(sidecars: tuple[OwnSidecar, ...]) -> None:
     mine = [each for each in sidecars if each.started_by == os.getpid()]
     for sidecar in mine:
-        if sidecar.process.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended by itself, and a message to it is in the buffer
-                sidecar.process.stdin.close()
+        _close_input(sidecar)
     for sidecar in mine:
         try:
             sidecar.process.wait(_STOP_TIMEOUT_S)
@@ -226,6 +230,13 @@ def _stop(sidecars: tuple[OwnSidecar, ...]) -> None:
             sidecar.process.wait()
         if sidecar.process.stdout is not None:
             sidecar.process.stdout.close()
+
+
+def _close_input(sidecar: OwnSidecar) -> None:
+    """Ends a sidecar's standard input, which stops it."""
+    if sidecar.process.stdin is not None:
+        with contextlib.suppress(OSError):  # it has ended by itself, and a message to it is in the buffer
+            sidecar.process.stdin.close()
 
 
 def _close_in_child() -> None:

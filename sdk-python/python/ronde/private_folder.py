@@ -45,6 +45,10 @@ class PrivateFolder:
         """Closes the descriptor."""
         os.close(self._descriptor)
 
+    def duplicate(self) -> int:
+        """Returns a further descriptor of the folder, for the caller to close."""
+        return os.dup(self._descriptor)
+
     def read(self, name: str) -> bytes:
         """Returns the content of a file. Raises OSError, and PermissionError for a file that is not private."""
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._descriptor)
@@ -57,6 +61,15 @@ class PrivateFolder:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(name, flags, 0o600, dir_fd=self._descriptor), "wb") as file:
             file.write(content)
+
+    def write_whole(self, name: str, content: bytes) -> None:
+        """As `write`, but in one step: no other process sees a part. Raises FileExistsError if there is the file."""
+        fresh = f".{name}.{os.getpid()}.{threading.get_ident()}"
+        self.write(fresh, content)
+        try:
+            os.link(fresh, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+        finally:
+            os.unlink(fresh, dir_fd=self._descriptor)
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a file that only this user can read, or replaces it in one step. Raises OSError."""

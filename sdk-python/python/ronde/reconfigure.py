@@ -194,9 +194,12 @@ def _late(text: str, world: World, local: list[int], timeout: float) -> str:
         return f"{text}. They were given other handles or another uuid, have ended, or need more time than the timeout"
     missing = [local[int(number)] for number in match[1].split(", ")]
     names = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+    have = "has" if len(missing) == 1 else "have"
+    # What is left of the timeout when the meeting begins is a little less.
+    within = f"{round(timeout, 1):g} s"
     return (
-        f"{names} of {len(world.members)} {'has' if len(missing) == 1 else 'have'} not come within {timeout:g} s: the "
-        "process was given other handles or another uuid, has ended, or needs more time than the timeout"
+        f"{names} of {len(world.members)} {have} not come within {within}: the process was given other handles or "
+        "another uuid, has ended, or needs more time than the timeout"
     )
 
 

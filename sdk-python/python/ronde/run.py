@@ -19,7 +19,8 @@ import struct
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+import threading
+from typing import IO, TYPE_CHECKING, Any, Callable, NamedTuple
 
 from ronde import command
 from ronde.private_folder import PrivateFolder
@@ -34,6 +35,7 @@ CALL, REPORT, RESULT, ERROR = "call", "report.json", "result", "error"
 HEADER = struct.Struct(">Q")
 # After Ctrl-C the launcher ends its workers. It takes at most 5 s if they ignore SIGTERM.
 GRACE_S = 15
+_POLL_S = 1.0
 
 
 def run(
@@ -127,6 +129,8 @@ def run_by(
     executable: Path | None = None,
     ended: Callable[[], None] = lambda: None,
     variables: Mapping[str, str] | None = None,
+    streams: Mapping[str, IO[str]] | None = None,
+    poll: Callable[[], None] | None = None,
 ) -> list[Any]:
     """Makes a call on each of the ranks that a launcher starts. Returns their results by rank.
 
@@ -136,17 +140,20 @@ def run_by(
     ended    -- called when the launcher has ended, while the report's folder is still there
     variables -- environment variables of the launcher besides this process's; unlike its arguments, other users of this
                  host cannot read them
+    streams  -- where the launcher's "stdout" and "stderr" are written; default: those of this process
+    poll     -- called about once a second; an exception of it ends the job
 
     Raises LauncherError if the launcher fails, RuntimeError for a rank without a result, and errors of pickling.
     """
-    pickled = _pickled(call)
+    content = pickled(call)
     with tempfile.TemporaryDirectory(prefix="ronde-call-") as name:
         path = pathlib.Path(name)
         with contextlib.closing(PrivateFolder(path)) as folder:
-            folder.write(CALL, pickled)
+            folder.write(CALL, content)
             worker = [os.fspath(executable or sys.executable), "-m", "ronde.run_worker", name]
             try:
-                status = _wait([*launcher(str(path / REPORT)), *worker], {**environment(), **(variables or {})})
+                words = [*launcher(str(path / REPORT)), *worker]
+                status = _wait(words, {**environment(), **(variables or {})}, streams or {}, poll or (lambda: None))
             finally:
                 ended()
             if status != 0:
@@ -165,8 +172,8 @@ def dumps(value: Any) -> bytes:
             "ronde.run needs cloudpickle to send functions to other processes; install it here and on all hosts: "
             "pip install cloudpickle"
         ) from error
-    pickled: bytes = cloudpickle.dumps(value)
-    return pickled
+    content: bytes = cloudpickle.dumps(value)
+    return content
 
 
 def environment() -> dict[str, str]:
@@ -176,7 +183,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{path}" if path else package}
 
 
-def _pickled(call: Call) -> bytes:
+def pickled(call: Call) -> bytes:
     """Returns a pickled call after a header with the folders of its modules."""
     path = json.dumps([os.path.abspath(entry) for entry in sys.path]).encode()
     return HEADER.pack(len(path)) + path + dumps(tuple(call))
@@ -196,17 +203,43 @@ def _comma_list(value: str | Sequence[str] | None) -> str | None:
     return value if value is None or isinstance(value, str) else ",".join(value)
 
 
-def _wait(arguments: list[str], environment: dict[str, str]) -> int:
-    """Returns the exit status of the launcher. An exception here, such as Ctrl-C, ends the job."""
-    with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, env=environment) as launcher:
+def _wait(
+    arguments: list[str], environment: dict[str, str], streams: Mapping[str, IO[str]], poll: Callable[[], None]
+) -> int:
+    """Returns the exit status of the launcher. An exception here, such as Ctrl-C, ends the job; so does SIGKILL."""
+    # The launcher gets SIGTERM when this thread ends.
+    arguments = [command.find(), "exec-worker", "--parent", str(os.getpid()), "--asked", "--", *arguments]
+    pipes: dict[str, Any] = dict.fromkeys(streams, subprocess.PIPE)
+    with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, env=environment, **pipes) as launcher:
+        copies = [
+            threading.Thread(target=_copy, args=(getattr(launcher, name), stream), daemon=True)
+            for name, stream in streams.items()
+        ]
+        for copy in copies:
+            copy.start()
         try:
-            return launcher.wait()
+            while True:
+                try:
+                    status = launcher.wait(_POLL_S)
+                except subprocess.TimeoutExpired:
+                    poll()
+                else:
+                    for copy in copies:
+                        copy.join(GRACE_S)
+                    return status
         except BaseException:
             launcher.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 launcher.wait(GRACE_S)
             launcher.kill()
             raise
+
+
+def _copy(pipe: IO[bytes], stream: IO[str]) -> None:
+    """Writes the lines of a pipe to a stream, until its end."""
+    for line in pipe:
+        with contextlib.suppress(ValueError, OSError):  # a stream that is closed must not stop the job
+            stream.write(line.decode(errors="replace"))
 
 
 def _failure(folder: pathlib.Path, status: int) -> str:
@@ -233,7 +266,10 @@ def with_rank(rank: int | None, result: bytes) -> bytes:
 
 
 def _elastic_results(folder: PrivateFolder, path: pathlib.Path) -> list[Any]:
-    """Returns the results of an elastic job's workers, by their last rank, else by worker."""
+    """Returns the results of an elastic job's workers, by their last rank, else by worker.
+
+    Raises RuntimeError that names the ranks without a result.
+    """
     found = []
     for file in path.glob(f"{RESULT}.*"):
         content, start = folder.read(file.name), HEADER.size
@@ -242,6 +278,13 @@ def _elastic_results(folder: PrivateFolder, path: pathlib.Path) -> list[Any]:
         found.append(((rank is None, rank, worker), content[end:]))
     if not found:
         raise RuntimeError("the job ended without a result: the function ended the processes of all workers")
+    ranks = {rank for (_, rank, _), _ in found if rank is not None}
+    missing = sorted(set(range(max(ranks, default=-1))) - ranks)
+    if missing:
+        raise RuntimeError(
+            f"the job ended without the results of the ranks {', '.join(map(str, missing))}: the function ended their "
+            "processes, or their hosts were lost at the end"
+        )
     return [pickle.loads(content) for _, content in sorted(found)]
 
 

@@ -10,7 +10,9 @@ import numpy
 
 from ronde import device
 from ronde.call_site import call_site
+from ronde.follower import is_of_launcher
 from ronde.handle import GroupHandle, Handle, MessageHandle
+from ronde.native_log import log_warnings
 from ronde.plugins import Plugin, PluginOp, call_of
 from ronde.tensors import Source, check_target, kind_of, owns_memory, source_of, target_like, target_of
 
@@ -63,9 +65,16 @@ class Submission:
         return self._session.completions()
 
     def log_notices(self) -> None:
-        """Logs the sidecar's notices, for example about stragglers. Waits call this by themselves."""
+        """Logs the sidecar's notices, for example about stragglers. Waits call this by themselves.
+
+        `ronde run` shows the log of the sidecars, which has them. Its workers do not repeat them there; a program that
+        handles log records gets them.
+        """
+        is_shown = is_of_launcher() and not _log.hasHandlers()
         for notice in self._session.take_notices():
-            _log.warning("%s", notice)
+            if not is_shown:
+                _log.warning("%s", notice)
+        log_warnings()
 
     def _submit(
         self,

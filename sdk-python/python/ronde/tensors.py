@@ -87,7 +87,7 @@ class Target:
 
         On a GPU the copy is started, and the current stream ordered after it.
         """
-        if self.place is None:
+        if self.place is None or not self.nbytes:
             operation.read_into(self.address, self.nbytes)
         elif isinstance(operation, _ronde.Operation) and not operation.is_inline:
             device.deliver(operation, self, self.place)

@@ -44,7 +44,8 @@ def main() -> None:
         client.allreduce(numpy.ones(4), name="never")
     except ronde.RondeError as error:
         record = None if error.record is None else dataclasses.asdict(error.record)
-        print("reported", json.dumps({"kind": type(error).__name__, "text": str(error), "record": record}), flush=True)
+        parts = {"kind": type(error).__name__, "text": str(error), "code": error.code, "record": record}
+        print("reported", json.dumps(parts), flush=True)
     else:
         raise AssertionError("the last rank took part")
 

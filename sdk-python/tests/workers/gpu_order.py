@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import numpy
@@ -198,9 +199,10 @@ def main() -> None:
     check_wait(client, stream)
     check_unordered_names(client, stream)
     check_drop(client, stream)
-    check_failed_copy(client, stream)
-    check_refused_copy(client, stream)
-    check_failed_result(client, stream)
+    if os.environ.get("RONDE_GPU_LEVELS", "1") == "1":  # with two levels there are none of these copies
+        check_failed_copy(client, stream)
+        check_refused_copy(client, stream)
+        check_failed_result(client, stream)
     check_other_stream(client, stream)
     check_stream_that_ends(client)
     check_messages(client, stream)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
-import socket
-import struct
 import sys
 import traceback
 from typing import Any, Callable
 
 import numpy
+import own_sidecar
 
 import ronde
 
@@ -144,13 +143,6 @@ def faults(process: int | str) -> int:
     return int(stat.rpartition(")")[2].split()[7])
 
 
-def sidecar_process() -> int:
-    """Returns the sidecar's process ID."""
-    with socket.socket(socket.AF_UNIX) as end:
-        end.connect(os.path.join(os.environ["RONDE_SOCKET"], "rpc.sock"))
-        return struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-
-
 def check_steady_state(client: ronde.Client) -> None:
     """A loop meets no fresh pages: not a thousandth of those of its tensors, neither here nor in the sidecar."""
     mine = contribution(client.rank, "float32")
@@ -158,7 +150,7 @@ def check_steady_state(client: ronde.Client) -> None:
     ways: list[Callable[[], Any]] = [lambda: client.allreduce(mine, ronde.Max, out=into)]
     if IS_MAPPED:
         ways.append(lambda: client.allreduce(mine, ronde.Max))
-    sidecar = sidecar_process()
+    sidecar = own_sidecar.process()
     for way in ways:
         for _ in range(5):
             way()

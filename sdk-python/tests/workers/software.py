@@ -6,11 +6,16 @@ It is loaded by the name of NVIDIA's driver, from LD_LIBRARY_PATH, as the native
 from __future__ import annotations
 
 import ctypes
+import math
+import os
 import time
 from typing import Any, Callable
 
 import numpy
 
+if "SAME_GPU" not in os.environ:
+    # Each process sees GPUs of its own, as with CUDA_VISIBLE_DEVICES.
+    os.environ.setdefault("RONDE_DEVICE_FIRST", str(8 * int(os.environ.get("RONDE_RANK", "0"))))
 _library = ctypes.CDLL("libcuda.so.1")
 _library.ronde_device_count.restype = ctypes.c_uint64
 _TIMEOUT_S = 20.0
@@ -45,6 +50,16 @@ def count(name: str) -> int:
 def fail(function: str, with_code: int, nth: int = 1) -> None:
     """Makes the n-th call of a function fail from now on."""
     _library.ronde_device_fail(function.encode(), with_code, ctypes.c_uint64(nth))
+
+
+def block(function: str, is_blocked: bool) -> None:
+    """Makes calls of a function wait, as those of a driver that is busy do, or lets them go on."""
+    _library.ronde_device_block(function.encode(), int(is_blocked))
+
+
+def heal() -> None:
+    """Forgets all failures to come."""
+    _library.ronde_device_heal()
 
 
 def set_copy_delay_us(delay_us: int) -> None:
@@ -119,6 +134,20 @@ class DeviceArray:
             size = ctypes.c_size_t(self.nbytes)
             call("cuMemcpyDtoH_v2", ctypes.c_size_t(content.ctypes.data), ctypes.c_uint64(self.address), size)
         return content
+
+
+class View(DeviceArray):
+    """A part of an array that owns its memory, from a byte on."""
+
+    def __init__(self, whole: Any, offset: int, shape: tuple[int, ...], stream: Stream) -> None:
+        interface = whole.__cuda_array_interface__
+        self.whole, self.stream, self.strides = whole, stream, None
+        self.shape, self.dtype = shape, numpy.dtype(interface["typestr"])
+        self.nbytes = self.dtype.itemsize * math.prod(shape)
+        self.address = interface["data"][0] + offset
+
+    def __del__(self) -> None:
+        """The memory is that of the whole."""
 
 
 def eventually(what: str, condition: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ use ronde_wire::{DType, SetId};
 
 use crate::buffer::{Buffer, SharedMemory};
 use crate::completions::Completions;
-use crate::device::InputTensor;
+use crate::device::{InputTensor, LevelCounts};
 use crate::error::Error;
 use crate::methods::{
     blocking_groups, blocking_operations, blocking_set_removal, epoch_methods, for_each_group, for_each_operation,
@@ -214,6 +214,12 @@ impl Client {
     #[must_use]
     pub fn shared_memory(&self) -> SharedMemory {
         self.session().map(|session| session.shared_memory()).unwrap_or_default()
+    }
+
+    /// What this session has done in two levels, on GPUs.
+    #[must_use]
+    pub fn level_counts(&self) -> LevelCounts {
+        self.session().map(|session| session.level_counts()).unwrap_or_default()
     }
 
     /// Why nothing can be submitted any more, if so.

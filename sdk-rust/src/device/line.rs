@@ -8,8 +8,9 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ronde_rpc::Place;
-use ronde_shm::SlotHold;
 use ronde_wire::{Collective, PluginCall, Rank, RequestId};
+
+use super::InputHold;
 
 /// The unsent requests of a session.
 #[derive(Debug, Default)]
@@ -22,7 +23,7 @@ pub(crate) struct Unsent {
     pub(crate) place: Place,
     pub(crate) site: Option<String>,
     /// The input, which the sidecar will read.
-    pub(crate) input: Option<SlotHold>,
+    pub(crate) input: Option<InputHold>,
 }
 
 /// Which earlier requests a request does not overtake.
@@ -87,6 +88,13 @@ impl Queue {
         }
     }
 
+    /// Whether no earlier request has to be sent before this one.
+    pub(crate) fn is_next(&self, id: RequestId) -> bool {
+        let Some(at) = self.0.iter().position(|entry| entry.id == id) else { return true };
+        let order = self.0[at].order;
+        !self.0.iter().take(at).any(|earlier| order.follows(earlier.order))
+    }
+
     /// Removes a request that will not be sent.
     pub(crate) fn remove(&mut self, id: RequestId) {
         self.0.retain(|entry| entry.id != id);
@@ -140,6 +148,11 @@ mod tests {
         assert!(queue.delays(TO_1) && queue.delays(Order::Last) && !queue.delays(Order::Free));
         queue.push(RequestId(3), Order::Last, Some(unsent()));
         assert!(queue.pop().is_none());
+        queue.push(RequestId(4), Order::Free, None);
+        assert!(queue.is_next(RequestId(1)) && queue.is_next(RequestId(2)), "nothing has to be sent before them");
+        assert!(!queue.is_next(RequestId(3)) && !queue.is_next(RequestId(4)), "a join waits, and what follows it");
+        queue.remove(RequestId(4));
+        assert!(queue.is_next(RequestId(4)), "it does not wait any more");
         queue.fill(RequestId(1), unsent());
         assert_eq!(queue.pop().map(|(id, _)| id), Some(RequestId(1)));
         assert!(queue.pop().is_none(), "2 is on its way");

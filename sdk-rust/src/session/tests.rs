@@ -3,7 +3,7 @@ use ronde_rpc::convert::SESSION_TOKEN_BYTES;
 use super::*;
 
 /// A session whose sidecar reads nothing, and the messages to it.
-fn unread_session(messages: usize) -> (Arc<Session>, mpsc::Receiver<v1::ClientMessage>) {
+pub(crate) fn unread_session(messages: usize) -> (Arc<Session>, mpsc::Receiver<v1::ClientMessage>) {
     let claimed = Claimed {
         session_token: [0; SESSION_TOKEN_BYTES],
         protocol: 1,
@@ -13,6 +13,7 @@ fn unread_session(messages: usize) -> (Arc<Session>, mpsc::Receiver<v1::ClientMe
         inline_bytes_max: 1 << 20,
         pending_max: 10,
         ring_bytes: 0,
+        device_bytes_max: 0,
     };
     let (outgoing, unread) = mpsc::channel(messages);
     let own = (PathBuf::new(), Rank(0));
@@ -24,7 +25,8 @@ fn unread_session(messages: usize) -> (Arc<Session>, mpsc::Receiver<v1::ClientMe
 fn held(session: &Arc<Session>, operation: &Operation<'_>) -> (RequestId, Promise<ResultData>) {
     let mut draft = session.draft(operation).expect("open");
     let request = draft.request.take().expect("a draft has a request");
-    let resources = Resources { notify_flag: NotifyFlag::new(true), input: None, output: None };
+    let resources =
+        Resources { notify_flag: NotifyFlag::new(true), input: None, output: None, flight: Flight::begin() };
     let (id, promise) = session.pending.insert_held(&request, resources).expect("room");
     session.line.lock().push(id, Order::of(&request.collective), None);
     (id, promise)

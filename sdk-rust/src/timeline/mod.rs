@@ -23,6 +23,7 @@ use tonic::Streaming;
 use tonic::transport::Channel;
 
 use crate::error::{Error, describe};
+use crate::session::Session;
 use file::TraceFile;
 
 /// The file and the contents of a timeline.
@@ -32,6 +33,40 @@ pub struct TimelineOptions {
     pub path: PathBuf,
     /// Whether to mark the times at which the coordinator issues orders.
     pub mark_cycles: bool,
+}
+
+impl Session {
+    /// Starts to record a timeline, on rank 0. Call it in the session's runtime.
+    ///
+    /// # Errors
+    /// [`Error::Timeline`], or why the session is over.
+    pub(crate) async fn start_timeline(&self, options: TimelineOptions) -> Result<(), Error> {
+        drop(self.open()?);
+        if self.pending.me() != RECORDING_RANK {
+            return Ok(());
+        }
+        self.recorder.start(self.claimed.session_token, options).await
+    }
+
+    /// Stops the recording, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Timeline`].
+    pub(crate) async fn stop_timeline(&self) -> Result<(), Error> {
+        self.fork_guard.check()?;
+        self.recorder.stop().await
+    }
+}
+
+/// Returns the contents of a timeline's file with these events, which are in the order of their times: the recording
+/// began so many microseconds after the Unix epoch.
+#[must_use]
+pub fn timeline_text(since_epoch_us: u64, events: v1::TimelineBatch) -> String {
+    let mut trace = trace::Trace::default();
+    trace.begin(since_epoch_us);
+    trace.add(events);
+    trace.finish();
+    format!("[\n{}\n]\n", trace.take_lines().join(",\n"))
 }
 
 /// The timeline recorder of a session.

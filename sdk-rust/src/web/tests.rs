@@ -114,6 +114,7 @@ impl Sidecar {
             inline_bytes_max: 1 << 10,
             pending_max: 3,
             ring_bytes: 0,
+            device_bytes_max: 0,
         };
         self.send(server_message::Message::Claimed(claimed)).await;
         let began = v1::EpochBegan {

@@ -3,6 +3,7 @@
 //! Its behaviour depends on the name of a request, so that tests can choose it: see [`Server::submit`].
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -15,7 +16,9 @@ use ronde_rpc::v1::ronde_server::{Ronde, RondeServer};
 use ronde_rpc::v1::{client_message, server_message};
 use ronde_rpc::{Claim, Claimed, Completion, EpochView, OutputPlace, Place, Submission, paths, ring, v1};
 use ronde_shm::ring::{Bell, Consumer, PeerRing, Producer, Pushed, RingEnd, Wait};
-use ronde_shm::{MemHost, OwnedSegment, SegmentId, ServeOutcome, SessionToken, Share, WorkerSegment, serve_one};
+use ronde_shm::{
+    MemHost, OwnedSegment, PciAddress, SegmentId, ServeOutcome, SessionToken, Share, WorkerSegment, serve_one,
+};
 use ronde_wire::{Collective, Detail, Epoch, PluginCall, RequestId, Seq, SetId};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixListener;
@@ -168,7 +171,8 @@ impl Shared {
                 data
             }
             Place::Inline(data) => data.to_vec(),
-            Place::None => Vec::new(),
+            // It has no GPUs.
+            Place::None | Place::Device { .. } => Vec::new(),
         }
     }
 
@@ -238,6 +242,10 @@ impl MemHost for Host {
         let bell = Bell::over(bell).map_err(|error| error.to_string())?;
         *self.0.ring.lock().expect("the ring") = Some(ring.into_end(bell));
         Ok(())
+    }
+
+    fn device(&mut self, _: &SessionToken, _: SegmentId, _: (u64, PciAddress), _: OwnedFd) -> Result<(), String> {
+        Err("no GPUs".to_owned())
     }
 }
 
@@ -384,6 +392,7 @@ impl Server {
                 }
             }
             client_message::Message::Goodbye(_) => self.shared.note("goodbye"),
+            client_message::Message::GpuUse(_) => self.shared.note("GPU use"),
             client_message::Message::RingReady(_) => {
                 self.send(server_message::Message::RingTaken(v1::RingTaken {})).await;
                 self.open_ring();
@@ -408,6 +417,7 @@ impl Server {
             inline_bytes_max: 1 << 20,
             pending_max: self.settings.pending_max,
             ring_bytes: if self.settings.rings { RING_BYTES } else { 0 },
+            device_bytes_max: 0,
         };
         self.send(server_message::Message::Claimed(claimed.into_message())).await;
         if self.settings.begins {
@@ -467,7 +477,7 @@ impl Server {
         }
         let result = match submission.place {
             Place::Arena { .. } => self.shared.write(&data),
-            Place::None => Place::None,
+            Place::None | Place::Device { .. } => Place::None,
             Place::Inline(_) => {
                 for part in data.chunks(100_000) {
                     let part = v1::ResultPart { request: submission.request.0, data: part.to_vec().into() };

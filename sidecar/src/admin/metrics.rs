@@ -1,7 +1,7 @@
 //! Defines all metrics. Modules keep plain counters; a scrape copies them into Prometheus' text format.
 //!
 //! Names begin with `ronde_`. Counters end in `_total`, and a base unit precedes that. Labels are `port` (`control` or
-//! `lane<n>`), `peer` (a sidecar's index), `rank`, `reason` and `version`.
+//! `lane<n>`), `path`, `peer` (a sidecar's index), `rank`, `reason` and `version`.
 
 use prometheus::proto::MetricFamily;
 use prometheus::{CounterVec, Encoder, GaugeVec, Opts, Registry, TextEncoder};
@@ -11,7 +11,8 @@ use ronde_transport::{PathStats, PortStats, QuicPath};
 use crate::driver::snapshot::Snapshot;
 
 #[cfg(test)]
-mod document;
+pub(super) mod document;
+pub(super) mod otlp;
 mod table;
 
 use table::METRICS;

@@ -1,4 +1,6 @@
-//! The admin pages, on a loopback port by default: `/healthz`, `/status` (JSON) and `/metrics` (Prometheus).
+//! The admin pages, on a loopback port by default: the page for people at `/`, with its stream `/events`, then `/healthz`,
+//! `/status` (JSON), `/metrics` (Prometheus) and `/flight` (the flight record, JSON).
+//! [`Exporter`] sends the same metrics to a collector of OpenTelemetry.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,9 +19,15 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 
 use crate::driver::command::ControlCommand;
 use crate::driver::snapshot::Snapshot;
+use crate::flight::FlightSnapshot;
 
+mod export;
+mod flight;
+mod live;
 mod metrics;
 mod page;
+
+pub(crate) use export::Exporter;
 
 /// The state of the pages: the channel to the driver, which is asked for one snapshot at a time.
 #[derive(Clone)]
@@ -27,17 +35,29 @@ pub(crate) struct Pages {
     commands: mpsc::Sender<ControlCommand>,
     job: JobName,
     turn: Arc<Mutex<()>>,
+    viewers: live::Viewers,
+    readers: flight::Readers,
 }
 
 impl Pages {
     /// Creates the pages of the driver of this job.
     pub(crate) fn new(commands: mpsc::Sender<ControlCommand>, job: JobName) -> Self {
-        Self { commands, job, turn: Arc::default() }
+        let (viewers, readers) = (live::Viewers::default(), flight::Readers::default());
+        Self { commands, job, turn: Arc::default(), viewers, readers }
     }
 
     /// Builds `/status`; `None` when the sidecar is ending.
     pub(crate) async fn status(&self) -> Option<impl Serialize + use<>> {
         self.snapshot().await.map(|snapshot| page::StatusPage::new(self.job.clone(), snapshot))
+    }
+
+    /// Requests what the flight recorder has, one at a time; `None` when the sidecar is ending, and within it when the
+    /// recorder is off.
+    async fn flight(&self) -> Option<Option<FlightSnapshot>> {
+        let _turn = self.turn.lock().await;
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(ControlCommand::Flight(reply)).await.ok()?;
+        answer.await.ok()
     }
 
     /// Requests a snapshot; `None` when the sidecar is ending.
@@ -59,9 +79,12 @@ pub(crate) async fn serve(pages: Pages, address: SocketAddr) -> anyhow::Result<S
         listener.with_context(|| format!("cannot bind {address} for the admin pages")).context(Code::PortBind)?;
     let address = listener.local_addr().context("the admin port has no address")?;
     let router = Router::new()
+        .route("/", get(live::page))
+        .route("/events", get(live::events))
         .route("/healthz", get(healthz))
         .route("/status", get(status))
         .route("/metrics", get(metrics_page))
+        .route("/flight", get(flight::page))
         .with_state(pages);
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {

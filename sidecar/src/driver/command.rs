@@ -7,6 +7,7 @@ use ronde_transport::Identity;
 use tokio::sync::oneshot;
 
 use crate::driver::snapshot::Snapshot;
+use crate::flight::FlightSnapshot;
 
 /// A command for the control thread.
 pub(crate) enum ControlCommand {
@@ -18,4 +19,6 @@ pub(crate) enum ControlCommand {
     Launcher(Box<ToSidecar>),
     /// Report the state of everything.
     Snapshot(oneshot::Sender<Snapshot>),
+    /// Copy what the flight recorder has; `None` when it is off.
+    Flight(oneshot::Sender<Option<FlightSnapshot>>),
 }

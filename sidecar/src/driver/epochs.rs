@@ -40,6 +40,7 @@ impl Driver {
         self.execution.plugins.clear();
         self.epoch.has_begun = true;
         self.epoch.running = Some(epoch);
+        self.note_epoch(epoch);
         tracing::info!(epoch = epoch.0, ranks = self.world.size(), "an epoch has begun");
         self.execution.inline.handle(ExecuteCommand::Epoch(epoch));
         self.send_to_lanes(|| ExecuteCommand::Epoch(epoch).into());
@@ -56,7 +57,9 @@ impl Driver {
         tracing::info!(epoch = epoch.0, cause = ?failure.cause, reason = failure.reason, "the epoch is over");
         self.epoch.running = None;
         self.liveness.note_end(failure);
+        self.record_failure(failure);
         self.execution.operations.end_epoch(epoch);
+        self.execution.device.queue.clear();
         self.execution.inline.handle(ExecuteCommand::EpochEnd(epoch));
         self.send_to_lanes(|| ExecuteCommand::EpochEnd(epoch).into());
         let is_concerned =

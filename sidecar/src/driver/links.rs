@@ -54,7 +54,7 @@ impl Driver {
             PortEvent::Frame { from, frame } => {
                 self.disconnect(from, &format!("a {:?} frame on the control connection", frame.header.kind));
             }
-            PortEvent::Sent { .. } => {}
+            PortEvent::Sent { .. } | PortEvent::StreamSent { .. } => {}
             PortEvent::Down { peer, reason } => {
                 // A peer that closes before the first epoch is shutting down because the job is over; one that failed
                 // reports its reason to the launcher itself.

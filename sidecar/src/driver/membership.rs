@@ -12,8 +12,9 @@ use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::interfaces;
 use ronde_bootstrap::messages::{FromSidecar, Membership, Peer, TokenFile};
 use ronde_engine::{Busy, Event, Memberships, Time};
-use ronde_rpc::v1;
 use ronde_rpc::v1::server_message::Message;
+use ronde_rpc::{RankToken, v1};
+use ronde_shm::WorkerToken;
 use ronde_transport::DownReason;
 use ronde_wire::{Cause, Epoch, Failure, Lane, Rank, SidecarIndex, WorkerNumber, World};
 
@@ -92,6 +93,7 @@ impl Driver {
             if !self.clients.sessions.admits(worker) {
                 let (token, file) = directory.write_token(worker, None)?;
                 self.clients.sessions.add_worker(worker, token);
+                self.clients.streams.add_worker(worker, stream_token(&token));
                 token_files.push(file);
             }
         }
@@ -136,6 +138,7 @@ impl Driver {
         self.engine.enter(self.now(), world.clone(), Epoch::before_membership(number));
         self.epoch.has_begun = false;
         self.world = world;
+        self.clients.streams.set_common_lanes(common_lanes(&peers));
         self.links.control.enter(number, addresses(&peers, |peer| Some(peer.control)));
         for (lane, handle) in (0..).map(Lane).zip(&self.execution.lanes) {
             let peers = addresses(&peers, |peer| peer.lanes.get(usize::from(lane.0)).copied());
@@ -200,6 +203,7 @@ impl Driver {
         if let Some(directory) = &self.memberships.directory
             && self.clients.sessions.remove_worker(worker)
         {
+            self.clients.streams.remove_worker(worker);
             directory.remove_token(worker);
         }
     }
@@ -212,6 +216,19 @@ impl Driver {
             FromSidecar::Unreachable { peer: peer.0, membership, text }.send();
         }
     }
+}
+
+/// The token of a worker, as mem.sock knows it.
+pub(crate) fn stream_token(token: &RankToken) -> WorkerToken {
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(token.as_bytes());
+    WorkerToken::from_bytes(bytes)
+}
+
+/// The lanes that all of these sidecars have; streams use no others.
+pub(crate) fn common_lanes(peers: &[Peer]) -> u16 {
+    let fewest = peers.iter().map(|peer| peer.lanes.len()).min().unwrap_or(1);
+    u16::try_from(fewest).unwrap_or(u16::MAX)
 }
 
 fn workers_of(membership: &Membership) -> Vec<WorkerNumber> {

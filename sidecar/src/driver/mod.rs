@@ -1,10 +1,13 @@
 //! The control thread's loop: it connects the engine, the control links, the lanes and the sessions. It turns inputs
 //! into events of the engine, and actions of the engine into messages. The driver decides nothing.
 
-pub(crate) mod backpressure;
+pub(crate) mod autotune;
+mod backpressure;
 pub(crate) mod command;
 mod epochs;
 mod execution;
+mod flight;
+mod host_queue;
 mod links;
 pub(crate) mod liveness;
 pub(crate) mod membership;
@@ -16,6 +19,7 @@ mod submissions;
 mod tests;
 mod worker_exits;
 
+pub(crate) use flight::Flight;
 pub(crate) use parked::Parked;
 
 use std::collections::BTreeMap;
@@ -32,6 +36,7 @@ use ronde_wire::{Cause, Failure, Rank, SidecarIndex, WorkerNumber, World};
 use tokio::sync::mpsc;
 use tokio::time::{Instant as Deadline, sleep_until};
 
+use crate::driver::autotune::AutotuneLog;
 use crate::driver::backpressure::Backpressure;
 use crate::driver::command::ControlCommand;
 use crate::driver::epochs::EpochState;
@@ -45,6 +50,7 @@ use crate::plugins::Plugins;
 use crate::session::command::SessionCommand;
 use crate::session::segments::Segments;
 use crate::session::table::{Session, SessionId, Sessions};
+use crate::streams::StreamGate;
 use crate::timeline::Timeline;
 
 /// Everything the control thread owns.
@@ -65,6 +71,10 @@ pub(crate) struct Driver {
     exits: WorkerExits,
     /// The timeline that the worker of rank 0 records.
     timeline: Timeline,
+    /// The log of the search for better settings.
+    pub(crate) autotune: AutotuneLog,
+    /// The flight recorder.
+    pub(crate) flight: Flight,
     /// Bounds the work of one turn of the loop.
     backpressure: Backpressure,
     /// Whether the sidecar ends when the workers have left.
@@ -93,6 +103,38 @@ pub(crate) struct Execution {
     pub(crate) operations: Operations,
     /// The plugins that requests may name, and the state that codecs keep.
     pub(crate) plugins: Arc<Plugins>,
+    /// How operations in device memory are executed.
+    pub(crate) device: DeviceExecution,
+}
+
+/// What executes operations in device memory.
+#[derive(Default)]
+pub(crate) struct DeviceExecution {
+    /// The index of its lane, the last one; `None` if the sidecar uses no GPUs.
+    pub(crate) lane: Option<usize>,
+    /// Whether ranks of a sidecar may be reduced with each other before others.
+    pub(crate) is_hierarchical: bool,
+    /// What the other lanes get when contributions have come from devices.
+    pub(crate) queue: execution::Waiting,
+    /// What the sidecar uses, for display.
+    pub(crate) gpus: GpuState,
+}
+
+/// Whether the sidecar uses GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum GpuState {
+    /// They were not asked for.
+    #[default]
+    Off,
+    /// They were asked for; why they cannot be used.
+    Unavailable(String),
+    /// It does.
+    Used {
+        /// How many there are.
+        gpus: usize,
+        /// The version of NCCL.
+        nccl: (u32, u32, u32),
+    },
 }
 
 /// The local workers.
@@ -101,6 +143,8 @@ pub(crate) struct Clients {
     pub(crate) sessions: Sessions,
     /// Their shared memory.
     pub(crate) segments: Segments,
+    /// Admits their streams.
+    pub(crate) streams: StreamGate,
     /// Requests that wait for their plugin.
     pub(crate) parked: Parked,
     /// The limit in bytes of each session's inputs, and of its results.
@@ -154,7 +198,7 @@ impl Driver {
         links: Links,
         execution: Execution,
         clients: Clients,
-        (liveness, memberships): (Liveness, MembershipState),
+        (liveness, memberships, flight): (Liveness, MembershipState, Flight),
         exits_are_reported: bool,
     ) -> Self {
         Self {
@@ -169,6 +213,8 @@ impl Driver {
             memberships,
             exits: WorkerExits { are_reported: exits_are_reported, early: BTreeMap::new() },
             timeline: Timeline::default(),
+            autotune: AutotuneLog::default(),
+            flight,
             backpressure: Backpressure::default(),
             liveness,
             fatal: None,
@@ -280,6 +326,7 @@ impl Driver {
             }
             SessionCommand::Withdraw { session, request, reason } => {
                 if let Some(rank) = self.note_activity(session) {
+                    self.record_timeout(rank, &reason);
                     self.withdraw(session, rank, request, reason);
                 }
             }
@@ -292,6 +339,11 @@ impl Driver {
                 self.note_activity(id);
                 if let Some(session) = self.clients.sessions.get_mut(id) {
                     session.answer_heartbeat();
+                }
+            }
+            SessionCommand::GpuUse { session, used } => {
+                if let Some(session) = self.clients.sessions.get_mut(session) {
+                    session.gpus.note(used.0, used.1);
                 }
             }
             SessionCommand::ShutDown { session, reason } => {
@@ -321,6 +373,8 @@ impl Driver {
             ControlCommand::PluginsAnswered => self.resolve_parked(),
             ControlCommand::Identity(identity) => self.install_identity(&identity),
             ControlCommand::Launcher(message) => self.handle_launcher(*message),
+            // The receiver may be gone.
+            ControlCommand::Flight(reply) => drop(reply.send(self.flight_snapshot(None))),
             ControlCommand::Snapshot(reply) => {
                 let snapshot = self.snapshot();
                 // Collected concurrently with the loop: a busy lane answers late. The receiver may be gone.
@@ -365,6 +419,7 @@ impl Driver {
                 Action::Cancel { epoch, last, dropped } => self.cancel(epoch, last, &dropped.into()),
                 Action::Complete { rank, request, outcome } => self.complete(rank, request, outcome),
                 Action::Notice { sidecars, ranks, text } => self.notice(&sidecars, &ranks, &text),
+                Action::Autotuned(sample) => self.autotuned(&sample),
                 Action::Hung { rank, text } => self.report_hung(rank, text),
                 Action::Disconnect { peer, reason } => self.disconnect(peer, &reason),
                 Action::EndSession { rank, failure } => self.end_session(rank, &failure),
@@ -373,7 +428,9 @@ impl Driver {
     }
 
     fn notice(&mut self, sidecars: &[SidecarIndex], ranks: &[Rank], text: &str) {
-        tracing::warn!(?sidecars, ?ranks, "{text}");
+        let suspect_ranks = numbers(ranks.iter().map(|rank| rank.0));
+        let suspect_sidecars = numbers(sidecars.iter().map(|sidecar| sidecar.0));
+        tracing::warn!(suspect_ranks, suspect_sidecars, "{text}");
         for session in self.clients.sessions.iter_mut() {
             session.send(Message::Notice(v1::Notice {
                 text: text.to_owned(),
@@ -403,6 +460,12 @@ impl Driver {
         session.send(Message::EpochEnded(v1::EpochEnded { epoch: 0, failure: Some(failure.into()) }));
         self.close_session(id, &failure.reason);
     }
+}
+
+/// `2,3`; nothing for none.
+fn numbers(of: impl Iterator<Item = u32>) -> Option<String> {
+    let numbers: Vec<String> = of.map(|number| number.to_string()).collect();
+    (!numbers.is_empty()).then(|| numbers.join(","))
 }
 
 fn far_future() -> Deadline {

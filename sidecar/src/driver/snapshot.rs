@@ -4,14 +4,17 @@ use std::time::Duration;
 
 use ronde_bootstrap::streams::{self, LostLines};
 use ronde_engine::{ExecutorStats, Stats, Status};
-use ronde_shm::ArenaUsage;
+use ronde_shm::{ArenaUsage, PciAddress};
 use ronde_transport::{LinkSecurity, PathStats, Port, PortStats};
-use ronde_wire::SidecarIndex;
 use ronde_wire::control::Transport;
+use ronde_wire::{Rank, SidecarIndex};
+use tokio::time::Instant;
 
-use super::Driver;
-use crate::operation::lanes::{LaneHandle, LaneStats};
+use super::{Driver, GpuState};
+use crate::operation::lanes::{GpuStats, LaneStats};
 use crate::plugins::PluginStats;
+use crate::session::gpu_use::GpuUse;
+use crate::streams::StreamStats;
 
 /// The state of a sidecar at one moment.
 pub(crate) struct Snapshot {
@@ -29,6 +32,12 @@ pub(crate) struct Snapshot {
     pub(crate) results: ArenaUsage,
     /// Shared memory of live sessions' inputs.
     pub(crate) inputs_mapped_bytes: u64,
+    /// Device memory that live sessions have passed.
+    pub(crate) device_bytes: u64,
+    /// Whether the sidecar uses GPUs.
+    pub(crate) gpus: GpuState,
+    /// How local workers use GPUs, and how they and earlier ones have used them together.
+    pub(crate) gpu_uses: (Vec<(Rank, PciAddress, GpuUse)>, GpuUse),
     /// Counters of plugins.
     pub(crate) plugins: PluginStats,
     /// Live sessions.
@@ -47,10 +56,23 @@ pub(crate) struct Snapshot {
     pub(crate) security: Vec<(SidecarIndex, LinkSecurity)>,
 }
 
+impl Snapshot {
+    /// Counters of the connections of NCCL's net plugin, of all lanes.
+    pub(crate) fn streams(&self) -> StreamStats {
+        self.lanes.iter().fold(StreamStats::default(), |sum, lane| sum.plus(lane.streams))
+    }
+
+    /// Counters of operations in device memory; zeros without GPUs.
+    pub(crate) fn gpu_stats(&self) -> GpuStats {
+        self.lanes.iter().find_map(|lane| lane.gpu).unwrap_or_default()
+    }
+}
+
 impl Driver {
-    /// Collects the state at this moment; lanes that do not answer in time count as zeros.
+    /// Collects the state at this moment. Of lanes that do not answer in time it has the counters of their last answer.
     pub(crate) fn snapshot(&self) -> impl Future<Output = Snapshot> + Send + use<> {
-        let asked: Vec<_> = self.execution.lanes.iter().map(LaneHandle::ask_stats).collect();
+        let deadline = Instant::now() + STATS_TIMEOUT;
+        let asked: Vec<_> = self.execution.lanes.iter().map(|lane| lane.stats(deadline)).collect();
         let protected = |peer| Some((peer, self.links.control.security(peer)?));
         let mut snapshot = Snapshot {
             status: self.engine.status(self.now()),
@@ -68,16 +90,19 @@ impl Driver {
             transport: self.links.transport,
             security: self.world.sidecars().into_iter().filter_map(protected).collect(),
             inputs_mapped_bytes: self.clients.segments.mapped_bytes(),
+            device_bytes: self.clients.segments.device_bytes(),
+            gpus: self.execution.device.gpus.clone(),
+            gpu_uses: (self.clients.sessions.gpu_uses(), self.clients.sessions.gpu_total()),
         };
         async move {
-            for answer in asked {
-                let answer = tokio::time::timeout(STATS_TIMEOUT, answer).await;
-                snapshot.lanes.push(answer.map(Result::unwrap_or_default).unwrap_or_default());
+            for stats in asked {
+                snapshot.lanes.push(stats.await);
             }
             snapshot
         }
     }
 }
 
-/// How long a lane may take to report its counters.
+/// How long the lanes on the host may take to report their counters, all together. They do so between two steps of their work,
+/// which take far less, unless a plugin works.
 const STATS_TIMEOUT: Duration = Duration::from_secs(1);

@@ -47,6 +47,7 @@ impl Driver {
                 inline_bytes_max: limits::INLINE_BYTES_MAX as u64,
                 pending_max: u32::try_from(access.pending_max().0).unwrap_or(u32::MAX),
                 ring_bytes: access.ring_bytes(),
+                device_bytes_max: access.uid().and(self.clients.segments.gpus()).map_or(0, |gpus| gpus.bytes_max()),
             };
             tracing::info!(
                 worker = worker.0,
@@ -70,7 +71,9 @@ impl Driver {
 
     pub(super) fn submit(&mut self, id: SessionId, submission: Result<Submission, Refused>) {
         let Some(rank) = self.note_activity(id) else { return };
-        if let Ok(Submission { what, site, .. }) = &submission {
+        if let Ok(submission) = &submission {
+            self.flight.recorder.submitted(self.now(), rank, submission);
+            let Submission { what, site, .. } = submission;
             let (collective, operation, site) = (what.collective.name(), what.name.clone(), site.clone());
             self.handle(Event::Called { rank, collective, operation, site });
         }
@@ -79,7 +82,10 @@ impl Driver {
         let Some(session) = self.clients.sessions.get_mut(id) else { return };
         let accepted = submission.and_then(|submission| accept(session, &self.clients.segments, submission, bounds));
         match accepted {
-            Ok(submission) => self.resolve(id, rank, submission, Instant::now()),
+            Ok(mut submission) => {
+                self.flight.recorder.accepted(rank, &mut submission);
+                self.resolve(id, rank, submission, Instant::now());
+            }
             Err(refused) => self.refuse(id, rank, refused),
         }
     }
@@ -99,6 +105,7 @@ impl Driver {
         match self.contribution(id, submission.request, due) {
             Ok(contribution) => {
                 let (request, what) = (submission.request, submission.what);
+                self.flight.recorder.announced(self.now(), rank, request);
                 self.handle(Event::Submitted { rank, request, what, contribution });
             }
             Err(reason) => self.give_back(id, rank, &submission, reason),
@@ -128,6 +135,7 @@ impl Driver {
 
     /// Withdraws a request, parked or submitted.
     pub(super) fn withdraw(&mut self, id: SessionId, rank: Rank, request: RequestId, reason: String) {
+        self.flight.recorder.withdrawn(rank, request);
         match self.clients.parked.withdraw(id, request) {
             Some(submission) => self.give_back(id, rank, &submission, reason),
             None => self.handle(Event::Withdrawn { rank, request, reason }),
@@ -161,6 +169,7 @@ impl Driver {
         let Refused { request, set, name, group, members, reason } = refused;
         let mut failure = Failure::new(Cause::Refused, reason.clone()).with_rank(rank);
         failure.tensor.clone_from(&name);
+        self.flight.recorder.ended(self.now(), rank, request, Some(&failure));
         if let Some(session) = self.clients.sessions.get_mut(id) {
             send_failed(session, request, &failure);
         }

@@ -5,9 +5,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc as std_mpsc;
 use std::time::SystemTime;
 
+use ronde_bootstrap::flight::FlightDirectory;
 use ronde_engine::{Executor, ExecutorAction, ExecutorConfig};
 use ronde_rpc::RankToken;
-use ronde_rpc::convert::{Claim, OutputPlace, Place, Submission, TOKEN_BYTES};
+use ronde_rpc::convert::{Claim, OutputPlace, Place, SegmentKind, Submission, TOKEN_BYTES};
 use ronde_shm::{OwnedSegment, SegmentId, SessionToken, Share, WorkerSegment};
 use ronde_transport::{
     BoundPort, Identity, JobCa, KeyRequest, LinkOptions, LocalHello, SocketOptions, TrustDomain, Validity,
@@ -144,6 +145,7 @@ impl Fixture {
         let segments = Segments::default();
         let results = Results::new(1 << 30, vec![Rank(0), Rank(1)], segments.clone());
         let tokens = [Rank(0), Rank(1)].map(|rank| (WorkerNumber(rank.0), token(rank)));
+        let job = JobName::new("test").expect("a name");
         let mut driver = Driver::new(
             EngineConfig { eager_bytes: 0, run_ahead: None, ..EngineConfig::new(ME, world) },
             Links { control: control_port(), web_tls: None, transport: Transport::default() },
@@ -152,15 +154,17 @@ impl Fixture {
                 inline: InlineExecutor::new(ME),
                 lanes: vec![handle],
                 plugins: Plugins::new(&Default::default(), || {}).expect("no plugins"),
+                device: DeviceExecution::default(),
             },
             Clients {
                 sessions: Sessions::new(HashMap::from(tokens)),
+                streams: StreamGate::new(Vec::new(), 1),
                 segments,
                 parked: Parked::default(),
                 arena_bytes_max: 1 << 30,
                 peer_timeout_ms: 10_000,
             },
-            (Liveness::new(None), MembershipState::fixed(2)),
+            (Liveness::new(None), MembershipState::fixed(2), Flight::new((job, String::new()), &FlightDirectory::Off)),
             false,
         );
         let workers = [Rank(0), Rank(1)].map(|rank| claim(&mut driver, rank)).into();
@@ -245,7 +249,7 @@ fn sum() -> Submission {
     };
     let bytes = BYTES as u64;
     let place = Place::Arena { segment: SEGMENT.0, offset: 0, bytes };
-    let output = Some(OutputPlace { segment: SEGMENT.0, offset: bytes, bytes });
+    let output = Some(OutputPlace { kind: SegmentKind::Arena, segment: SEGMENT.0, offset: bytes, bytes });
     Submission { request: RequestId(1), what, plugin: None, place, output, site: None }
 }
 

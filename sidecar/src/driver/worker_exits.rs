@@ -21,7 +21,6 @@ impl Driver {
         let Some(session) = self.clients.sessions.get_mut(id).filter(|session| session.closing.is_none()) else {
             return;
         };
-        let worker = session.worker;
         if !self.exits.are_reported {
             self.close_session(id, &reason);
             return;
@@ -29,7 +28,8 @@ impl Driver {
         let wait = if session.shutdown_reason.is_some() { SHUTDOWN_WAIT } else { EXIT_WAIT };
         session.closing = Some(Closing { reason, until: Instant::now() + wait });
         session.hang_up();
-        report_left(worker);
+        self.report_left(id);
+        let Some(worker) = self.clients.sessions.get_mut(id).map(|session| session.worker) else { return };
         if let Some(exited) = self.exits.early.remove(&worker) {
             self.finish_close(id, Some(exited));
         }
@@ -83,9 +83,8 @@ impl Driver {
     pub(crate) fn close_session(&mut self, id: SessionId, reason: &str) {
         let Some(session) = self.clients.sessions.get_mut(id) else { return };
         if session.closing.is_none() {
-            let worker = session.worker;
             session.closing = Some(Closing { reason: reason.to_owned(), until: Instant::now() });
-            report_left(worker);
+            self.report_left(id);
         }
         self.finish_close(id, None);
     }
@@ -108,6 +107,14 @@ impl Driver {
         let orderly = failure.cause == Cause::ShutDown;
         tracing::info!(rank = session.rank.0, orderly, reason = failure.reason, "a worker has left");
         self.handle(Event::RankLeft { rank: session.rank, failure });
+    }
+
+    /// Reports the end of a session before any rank fails because of it: the launcher blames the rank that left first, not
+    /// the one that exits first.
+    fn report_left(&mut self, id: SessionId) {
+        let Some(session) = self.clients.sessions.get_mut(id) else { return };
+        let operations = session.active_rank().map(|rank| self.engine.calls(rank));
+        FromSidecar::Left { worker: session.worker.0, operations }.send();
     }
 
     /// Builds the failure that the other ranks receive.
@@ -138,12 +145,6 @@ impl Driver {
         let record = Record { pid: Some(session.pid).filter(|pid| *pid > 0), exit, stderr_tail, ..record };
         failure(Cause::RankLost, reason).with_record(Some(Arc::new(record.within_limits())))
     }
-}
-
-/// Reports the exit before any rank fails because of it: the launcher blames the rank that left first, not the one that
-/// exits first.
-fn report_left(worker: WorkerNumber) {
-    FromSidecar::Left { worker: worker.0 }.send();
 }
 
 /// How long a session stays closing while its exit is not reported: long enough for an agent to read the last lines of

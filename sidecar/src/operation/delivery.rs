@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use ronde_engine::Completion;
-use ronde_rpc::convert::{EpochView, OutputPlace, Place, Refused, Submission};
+use ronde_rpc::convert::{EpochView, OutputPlace, Place, Refused, SegmentKind, Submission};
 use ronde_rpc::v1;
 use ronde_rpc::v1::server_message::Message;
 use ronde_shm::{SegmentId, WorkerSegment};
 use ronde_wire::{Cause, Collective, Epoch, Failure, Rank, RequestId, SetId, SidecarIndex, World, limits};
 
 use crate::operation::table::Operations;
+use crate::session::gpus::DevicePart;
 use crate::session::outgoing::InlineResult;
-use crate::session::request::{Input, Output, ResultId};
+use crate::session::request::{ArenaPart, Input, Output, ResultId};
 use crate::session::segments::Segments;
 use crate::session::table::{HeldResult, Pending, Session};
 
@@ -49,6 +50,9 @@ pub(crate) fn accept(
         Place::Arena { segment, offset, bytes } => {
             let segment = attached(session, segments, (*segment, *offset, *bytes)).map_err(refuse)?;
             Input::Arena { segment, offset: *offset, bytes: *bytes }
+        }
+        Place::Device { segment, offset, bytes } => {
+            Input::Device(device_part(session, segments, (*segment, *offset, *bytes)).map_err(refuse)?)
         }
     };
     let output = submission.output.map(|output| check_output(session, segments, output, &submission));
@@ -104,15 +108,44 @@ fn check_output(
     output: OutputPlace,
     submission: &Submission,
 ) -> Result<Output, String> {
-    let OutputPlace { segment, offset, bytes } = output;
+    let OutputPlace { kind, segment, offset, bytes } = output;
     match known_result_bytes(session.rank, submission) {
         Some(wanted) if wanted != bytes => {
             return Err(format!("it has {bytes} bytes, but the result will have {wanted}"));
         }
         _ => {}
     }
-    let segment = attached(session, segments, (segment, offset, bytes))?;
-    Ok(Output { segment, offset, bytes })
+    let place = (segment, offset, bytes);
+    match kind {
+        SegmentKind::Device => device_part(session, segments, place).map(Output::Device),
+        SegmentKind::Arena => {
+            let segment = attached(session, segments, place)?;
+            Ok(Output::Arena(ArenaPart { segment, offset, bytes }))
+        }
+    }
+}
+
+/// Returns the location in a session's device memory, after checking that it exists and contains these bytes.
+fn device_part(
+    session: &Session,
+    segments: &Segments,
+    (segment, offset, bytes): (u32, u64, u64),
+) -> Result<DevicePart, String> {
+    // What is so small travels with control messages, which have no time for a device.
+    if bytes <= limits::EAGER_BYTES_MAX as u64 {
+        let least = limits::EAGER_BYTES_MAX;
+        return Err(format!("{bytes} bytes in device memory; operations there have more than {least}"));
+    }
+    let imported = segments.device(&session.token, SegmentId(segment));
+    let imported =
+        imported.ok_or_else(|| format!("segment {segment} of device memory is not imported; pass it on mem.sock"))?;
+    if offset.checked_add(bytes).is_none_or(|end| end > imported.bytes() as u64) {
+        let length = imported.bytes();
+        return Err(format!(
+            "bytes {offset} to {offset}+{bytes} are outside of segment {segment} of {length} bytes of device memory"
+        ));
+    }
+    Ok(DevicePart { segment: imported, offset, bytes })
 }
 
 /// Returns the bytes of the result if the request determines them.

@@ -5,14 +5,18 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ronde_engine::{Contributions, InputPlace, Memory, MemoryError, OutputPlace, Plugins};
-use ronde_shm::{NON_TEMPORAL_BYTES_MIN, ShmError};
+use ronde_shm::{NON_TEMPORAL_BYTES_MIN, SharedSlot, ShmError};
 use ronde_wire::{Rank, Seq, copying};
+use tokio::sync::mpsc::WeakSender;
 
+use crate::operation::lanes::LaneCommand;
 use crate::operation::results::ResultSlot;
 use crate::plugins::LanePlugins;
-use crate::session::request::{Input, Output};
+use crate::session::gpus::DevicePart;
+use crate::session::request::{ArenaPart, Input, Output};
 
 /// Where a result goes.
 #[derive(Clone)]
@@ -20,18 +24,34 @@ pub(crate) enum Destination {
     /// A slot of the sidecar, and the ranks that read it, which share the result.
     Slot(ResultSlot, Vec<Rank>),
     /// A location in the rank's worker's segment.
-    Worker(Output),
+    Worker(ArenaPart),
+    /// A location in the rank's worker's device memory. Only the lane of such operations writes there.
+    Device(DevicePart, Rank),
+    /// On the host, on the way to device memory.
+    Staged(SharedSlot),
 }
 
 impl Destination {
-    fn bytes(&self) -> u64 {
-        match self {
-            Self::Slot(slot, _) => slot.slot.len,
-            Self::Worker(output) => output.bytes,
+    /// The location that a rank named.
+    pub(crate) fn of(output: Output, rank: Rank) -> Self {
+        match output {
+            Output::Arena(part) => Self::Worker(part),
+            Output::Device(part) => Self::Device(part, rank),
         }
     }
 
-    fn write(&self, offset: u64, from: &[u8]) -> Result<(), ShmError> {
+    /// The length.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Slot(slot, _) => slot.slot.len,
+            Self::Worker(output) => output.bytes,
+            Self::Device(part, _) => part.bytes,
+            Self::Staged(slot) => slot.slot().len,
+        }
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
+        let failed = |error: ShmError| MemoryError(error.to_string());
         // The first byte of a larger result would be evicted before its last one is written.
         let streamed = self.bytes() >= NON_TEMPORAL_BYTES_MIN as u64;
         match self {
@@ -39,7 +59,10 @@ impl Destination {
             Self::Slot(slot, _) => slot.segment.copy_from(slot.slot.offset + offset, from),
             Self::Worker(output) if streamed => output.segment.copy_from_non_temporal(output.offset + offset, from),
             Self::Worker(output) => output.segment.copy_from(output.offset + offset, from),
+            Self::Staged(slot) => slot.write(offset, from),
+            Self::Device(..) => return Err(MemoryError("a lane of the host has a result in device memory".to_owned())),
         }
+        .map_err(failed)
     }
 }
 
@@ -47,6 +70,44 @@ impl Destination {
 pub(crate) struct OperationMemory {
     /// One for each tensor, in the operation's order.
     pub(crate) tensors: Vec<TensorMemory>,
+    /// Notifies the lane of operations in device memory when its slots on the host are free. Declared last: dropped after them.
+    #[expect(dead_code, reason = "only its drop does something")]
+    pub(crate) notice: Option<RoomNotice>,
+}
+
+/// Sends [`LaneCommand::Room`] when it is dropped, unless the lane has another one to handle.
+pub(crate) struct RoomNotice(pub(crate) RoomNotices);
+
+/// Sends [`LaneCommand::Room`] to a lane, one at a time.
+#[derive(Clone)]
+pub(crate) struct RoomNotices {
+    commands: WeakSender<LaneCommand>,
+    is_sent: Arc<AtomicBool>,
+}
+
+impl RoomNotices {
+    /// Notices to the lane that receives from this queue.
+    pub(crate) fn new(commands: WeakSender<LaneCommand>) -> Self {
+        Self { commands, is_sent: Arc::default() }
+    }
+
+    /// The lane handles a notice, and sees all room that was free before any notice until now.
+    pub(crate) fn received(&self) {
+        self.is_sent.swap(false, Ordering::AcqRel);
+    }
+}
+
+impl Drop for RoomNotice {
+    fn drop(&mut self) {
+        let RoomNotices { commands, is_sent } = &self.0;
+        if !is_sent.swap(true, Ordering::AcqRel)
+            && let Some(commands) = commands.upgrade()
+            && commands.try_send(LaneCommand::Room).is_err()
+        {
+            // A lane with a full queue sees after any of those commands what is free.
+            is_sent.store(false, Ordering::Release);
+        }
+    }
 }
 
 /// The memory of one tensor of an operation.
@@ -59,7 +120,8 @@ pub(crate) struct TensorMemory {
 }
 
 impl TensorMemory {
-    fn input(&self, rank: Rank) -> Option<&Input> {
+    /// The contribution of a rank.
+    pub(crate) fn input(&self, rank: Rank) -> Option<&Input> {
         let index = self.inputs.binary_search_by_key(&rank, |(rank, _)| *rank).ok()?;
         self.inputs.get(index).map(|(_, input)| input)
     }
@@ -116,6 +178,10 @@ impl Contributions for Operations {
                 }
                 segment.copy_to(offset + place.offset, into).map_err(|error| MemoryError(error.to_string()))
             }
+            Some(Input::Staged(slot)) => slot.read(place.offset, into).map_err(|error| MemoryError(error.to_string())),
+            Some(Input::Device(_)) => {
+                Err(MemoryError(format!("{place:?} is in device memory, which a lane of the host cannot read")))
+            }
             Some(Input::Inline(data)) => {
                 let start = usize::try_from(place.offset).unwrap_or(usize::MAX);
                 let range = start..start.saturating_add(into.len());
@@ -139,7 +205,7 @@ impl Memory for LaneMemory {
             if end.is_none_or(|end| end > output.bytes()) {
                 return Err(MemoryError(format!("{place:?} is outside of the result's {} bytes", output.bytes())));
             }
-            output.write(place.offset, from).map_err(|error| MemoryError(error.to_string()))?;
+            output.write(place.offset, from)?;
             written = true;
         }
         if written { Ok(()) } else { Err(MemoryError(format!("{place:?} has no result here"))) }
@@ -147,5 +213,32 @@ impl Memory for LaneMemory {
 
     fn parts(&mut self) -> (&mut dyn Contributions, Option<&mut dyn Plugins>) {
         (&mut self.operations, self.plugins.as_mut().map(|plugins| plugins as &mut dyn Plugins))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_lane_gets_one_notice_of_room_at_a_time() {
+        let (commands, mut lane) = mpsc::channel(8);
+        let notices = RoomNotices::new(commands.downgrade());
+        let mut received = || std::iter::from_fn(|| lane.try_recv().ok()).count();
+        for _ in 0..3 {
+            drop(RoomNotice(notices.clone()));
+        }
+        assert_eq!(received(), 1);
+        notices.received();
+        drop(RoomNotice(notices.clone()));
+        assert_eq!(received(), 1, "the lane has handled the first");
+        notices.received();
+        while commands.try_send(LaneCommand::Room).is_ok() {}
+        drop(RoomNotice(notices.clone()));
+        assert_eq!(received(), 8, "the queue is full");
+        drop(RoomNotice(notices));
+        assert_eq!(received(), 1, "a notice that was not sent is not awaited");
     }
 }

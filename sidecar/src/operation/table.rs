@@ -39,10 +39,23 @@ struct Running {
     name: Option<TensorName>,
     memory: Arc<OperationMemory>,
     threads_left: usize,
+    /// Whether its results are copied to devices when the other threads have done their parts.
+    is_staged: bool,
     /// Whether it is cancelled.
     cancelled: bool,
     /// Its failed requests; at most one for each contribution.
     failed: Vec<FailedRequest>,
+}
+
+/// How far an operation is after one more thread has done its part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Other threads have not done theirs, or it does not matter any more.
+    Running,
+    /// The results are on the host, and not yet on the devices.
+    OnHost,
+    /// All parts are done.
+    Done,
 }
 
 /// The number of lanes that have not dropped some operations yet, and these operations.
@@ -89,10 +102,11 @@ impl Operations {
                 }
             }
         }
-        let memory = Arc::new(OperationMemory { tensors });
+        let memory = Arc::new(OperationMemory { tensors, notice: None });
         let name = admission.tensors.first().map(|tensor| tensor.name.clone());
+        let (is_staged, cancelled, failed) = (false, false, Vec::new());
         let running =
-            Running { name, memory: Arc::clone(&memory), threads_left: threads, cancelled: false, failed: Vec::new() };
+            Running { name, memory: Arc::clone(&memory), threads_left: threads, is_staged, cancelled, failed };
         self.running.insert((admission.epoch, admission.seq), running);
         Ok(memory)
     }
@@ -116,7 +130,7 @@ impl Operations {
                 continue;
             }
             if let Some(output) = sessions.output(wanted.rank, wanted.request, bytes, operation) {
-                outputs.push((key, Destination::Worker(output)));
+                outputs.push((key, Destination::of(output, wanted.rank)));
             } else if let Some(readers) = outputs.iter_mut().find_map(|output| readers_of(output, key)) {
                 readers.push(wanted.rank);
             } else {
@@ -149,20 +163,31 @@ impl Operations {
         self.running.get(&(epoch, seq))?.name.as_ref()
     }
 
-    /// Notes that a thread has done its part. Returns whether it was the last one: the results are readable now, unless
-    /// the operation was cancelled.
-    pub(crate) fn part_done(&mut self, epoch: Epoch, seq: Seq) -> bool {
+    /// Notes that the lane of operations in device memory performs an admitted operation: alone, or as a thread more, which
+    /// acts before and after the others.
+    pub(crate) fn hand_to_gpu(&mut self, epoch: Epoch, seq: Seq, is_staged: bool) {
+        if let Some(running) = self.running.get_mut(&(epoch, seq)) {
+            running.threads_left = if is_staged { running.threads_left + 1 } else { 1 };
+            running.is_staged = is_staged;
+        }
+    }
+
+    /// Notes that a thread has done its part. After the last one the results are readable, unless the operation was
+    /// cancelled.
+    pub(crate) fn part_done(&mut self, epoch: Epoch, seq: Seq) -> Progress {
         // An operation that completed just before the epoch ended has no readers any more; releasing it frees it.
         if self.draining.contains_key(&epoch) {
-            return false;
+            return Progress::Running;
         }
-        let Some(running) = self.running.get_mut(&(epoch, seq)) else { return false };
+        let Some(running) = self.running.get_mut(&(epoch, seq)) else { return Progress::Running };
         running.threads_left -= 1;
-        if running.threads_left > 0 {
-            return false;
-        }
         if running.cancelled {
-            return false;
+            return Progress::Running;
+        }
+        match running.threads_left {
+            0 => {}
+            1 if running.is_staged => return Progress::OnHost,
+            _ => return Progress::Running,
         }
         if let Some(running) = self.running.remove(&(epoch, seq)) {
             for (tensor, memory) in (0..).zip(&running.memory.tensors) {
@@ -174,7 +199,7 @@ impl Operations {
             }
             self.released.extend(running.failed);
         }
-        true
+        Progress::Done
     }
 
     /// Cancels operations, which the lanes drop up to `last`; their results have no readers. Their memory is free when

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
+use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::plugins::PluginSettings;
 use ronde_engine::Admission;
 use ronde_plugin_host::trust::{self, Policy};
@@ -71,7 +72,7 @@ impl Plugins {
     pub(crate) fn new(settings: &PluginSettings, answered: impl Fn() + Send + 'static) -> anyhow::Result<Arc<Self>> {
         let policy = policy(settings)?;
         let host = HostConfig { cache_dir: cache_dir(), policy, ..HostConfig::default() };
-        let registry = Registry::new(host, &settings.paths, answered)?;
+        let registry = Registry::new(host, &settings.paths, answered).context(Code::PluginFile)?;
         let residuals = Residuals::new(settings.state_bytes_max.unwrap_or(limits::PLUGIN_STATE_BYTES));
         Ok(Arc::new(Self { registry: Mutex::new(registry), residuals: Mutex::new(residuals), work: Work::default() }))
     }

@@ -17,8 +17,8 @@ pub(crate) struct ContainerArgs {
     /// user; give each rank its own user to keep them apart. The sidecar's group may then enter the directory of sockets.
     #[arg(long, value_name = "[RANK=]UID,...", value_delimiter = ',', conflicts_with_all = ["bootstrap", "local_ranks"])]
     pub(crate) worker_uids: Vec<WorkerUid>,
-    /// The address of /metrics, /status and /healthz, which have neither encryption nor authentication: use a private
-    /// network. [default: a free port of the loopback]
+    /// The address of the page, /metrics, /status, /flight and /healthz, which have neither encryption nor authentication: use a
+    /// private network. [default: a free port of the loopback]
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["bootstrap", "local_ranks"])]
     pub(crate) admin_listen: Option<String>,
     /// End when all workers that connected have left, with status 0 if their job succeeded; fail if none connects

@@ -35,8 +35,8 @@ pub(crate) fn start(options: &LogArgs) {
     let (filter, mistake) = match (options.log_level, from_environment()) {
         (Some(level), _) => (filter(level), None),
         (None, Some(Ok(filter))) => (filter, None),
-        (None, Some(Err(error))) => (filter(LogLevel::Warn), Some(error)),
-        (None, None) => (filter(LogLevel::Warn), None),
+        (None, Some(Err(error))) => (default_filter(), Some(error)),
+        (None, None) => (default_filter(), None),
     };
     let format = LineFormat { format: options.log_format, has_time: options.has_time() };
     // A process starts its log once.
@@ -52,6 +52,11 @@ pub(crate) fn start(options: &LogArgs) {
     if let Some(error) = mistake {
         tracing::warn!(%error, "{LOG_VARIABLE} cannot be parsed, so warnings are logged");
     }
+}
+
+/// What is logged when nothing else is asked for.
+fn default_filter() -> EnvFilter {
+    filter(LogLevel::Warn)
 }
 
 /// Other crates log warnings only, because they log every packet.
@@ -202,7 +207,10 @@ fn json(level: &str, target: &str, who: Option<&LogIdentity>, fields: &Fields) -
 
 fn text(time: Option<String>, level: &str, target: &str, who: Option<&LogIdentity>, fields: &Fields) -> String {
     let time = time.map(|time| time + " ").unwrap_or_default();
-    let mut line = format!("{time}{level} {target}: {}", printable(&fields.message, true));
+    let message = printable(&fields.message, true);
+    // The fields belong to the first line; the others are a list for people.
+    let (first, rest) = message.split_at(message.find('\n').unwrap_or(message.len()));
+    let mut line = format!("{time}{level} {target}: {first}");
     if let Some(LogIdentity { job, sidecar }) = who {
         line.push_str(&format!(" job={job} sidecar={sidecar}"));
     }
@@ -214,7 +222,7 @@ fn text(time: Option<String>, level: &str, target: &str, who: Option<&LogIdentit
         };
         line.push_str(&format!(" {name}={value}"));
     }
-    line
+    line + rest
 }
 
 fn coloured(level: &str, colours: bool) -> String {
@@ -278,7 +286,7 @@ mod tests {
         let of = |time| text(time, " WARN", "ronde", Some(&who), &fields("first\nsecond \x1b[2J", others.clone()));
         let line = of(None);
         assert_eq!(of(Some("12:00".to_owned())), format!("12:00 {line}"));
-        let expected = " WARN ronde: first\nsecond \\u{1b}[2J job=run-1 sidecar=3 rank=2 reason=\"two words\" name=a\\u{1b}[2J\\nb";
+        let expected = " WARN ronde: first job=run-1 sidecar=3 rank=2 reason=\"two words\" name=a\\u{1b}[2J\\nb\nsecond \\u{1b}[2J";
         assert_eq!(line, expected);
     }
 

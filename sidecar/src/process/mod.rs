@@ -4,11 +4,15 @@ mod affinity;
 pub mod arguments;
 mod container;
 pub mod credentials;
+mod execution;
+mod gpus;
 mod log_limit;
 mod logging;
+mod open_files;
 mod ports;
 mod settings;
 mod standalone;
+mod tuning;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -29,6 +33,7 @@ use ronde_transport::{
     BoundPort, Identity, KeyRequest, LinkOptions, LocalHello, MutualTls, NetworkPort, SpiffeId, TrustDomain,
 };
 use ronde_wire::control::Purpose;
+use ronde_wire::stream::job_number;
 use ronde_wire::{Cause, Epoch, Incarnation, Lane, Rank, SidecarIndex, WorkerNumber, World};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
 use tokio::signal::unix::{SignalKind, signal};
@@ -36,26 +41,27 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::interval;
 
-use crate::admin;
+use crate::admin::{self, Exporter};
 use crate::driver::command::ControlCommand;
 use crate::driver::liveness::Liveness;
-use crate::driver::membership::{MembershipState, addresses, result_bytes_max, world_of};
-use crate::driver::{Clients, Driver, Execution, Inbox, Links, Parked, Phase};
-use crate::operation::lanes::inline::InlineExecutor;
+use crate::driver::membership::{MembershipState, addresses, common_lanes, stream_token, world_of};
+use crate::driver::{Driver, Flight, Inbox, Links, Phase};
+use crate::operation::device;
 use crate::operation::lanes::{LaneConfig, LaneHandle, LaneReport, local, network};
-use crate::operation::results::Results;
-use crate::operation::table::Operations;
 use crate::plugins::Plugins;
 use crate::process::arguments::SidecarArgs;
 use crate::process::container::ContainerArgs;
 use crate::process::credentials::Credentials;
+use crate::process::execution::{clients, execution, results};
+use crate::process::gpus::GpuChoice;
 use crate::process::ports::Ports;
 use crate::process::settings::Settings;
 use crate::session::directory::{DirectoryOptions, RuntimeDir, random_bytes};
 use crate::session::segments::Segments;
 use crate::session::service::Service;
-use crate::session::table::Sessions;
 use crate::session::worker_uids::WorkerUids;
+use crate::streams::gate::NEW_STREAMS_MAX;
+use crate::streams::{NewStream, StreamConfig, StreamGate};
 use crate::web;
 
 /// Runs `ronde sidecar`: takes part in one job, as the launcher, or the certificate and command line, define it.
@@ -65,6 +71,7 @@ pub fn main(args: &SidecarArgs) -> ExitCode {
     }
     logging::start(&args.logs);
     hide_memory();
+    open_files::raise_limit();
     ronde_shm::heap::keep_freed_memory();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = runtime.context("cannot start the control thread's runtime").and_then(|runtime| {
@@ -113,7 +120,9 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let hello = |purpose| local_hello(&settings, (incarnation, membership.number), purpose);
     let start = |port, purpose, addresses| start_port(port, &identity, hello(purpose), addresses, options.clone());
     let (control_sender, control_commands) = mpsc::channel(CONTROL_COMMANDS_MAX);
-    let (lanes, reports, plugins) = spawn_lanes(&settings, peers, &control_sender, ports.lanes, start)?;
+    let gpus = gpus::open(&settings)?;
+    let (lanes, streams, reports, plugins) =
+        spawn_lanes(&settings, (peers, &world, &gpus), &control_sender, ports.lanes, start)?;
 
     // A signal from now on ends the sidecar in order: nothing that it makes is left behind. A notice of preemption may go to
     // all processes of a host; in an elastic job the launcher decides what follows.
@@ -122,34 +131,31 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     // Local workers: their directory, sockets, tokens and shared memory.
     let (place, uids) = socket_setup(&settings, &args.container, &world);
     let directory = Arc::new(RuntimeDir::create(place, &settings.job, settings.me)?);
-    let segments = Segments::default();
+    let segments = Segments::with_gpus(gpus.used().cloned());
     let (tokens, token_files) = written_tokens(&directory, &uids, workers_of(&membership, settings.me))?;
     let description = description(&settings, peers, &world);
     let (command_sender, commands) = mpsc::channel(COMMANDS_MAX);
-    let channels = (command_sender, segments.clone());
+    tokens.iter().for_each(|(worker, token)| streams.add_worker(*worker, stream_token(token)));
+    let channels = (command_sender, segments.clone(), streams.clone());
     let service = Arc::new(Service::new(channels, description, uids, settings.sidecars_max(peers.len())));
     let (web_address, web_tls) = serve_web(&settings, &identity, &service, &tokens, &control_sender)?;
     let mut server = tokio::spawn(service.bind(directory.path())?);
     tokio::spawn(credentials::keep_fresh(renewal, Arc::clone(&identity), control_sender.clone()));
-    let admin = serve_admin(args, &settings, &control_sender, &directory).await?;
+    let (admin, exporter) = serve_admin(args, (&settings, peers), &control_sender, &directory).await?;
 
     // The control thread: engine, control links, sessions.
-    let control_peers = addresses(peers, |peer| Some(peer.control));
-    let control = start(ports.control, Purpose::Control, control_peers)()?;
+    let control = start(ports.control, Purpose::Control, addresses(peers, |peer| Some(peer.control)))()?;
     let memberships = MembershipState::new(settings.elastic, &membership, &directory);
+    let flight = Flight::new((settings.job.clone(), settings.run.clone()), &settings.tuning.flight_directory());
     let mut driver = Driver::new(
         engine_config(&settings, &membership, &world),
         Links { control, web_tls, transport: settings.tuning.transport },
-        Execution {
-            operations: Operations::new(results(&settings, &world, &segments), lanes.len()),
-            inline: InlineExecutor::new(settings.me),
-            lanes,
-            plugins,
-        },
-        clients(&settings, tokens, segments),
-        (Liveness::new(args.container.exit_with_workers.map(Duration::from_secs)), memberships),
+        execution(&settings, results(&settings, &world, &segments), &gpus, (lanes, plugins)),
+        clients(&settings, tokens, (segments, streams)),
+        (Liveness::new(args.container.exit_with_workers.map(Duration::from_secs)), memberships, flight),
         settings.exits_are_reported,
     );
+    driver.autotune = tuning::autotune_log(&settings, &world)?;
     directory.open_to_workers()?;
     let (job, socket_dir) = (settings.job.to_string(), directory.path().to_path_buf());
     FromSidecar::Serving { job, socket_dir, token_files, admin, web: web_address }.send();
@@ -165,26 +171,10 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     driver.fatal = driver.fatal.take().or(failure);
     driver.run(&mut inbox, Phase::Draining, signals.next_or_after(DRAIN_TIMEOUT)).await;
     server.abort();
-    finish(driver, &settings, args.container.report.as_deref()).await
+    Box::pin(finish(driver, exporter, &settings, args.container.report.as_deref())).await
 }
 
 /// The sockets for local workers, and who may connect.
-/// The memory of results, which grows with use.
-fn results(settings: &Settings, world: &World, segments: &Segments) -> Results {
-    let limit_bytes = result_bytes_max(settings.tuning.arena_bytes_max(), settings.me, world);
-    Results::new(limit_bytes, world.ranks_of(settings.me), segments.clone())
-}
-
-fn clients(settings: &Settings, tokens: HashMap<WorkerNumber, RankToken>, segments: Segments) -> Clients {
-    Clients {
-        sessions: Sessions::new(tokens),
-        segments,
-        parked: Parked::default(),
-        arena_bytes_max: settings.tuning.arena_bytes_max(),
-        peer_timeout_ms: settings.tuning.peer_timeout_ms(),
-    }
-}
-
 fn socket_setup<'a>(
     settings: &'a Settings,
     container: &'a ContainerArgs,
@@ -215,12 +205,21 @@ fn written_tokens(
 }
 
 /// Ends all remaining sessions, reports the counters, and turns a fatal condition into an error.
-async fn finish(mut driver: Driver, settings: &Settings, report: Option<&Path>) -> anyhow::Result<()> {
+async fn finish(
+    mut driver: Driver,
+    exporter: Option<Exporter>,
+    settings: &Settings,
+    report: Option<&Path>,
+) -> anyhow::Result<()> {
     let reason = driver.fatal.take();
     let close_reason = reason.clone().unwrap_or_else(|| format!("{} is shutting down", settings.me));
     let cause = if reason.is_some() { Cause::SidecarLost } else { Cause::ShutDown };
     driver.end_sessions(cause, &close_reason);
     let summary = driver.summary().await;
+    if let Some(exporter) = exporter {
+        exporter.finish(driver.snapshot().await).await;
+    }
+    driver.flight.finish().await;
     let failure = reason.or_else(|| driver.liveness.failure());
     Box::pin(driver.shut_down(&close_reason)).await;
     if let Some(path) = report {
@@ -423,39 +422,51 @@ fn load_plugins(settings: &Settings, commands: mpsc::Sender<ControlCommand>) -> 
     Plugins::new(&settings.tuning.plugins, move || drop(commands.blocking_send(ControlCommand::PluginsAnswered)))
 }
 
-/// Spawns the data threads; returns them with the channel for their reports and the plugins that they call.
+type DataThreads = (Vec<LaneHandle>, StreamGate, mpsc::Receiver<LaneReport>, Arc<Plugins>);
+
+/// Spawns the data threads; returns them with what hands streams to them, the channel for their reports and the plugins that
+/// they call.
 fn spawn_lanes<Start: FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static>(
     settings: &Settings,
-    peers: &[Peer],
+    (peers, world, gpus): (&[Peer], &World, &GpuChoice),
     commands: &mpsc::Sender<ControlCommand>,
     ports: Vec<BoundPort>,
     start: impl Fn(BoundPort, Purpose, HashMap<SidecarIndex, Vec<SocketAddr>>) -> Start,
-) -> anyhow::Result<(Vec<LaneHandle>, mpsc::Receiver<LaneReport>, Arc<Plugins>)> {
+) -> anyhow::Result<DataThreads> {
     let plugins = load_plugins(settings, commands.clone())?;
     let (report_sender, reports) = mpsc::channel(REPORTS_MAX);
-    let mut lanes = Vec::new();
+    let (mut lanes, mut stream_senders) = (Vec::new(), Vec::new());
     for (lane, port) in (0..).map(Lane).zip(ports) {
         let addresses = addresses(peers, |peer| peer.lanes.get(usize::from(lane.0)).copied());
         let start = start(port, Purpose::Data(lane), addresses);
-        lanes.push(network::spawn(lane_config(settings, lane, &plugins), start, report_sender.clone())?);
+        let (sender, new) = mpsc::channel(NEW_STREAMS_MAX);
+        stream_senders.push(sender);
+        let configs = (lane_config(settings, lane, &plugins), stream_config(settings, lane, peers, new));
+        lanes.push(network::spawn(configs, start, report_sender.clone())?);
     }
+    let streams = StreamGate::new(stream_senders, common_lanes(peers));
     for lane in (settings.tuning.lanes()..settings.tuning.threads()).map(Lane) {
         lanes.push(local::spawn(lane_config(settings, lane, &plugins), report_sender.clone())?);
     }
-    Ok((lanes, reports, plugins))
+    if let Some(gpus) = gpus.used() {
+        let lane = Lane(settings.tuning.threads());
+        lanes.push(device::lane::spawn(gpus::lane_config(settings, (lane, world), gpus), report_sender)?);
+    }
+    Ok((lanes, streams, reports, plugins))
 }
 
-/// Serves the admin pages; returns their address and writes it to a file.
+/// Serves the admin pages; returns their address, which it writes to a file, and what sends metrics elsewhere.
 async fn serve_admin(
     args: &SidecarArgs,
-    settings: &Settings,
+    (settings, peers): (&Settings, &[Peer]),
     commands: &mpsc::Sender<ControlCommand>,
     directory: &RuntimeDir,
-) -> anyhow::Result<SocketAddr> {
+) -> anyhow::Result<(SocketAddr, Option<Exporter>)> {
     let pages = admin::Pages::new(commands.clone(), settings.job.clone());
-    let address = admin::serve(pages, standalone::admin_address(args).await?).await?;
+    let address = admin::serve(pages.clone(), standalone::admin_address(args).await?).await?;
     directory.write_admin(address)?;
-    Ok(address)
+    let exporter = Exporter::start(settings.tuning.otlp.settings()?, pages, (settings.me, host_of(settings, peers)));
+    Ok((address, exporter.context(Code::SidecarSettings)?))
 }
 
 /// Serves gRPC-Web if it is enabled; returns its address and what receives new certificates for it.
@@ -479,13 +490,31 @@ fn lane_config(settings: &Settings, lane: Lane, plugins: &Arc<Plugins>) -> LaneC
     LaneConfig { me: settings.me, lane, early_grant_bytes: settings.early_grant_bytes(), plugins }
 }
 
+fn stream_config(settings: &Settings, lane: Lane, peers: &[Peer], new: mpsc::Receiver<NewStream>) -> StreamConfig {
+    StreamConfig {
+        me: settings.me,
+        lane,
+        job: job_number(&settings.job),
+        sidecars: peers.iter().map(|peer| SidecarIndex(peer.sidecar)).collect(),
+        peer_timeout: Duration::from_millis(settings.tuning.peer_timeout_ms()),
+        new,
+        secret: random_bytes,
+    }
+}
+
 fn engine_config(settings: &Settings, membership: &Membership, world: &World) -> EngineConfig {
     let defaults = EngineConfig::new(settings.me, world.clone());
     EngineConfig {
         lanes: settings.tuning.lanes(),
+        chunk_bytes: settings.tuning.chunk_bytes,
+        cost: tuning::cost(settings),
+        measures_cost: settings.tuning.measure_cost,
+        autotune: tuning::autotune(settings),
         threads: settings.tuning.threads(),
+        threads_used_max: settings.tuning.local_lanes.unwrap_or(defaults.threads_used_max),
         peer_timeout_ms: settings.tuning.peer_timeout_ms(),
         fusion_threshold_bytes: settings.tuning.fusion_threshold_bytes(),
+        separates_small_tensors: settings.tuning.gpu,
         eager_bytes: settings.tuning.eager_bytes.unwrap_or(defaults.eager_bytes),
         run_ahead: run_ahead(settings),
         announce_slots: settings.tuning.cache_capacity.unwrap_or(defaults.announce_slots),
@@ -549,6 +578,7 @@ impl Driver {
             operations: snapshot.engine.executed,
             tensors: snapshot.engine.tensors_executed,
             last_to_be_ready: snapshot.status.last_to_be_ready,
+            cost: snapshot.status.measured_cost.map(tuning::measured),
         }
     }
 }

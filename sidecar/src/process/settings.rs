@@ -17,6 +17,8 @@ use crate::process::ports::PortChoice;
 pub(crate) struct Settings {
     /// The job.
     pub(crate) job: JobName,
+    /// The run of the job; empty if no launcher has started this sidecar.
+    pub(crate) run: String,
     /// The trust domain of the job's identities.
     pub(crate) trust_domain: String,
     /// This sidecar.
@@ -72,6 +74,7 @@ impl Settings {
         );
         Ok(Self {
             job: start.job,
+            run: start.run,
             trust_domain: start.trust_domain,
             me: SidecarIndex(start.sidecar),
             addresses: start.addresses,

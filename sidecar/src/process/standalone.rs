@@ -105,6 +105,8 @@ fn settings(
     affinity::pin(&args.tuning.thread_affinity)?;
     Settings::new(messages::Start {
         job: identity.id().job.clone(),
+        // Its sidecars have no id of the run in common.
+        run: String::new(),
         trust_domain: identity.id().trust_domain.to_string(),
         sidecar: identity.id().sidecar.0,
         addresses,

@@ -1,11 +1,12 @@
 //! The commands of sessions to the driver.
 
 use ronde_rpc::convert::{Claim, Refused, Submission};
-use ronde_shm::SessionToken;
+use ronde_shm::{PciAddress, SessionToken};
 use ronde_wire::{Group, RequestId, SetId, TensorName, limits};
 use tokio::sync::oneshot;
 use tonic::Status;
 
+use crate::session::gpu_use::GpuUse;
 use crate::session::outgoing::Outgoing;
 use crate::session::ring::RingOut;
 use crate::session::table::SessionId;
@@ -67,6 +68,13 @@ pub(crate) enum SessionCommand {
     Heartbeat {
         /// The session.
         session: SessionId,
+    },
+    /// How a worker has used a GPU.
+    GpuUse {
+        /// The session.
+        session: SessionId,
+        /// The figures so far.
+        used: Box<(PciAddress, GpuUse)>,
     },
     /// The worker shuts its session down.
     ShutDown {

@@ -1,5 +1,6 @@
 //! Serves mem.sock on its own threads: one that accepts, and one for each connection, mostly blocked.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -7,23 +8,38 @@ use std::time::Duration;
 
 use anyhow::Context;
 use ronde_shm::ring::PeerRing;
-use ronde_shm::{MemHost, OwnedSegment, SegmentId, ServeOutcome, SessionToken, WorkerSegment, serve_one};
+use ronde_shm::{
+    MemHost, OwnedSegment, PciAddress, SegmentId, ServeOutcome, SessionToken, StreamRequest, WorkerSegment, serve_one,
+};
+use ronde_wire::Rank;
 
+use crate::session::command::Access;
 use crate::session::gate::{ACCEPT_PAUSE, AcceptGate, Admitted};
 use crate::session::ring::AttachedRing;
 use crate::session::segments::{Segments, SessionSegments};
+use crate::session::worker_uids::WorkerUids;
+use crate::streams::{NewStream, Permit, StreamGate};
 
-/// Serves mem.sock for as long as the process runs, with the table of the sessions' segments. Connections are subject to
-/// `gate`.
+/// Who may have streams.
+#[derive(Clone)]
+pub(crate) struct StreamAccess {
+    /// By token.
+    pub(crate) gate: StreamGate,
+    /// By user.
+    pub(crate) uids: Arc<WorkerUids>,
+}
+
+/// Serves mem.sock for as long as the process runs, with the table of the sessions' segments, and with streams. Connections
+/// are subject to `gate`.
 ///
 /// # Errors
 /// When the socket cannot be bound.
-pub(crate) fn serve(socket: &Path, segments: Segments, gate: AcceptGate) -> anyhow::Result<()> {
+pub(crate) fn serve(socket: &Path, served: (Segments, StreamAccess), gate: AcceptGate) -> anyhow::Result<()> {
     let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
     let accept = move || {
         loop {
             match listener.accept() {
-                Ok((stream, _)) => gate.admit(stream).into_iter().for_each(|admitted| start(&segments, admitted)),
+                Ok((stream, _)) => gate.admit(stream).into_iter().for_each(|admitted| start(&served, admitted)),
                 Err(error) => {
                     gate.note_failure(&error);
                     std::thread::sleep(ACCEPT_PAUSE);
@@ -35,8 +51,14 @@ pub(crate) fn serve(socket: &Path, segments: Segments, gate: AcceptGate) -> anyh
     Ok(())
 }
 
-fn start(segments: &Segments, connection: Admitted<UnixStream>) {
-    let host = ConnectionHost { segments: segments.clone(), connection: Arc::new(connection), session: None };
+fn start((segments, streams): &(Segments, StreamAccess), connection: Admitted<UnixStream>) {
+    let host = ConnectionHost {
+        segments: segments.clone(),
+        streams: streams.clone(),
+        connection: Arc::new(connection),
+        session: None,
+        permit: None,
+    };
     let spawned = std::thread::Builder::new().name("ronde-mem-conn".into()).spawn(move || serve_connection(host));
     if let Err(error) = spawned {
         tracing::warn!(%error, "mem.sock: cannot start a thread; a connection is closed");
@@ -68,9 +90,12 @@ fn serve_connection(mut host: ConnectionHost) {
 /// The host of one connection, which may reach sessions of its own uid.
 struct ConnectionHost {
     segments: Segments,
+    streams: StreamAccess,
     connection: Arc<Admitted<UnixStream>>,
     /// The session that uses the connection: that of the last request.
     session: Option<SessionToken>,
+    /// That of a stream whose ring is not mapped yet.
+    permit: Option<Permit>,
 }
 
 impl ConnectionHost {
@@ -147,6 +172,43 @@ impl MemHost for ConnectionHost {
 
     fn ring(&mut self, token: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String> {
         self.with_session(token, |session| session.attach_ring(AttachedRing { ring, bell }))
+    }
+
+    fn reserve_stream(&mut self, request: &StreamRequest) -> Result<(), String> {
+        let uid = self.uid();
+        self.streams.uids.check(uid)?;
+        self.streams.uids.check_claim(Rank(request.worker), Access::Socket { uid })?;
+        self.permit = Some(self.streams.gate.admit(request)?);
+        Ok(())
+    }
+
+    fn release_stream(&mut self) {
+        self.permit = None;
+    }
+
+    fn stream(&mut self, request: &StreamRequest, ring: PeerRing, bell: UnixStream) -> Result<(), String> {
+        let permit = self.permit.take().ok_or("the stream was not admitted")?;
+        self.streams.gate.open(request.lane, NewStream { ring, bell, permit })
+    }
+
+    fn device(
+        &mut self,
+        token: &SessionToken,
+        segment: SegmentId,
+        memory: (u64, PciAddress),
+        descriptor: OwnedFd,
+    ) -> Result<(), String> {
+        let gpus = self.segments.gpus().cloned();
+        let gpus = gpus.ok_or("the sidecar uses no GPUs; start it with --gpu, or let the worker copy")?;
+        self.with_session(token, |session| session.reserve_device(segment, memory.0, gpus.bytes_max()))?;
+        match gpus.import(memory, &descriptor) {
+            Ok(imported) => self.with_session(token, |session| session.finish_device(segment, Some(imported))),
+            Err(reason) => {
+                // Without its session the reservation is gone, too.
+                drop(self.with_session(token, |session| session.finish_device(segment, None)));
+                Err(reason)
+            }
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 pub(crate) mod command;
 pub(crate) mod directory;
 pub(crate) mod gate;
+pub(crate) mod gpu_use;
+pub(crate) mod gpus;
 pub(crate) mod memory_service;
 pub(crate) mod outgoing;
 pub(crate) mod request;

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ronde_shm::WorkerSegment;
+use ronde_shm::{SharedSlot, WorkerSegment};
 use ronde_wire::{Epoch, Rank, Seq};
+
+use crate::session::gpus::DevicePart;
 
 /// One rank's contribution to one tensor.
 #[derive(Clone)]
@@ -18,6 +20,10 @@ pub(crate) enum Input {
         /// The number of bytes.
         bytes: u64,
     },
+    /// In device memory of the rank's session.
+    Device(DevicePart),
+    /// On the host, where it was copied from device memory.
+    Staged(SharedSlot),
     /// The bytes that came with the request.
     Inline(Bytes),
     /// No bytes: the rank only waits, or only receives.
@@ -42,9 +48,28 @@ impl Input {
     }
 }
 
-/// A location in a worker's own segment, for its result.
+/// A location of a worker, for its result.
 #[derive(Clone)]
-pub(crate) struct Output {
+pub(crate) enum Output {
+    /// In shared memory.
+    Arena(ArenaPart),
+    /// In device memory.
+    Device(DevicePart),
+}
+
+impl Output {
+    /// The number of bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Arena(part) => part.bytes,
+            Self::Device(part) => part.bytes,
+        }
+    }
+}
+
+/// A location in a worker's own segment.
+#[derive(Clone)]
+pub(crate) struct ArenaPart {
     /// The mapping.
     pub(crate) segment: Arc<WorkerSegment>,
     /// The offset of the first byte.

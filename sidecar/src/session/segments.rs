@@ -6,16 +6,20 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ronde_gpu::DeviceSegment;
 use ronde_shm::{OwnedSegment, SegmentId, SessionToken, WorkerSegment};
 use ronde_wire::{Rank, limits};
 
 use crate::session::gate::{Claim, Place};
+use crate::session::gpus::Gpus;
 use crate::session::ring::AttachedRing;
 
 /// The table; cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct Segments {
     tables: Arc<Mutex<Tables>>,
+    /// What imports device memory, if the sidecar uses GPUs.
+    gpus: Option<Arc<Gpus>>,
 }
 
 #[derive(Default)]
@@ -43,6 +47,8 @@ pub(crate) struct SessionSegments {
     bytes: u64,
     inputs: HashMap<SegmentId, InputState>,
     ring: RingState,
+    /// Its device memory, imported; `None` for a segment that is being imported.
+    devices: HashMap<SegmentId, (u64, Option<Arc<DeviceSegment>>)>,
     /// The connections to mem.sock that the session uses; they are unclaimed again when it ends.
     connections: Vec<Claim>,
 }
@@ -64,11 +70,22 @@ enum RingState {
 }
 
 impl Segments {
+    /// A table for sessions that may pass device memory, too.
+    pub(crate) fn with_gpus(gpus: Option<Arc<Gpus>>) -> Self {
+        Self { gpus, ..Self::default() }
+    }
+
+    /// The GPUs that the sidecar uses.
+    pub(crate) fn gpus(&self) -> Option<&Arc<Gpus>> {
+        self.gpus.as_ref()
+    }
+
     /// Allows a session to attach segments, up to its limit, and to map those with results of its rank's process sets.
     pub(crate) fn open_session(&self, token: SessionToken, uid: u32, limit_bytes: u64) {
         let (inputs, ring) = (HashMap::new(), RingState::Free);
+        let (devices, connections) = (HashMap::new(), Vec::new());
         let session =
-            SessionSegments { token, rank: None, uid, limit_bytes, bytes: 0, inputs, ring, connections: Vec::new() };
+            SessionSegments { token, rank: None, uid, limit_bytes, bytes: 0, inputs, ring, devices, connections };
         self.lock().sessions.push(session);
     }
 
@@ -83,6 +100,16 @@ impl Segments {
             InputState::Attached(mapped) => Some(Arc::clone(mapped)),
             InputState::Reserved(_) => None,
         }
+    }
+
+    /// Returns a session's segment of device memory.
+    pub(crate) fn device(&self, token: &SessionToken, segment: SegmentId) -> Option<Arc<DeviceSegment>> {
+        self.lock().sessions.iter().find(|s| s.token == *token)?.devices.get(&segment)?.1.clone()
+    }
+
+    /// Returns the bytes of all device memory that live sessions have passed.
+    pub(crate) fn device_bytes(&self) -> u64 {
+        self.lock().sessions.iter().map(SessionSegments::device_bytes).sum()
     }
 
     /// Returns the bytes of all input segments of live sessions.
@@ -243,6 +270,49 @@ impl SessionSegments {
         }
     }
 
+    fn device_bytes(&self) -> u64 {
+        self.devices.values().map(|(bytes, _)| bytes).sum()
+    }
+
+    /// Reserves a segment of device memory, of which the session may pass `limit` bytes.
+    ///
+    /// # Errors
+    /// When its number is in use, or the session has no room for it.
+    pub(crate) fn reserve_device(&mut self, segment: SegmentId, bytes: u64, limit: u64) -> Result<(), String> {
+        if self.devices.contains_key(&segment) {
+            return Err(format!("segment {segment} of device memory is imported already; give each its own number"));
+        }
+        let passed = self.device_bytes();
+        if bytes > limit.saturating_sub(passed) {
+            return Err(format!(
+                "segment {segment} of {bytes} bytes of device memory is over the limit of {limit}, arena_bytes_max (--arena-mb), of which {passed} are imported"
+            ));
+        }
+        if self.devices.len() >= SEGMENTS_PER_SESSION_MAX {
+            return Err(format!(
+                "the session has {SEGMENTS_PER_SESSION_MAX} segments of device memory; use larger ones"
+            ));
+        }
+        self.devices.insert(segment, (bytes, None));
+        Ok(())
+    }
+
+    /// Takes over a segment of device memory that is reserved, or gives the reservation back with `None`.
+    ///
+    /// # Errors
+    /// When it is not reserved.
+    pub(crate) fn finish_device(&mut self, segment: SegmentId, imported: Option<DeviceSegment>) -> Result<(), String> {
+        let reserved = self.devices.get(&segment).filter(|(_, state)| state.is_none()).map(|(bytes, _)| *bytes);
+        let Some(bytes) = reserved else {
+            return Err(format!("segment {segment} of device memory is not reserved any more"));
+        };
+        match imported {
+            Some(imported) => drop(self.devices.insert(segment, (bytes, Some(Arc::new(imported))))),
+            None => drop(self.devices.remove(&segment)),
+        }
+        Ok(())
+    }
+
     /// Reserves the ring.
     ///
     /// # Errors
@@ -364,6 +434,39 @@ mod tests {
         })
         .expect("it lives");
         assert_eq!(segments.mapped_bytes(), 4_096);
+    }
+
+    #[test]
+    fn device_memory_counts_by_itself_before_it_is_imported() {
+        let segments = opened();
+        with_session(&segments, |session| session.reserve(SegmentId(1), LIMIT)).expect("shared memory");
+        with_session(&segments, |session| session.reserve_device(SegmentId(1), LIMIT - 1, LIMIT)).expect("room");
+        for (segment, bytes, words) in [(1, 1, "imported already"), (2, 2, "over the limit of 1048576")] {
+            let reason = with_session(&segments, |session| session.reserve_device(SegmentId(segment), bytes, LIMIT));
+            assert!(reason.as_ref().is_err_and(|reason| reason.contains(words)), "{reason:?}");
+        }
+        assert_eq!(segments.device_bytes(), LIMIT - 1);
+        assert!(segments.device(&SessionToken::from_bytes(TOKEN), SegmentId(1)).is_none(), "it is not imported yet");
+        with_session(&segments, |session| session.finish_device(SegmentId(1), None)).expect("it is reserved");
+        let again = with_session(&segments, |session| session.finish_device(SegmentId(1), None));
+        assert!(again.is_err_and(|reason| reason.contains("not reserved")));
+        assert_eq!(segments.device_bytes(), 0);
+    }
+
+    #[test]
+    fn device_memory_is_that_of_its_session() {
+        let segments = opened();
+        let other = SessionToken::from_bytes([6; 16]);
+        segments.open_session(other, 7, LIMIT);
+        with_session(&segments, |session| session.reserve_device(SegmentId(1), 4_096, LIMIT)).expect("room");
+        // The number is free in the other session, whose account is its own, too.
+        segments.with_session(&other, 7, |session| session.reserve_device(SegmentId(1), LIMIT, LIMIT)).expect("room");
+        let foreign = segments.with_session(&other, 8, |session| session.reserve_device(SegmentId(2), 1, LIMIT));
+        assert!(foreign.is_err_and(|reason| reason.contains("belongs to uid 7")));
+        segments.close_session(&SessionToken::from_bytes(TOKEN));
+        assert_eq!(segments.device_bytes(), LIMIT);
+        let late = with_session(&segments, |session| session.finish_device(SegmentId(1), None));
+        assert!(late.is_err_and(|reason| reason.contains("no live session")));
     }
 
     #[test]

@@ -7,11 +7,12 @@ use std::time::Instant;
 
 use ronde_rpc::v1::server_message::Message::{Alive, RingTaken};
 use ronde_rpc::{RankToken, v1};
-use ronde_shm::SessionToken;
+use ronde_shm::{PciAddress, SessionToken};
 use ronde_wire::{Epoch, OpId, Rank, Record, RequestId, WorkerNumber};
 use tonic::Status;
 
 use crate::session::command::Access;
+use crate::session::gpu_use::{GpuUse, SessionGpus};
 use crate::session::outgoing::{InlineResult, Outgoing};
 use crate::session::request::{Input, Output, ResultId};
 use crate::session::ring::{NOT_READING, RingOut};
@@ -60,6 +61,8 @@ pub(crate) struct Session {
     pub(crate) sent_record: Option<Arc<Record>>,
     /// The epoch that was running when it claimed its rank; that epoch's end does not concern it.
     pub(crate) claimed_during: Option<Epoch>,
+    /// How its worker uses GPUs.
+    pub(crate) gpus: SessionGpus,
     /// Why a message did not reach the worker.
     lost: Option<String>,
 }
@@ -267,13 +270,16 @@ pub(crate) struct Sessions {
     by_worker: HashMap<WorkerNumber, SessionId>,
     /// The active sessions.
     by_rank: HashMap<Rank, SessionId>,
+    /// How sessions that are over have used GPUs.
+    past_gpu_use: GpuUse,
     next: u64,
 }
 
 impl Sessions {
     /// Creates an empty table; `tokens` has the secret of each worker placed here.
     pub(crate) fn new(tokens: HashMap<WorkerNumber, RankToken>) -> Self {
-        Self { tokens, live: HashMap::new(), by_worker: HashMap::new(), by_rank: HashMap::new(), next: 1 }
+        let (live, by_worker, by_rank, past_gpu_use) = Default::default();
+        Self { tokens, live, by_worker, by_rank, past_gpu_use, next: 1 }
     }
 
     /// Admits a worker with this token.
@@ -343,6 +349,7 @@ impl Sessions {
             pid: 0,
             sent_record: None,
             claimed_during: None,
+            gpus: SessionGpus::default(),
             lost: None,
         };
         self.live.insert(id, session);
@@ -370,6 +377,7 @@ impl Sessions {
     /// Removes a session and its claim.
     pub(crate) fn close(&mut self, id: SessionId) -> Option<Session> {
         let session = self.live.remove(&id)?;
+        self.past_gpu_use = self.past_gpu_use.plus(session.gpus.total());
         self.by_worker.remove(&session.worker);
         if session.active_rank().is_some() {
             self.by_rank.remove(&session.rank);
@@ -408,6 +416,21 @@ impl Sessions {
         self.live.values().filter(|session| session.has_ring()).count()
     }
 
+    /// How live sessions use GPUs, by rank.
+    pub(crate) fn gpu_uses(&self) -> Vec<(Rank, PciAddress, GpuUse)> {
+        let of = |session: &Session| -> Vec<_> {
+            session.gpus.iter().map(|(gpu, used)| (session.rank, gpu, used)).collect()
+        };
+        let mut found: Vec<_> = self.live.values().flat_map(of).collect();
+        found.sort_unstable_by_key(|(rank, gpu, _)| (*rank, *gpu));
+        found
+    }
+
+    /// How all sessions since the start have used GPUs.
+    pub(crate) fn gpu_total(&self) -> GpuUse {
+        self.live.values().fold(self.past_gpu_use, |sum, session| sum.plus(session.gpus.total()))
+    }
+
     /// Returns the number of sessions.
     pub(crate) fn len(&self) -> usize {
         self.live.len()
@@ -426,7 +449,7 @@ impl Sessions {
     /// notes the operation whose lanes write it.
     pub(crate) fn output(&mut self, rank: Rank, request: RequestId, bytes: u64, operation: OpId) -> Option<Output> {
         let pending = self.pending_mut(rank, request)?;
-        let output = pending.output.clone().filter(|output| output.bytes == bytes)?;
+        let output = pending.output.clone().filter(|output| output.bytes() == bytes)?;
         (pending.in_output, pending.operation) = (true, Some(operation));
         Some(output)
     }

@@ -136,11 +136,12 @@ pub(super) async fn run(listener: std::net::TcpListener, endpoint: Arc<Endpoint>
 }
 
 fn start(endpoint: &Arc<Endpoint>, stream: TcpStream, peer: SocketAddr) {
-    let (endpoint, occupied) = (Arc::clone(endpoint), endpoint.shares.enter());
+    let Some((occupied, evicted)) = endpoint.shares.enter(peer.ip()) else { return };
+    let endpoint = Arc::clone(endpoint);
     tokio::spawn(async move {
         let served = tokio::select! {
             served = connection(endpoint, stream, Arc::clone(&occupied)) => served,
-            () = occupied.evicted() => Err("a newer one needs its place: it has carried no token".to_owned()),
+            () = occupied.is_evicted(evicted) => Err("another one needs its place: it has carried no token".to_owned()),
         };
         if let Err(reason) = served {
             tracing::info!(%peer, reason, "a connection to the gRPC-Web listener ends");

@@ -1,11 +1,14 @@
 //! Divides the listener between ranks, so that holders of one rank's token cannot keep the others out: connections, bodies
 //! that are read, and bodies that are decoded.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use ronde_transport::{Evicted, HandshakePermit, Handshakes};
 use ronde_wire::{Rank, limits};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 /// The shares of all ranks of this sidecar.
 pub(super) struct Shares {
@@ -14,7 +17,8 @@ pub(super) struct Shares {
     of_sessions: Semaphore,
     /// Those for all other calls.
     of_others: Semaphore,
-    unauthenticated: Arc<Mutex<Unauthenticated>>,
+    /// Connections that have not carried a token yet.
+    unauthenticated: Handshakes,
 }
 
 struct RankShare {
@@ -22,19 +26,14 @@ struct RankShare {
     bodies: Semaphore,
 }
 
-/// Connections that have not carried a token yet, by age.
-#[derive(Default)]
-struct Unauthenticated {
-    next: u64,
-    open: BTreeMap<u64, Arc<Notify>>,
-}
+/// What a connection occupies.
+pub(super) struct Occupied(Mutex<Place>);
 
-/// What a connection occupies: a place among the unauthenticated ones, or one of its rank's share.
-pub(super) struct Occupied {
-    unauthenticated: Arc<Mutex<Unauthenticated>>,
-    number: u64,
-    evicted: Arc<Notify>,
-    rank: Mutex<Option<(Rank, OwnedSemaphorePermit)>>,
+enum Place {
+    /// One of those for connections that have not carried a token yet.
+    Unauthenticated { _held: HandshakePermit },
+    /// A part of its rank's share.
+    OfRank { rank: Rank, _held: OwnedSemaphorePermit },
 }
 
 impl Shares {
@@ -50,36 +49,27 @@ impl Shares {
             ranks: ranks.into_iter().map(share).collect(),
             of_sessions: Semaphore::new(limits::WEB_BODIES_MAX - BODIES_OF_OTHERS),
             of_others: Semaphore::new(BODIES_OF_OTHERS),
-            unauthenticated: Arc::default(),
+            unauthenticated: Handshakes::new("gRPC-Web", limits::WEB_UNAUTHENTICATED_MAX, Duration::ZERO),
         }
     }
 
-    /// Gives a new connection a place among the unauthenticated ones; the oldest one loses its place if they are too many.
-    pub(super) fn enter(&self) -> Arc<Occupied> {
-        let (evicted, unauthenticated) = (Arc::new(Notify::new()), Arc::clone(&self.unauthenticated));
-        let mut table = lock(&unauthenticated);
-        let number = table.next;
-        table.next += 1;
-        table.open.insert(number, Arc::clone(&evicted));
-        if table.open.len() > limits::WEB_UNAUTHENTICATED_MAX
-            && let Some((_, oldest)) = table.open.pop_first()
-        {
-            oldest.notify_one();
-        }
-        drop(table);
-        Arc::new(Occupied { unauthenticated, number, evicted, rank: Mutex::new(None) })
+    /// Gives a new connection from this address a place among the unauthenticated ones. While all are taken, the oldest of
+    /// the address that has the most loses its place: at once, as a flood of short connections would keep others out
+    /// otherwise. `None` when none gives way.
+    pub(super) fn enter(&self, from: IpAddr) -> Option<(Arc<Occupied>, Evicted)> {
+        let (held, evicted) = self.unauthenticated.admit(from)?;
+        Some((Arc::new(Occupied(Mutex::new(Place::Unauthenticated { _held: held }))), evicted))
     }
 
     /// Moves a connection that carries a rank's token into the share of that rank. Returns whether there is room.
     pub(super) fn identify(&self, occupied: &Occupied, rank: Rank) -> bool {
-        let mut place = lock(&occupied.rank);
-        if place.as_ref().is_some_and(|(known, _)| *known == rank) {
+        let mut place = occupied.lock();
+        if matches!(&*place, Place::OfRank { rank: known, .. } if *known == rank) {
             return true;
         }
         let share = self.ranks.get(&rank).map(|share| Arc::clone(&share.connections));
         let Some(Ok(permit)) = share.map(Semaphore::try_acquire_owned) else { return false };
-        *place = Some((rank, permit));
-        lock(&self.unauthenticated).open.remove(&occupied.number);
+        *place = Place::OfRank { rank, _held: permit };
         true
     }
 
@@ -96,26 +86,24 @@ impl Shares {
 }
 
 impl Occupied {
-    /// Resolves when a newer connection needs the place.
-    pub(super) async fn evicted(&self) {
-        self.evicted.notified().await;
+    /// Resolves when another connection needs the place, which has carried no token until then.
+    pub(super) async fn is_evicted(&self, evicted: Evicted) {
+        let _: Result<(), _> = evicted.await;
+        // The permit is dropped, too, when a token has arrived.
+        if matches!(&*self.lock(), Place::OfRank { .. }) {
+            std::future::pending::<()>().await;
+        }
     }
-}
 
-impl Drop for Occupied {
-    fn drop(&mut self) {
-        lock(&self.unauthenticated).open.remove(&self.number);
+    fn lock(&self) -> MutexGuard<'_, Place> {
+        // Every change is a single assignment.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The connections of each rank.
 pub(super) fn connections_of_rank(ranks: usize) -> usize {
     (limits::WEB_CONNECTIONS_MAX / ranks.max(1)).min(CONNECTIONS_OF_RANK_MAX)
-}
-
-/// Every change is a single insert, remove or assignment.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Connections of a rank: a session needs one for Open, one for its calls, and some for status pages.
@@ -125,14 +113,22 @@ const BODIES_OF_OTHERS: usize = 4;
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::net::Ipv4Addr;
+    use std::task::Poll;
+
     use super::*;
+
+    fn enter(shares: &Shares, host: u8) -> (Arc<Occupied>, Evicted) {
+        shares.enter(Ipv4Addr::new(10, 0, 0, host).into()).expect("room")
+    }
 
     #[tokio::test]
     async fn a_rank_has_its_own_connections_bodies_and_turns() {
         let shares = Shares::new([Rank(4), Rank(5)]);
-        let mine: Vec<_> = (0..connections_of_rank(2)).map(|_| shares.enter()).collect();
+        let mine: Vec<_> = (0..connections_of_rank(2)).map(|_| enter(&shares, 1).0).collect();
         assert!(mine.iter().all(|place| shares.identify(place, Rank(4)) && shares.identify(place, Rank(4))));
-        let one_more = shares.enter();
+        let (one_more, _) = enter(&shares, 1);
         assert!(!shares.identify(&one_more, Rank(4)), "its share is used up");
         assert!(!shares.identify(&one_more, Rank(6)), "it is not here");
         assert!(shares.identify(&one_more, Rank(5)), "another rank's is not");
@@ -149,18 +145,26 @@ mod tests {
         assert!(shares.decoding(true).await.is_some() && shares.of_others.available_permits() == 0);
     }
 
+    /// How many of these have lost their places.
+    async fn evicted(places: impl IntoIterator<Item = (Arc<Occupied>, Evicted)>) -> usize {
+        let mut count = 0;
+        for (place, evicted) in places {
+            let mut waits = Box::pin(place.is_evicted(evicted));
+            let is_over = poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_ready()));
+            // Its runtime would make a task wait that polls so often.
+            count += usize::from(tokio::task::unconstrained(is_over).await);
+        }
+        count
+    }
+
     #[tokio::test]
-    async fn the_oldest_unauthenticated_connection_makes_room() {
+    async fn the_oldest_of_the_address_with_the_most_makes_room() {
         let shares = Shares::new([Rank(4)]);
-        let (known, oldest) = (shares.enter(), shares.enter());
-        assert!(shares.identify(&known, Rank(4)));
-        let others: Vec<_> = (0..limits::WEB_UNAUTHENTICATED_MAX).map(|_| shares.enter()).collect();
-        oldest.evicted().await;
-        drop(others);
-        assert!(lock(&shares.unauthenticated).open.is_empty());
-        let mut waits = Box::pin(known.evicted());
-        assert!(
-            std::future::poll_fn(|context| std::task::Poll::Ready(waits.as_mut().poll(context).is_pending())).await
-        );
+        let (known, alone) = (enter(&shares, 1), enter(&shares, 1));
+        assert!(shares.identify(&known.0, Rank(4)));
+        let mut crowd: Vec<_> = (0..1_000).map(|_| enter(&shares, 2)).collect();
+        let latest = crowd.split_off(1_000 - (limits::WEB_UNAUTHENTICATED_MAX - 1));
+        assert_eq!((evicted(crowd).await, evicted(latest).await), (1_001 - limits::WEB_UNAUTHENTICATED_MAX, 0));
+        assert_eq!(evicted([known, alone]).await, 0, "one has shown a token, the other's address has fewer");
     }
 }

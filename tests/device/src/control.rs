@@ -1,8 +1,8 @@
 //! What tests control and count: failures, delays, live objects.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{LazyLock, Mutex};
+use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::lock;
@@ -65,6 +65,8 @@ pub(crate) struct Counters {
     pub(crate) copies: AtomicU64,
     pub(crate) pageable_copies: AtomicU64,
     pub(crate) invalidated_captures: AtomicU64,
+    pub(crate) blocked: AtomicU64,
+    pub(crate) waiting: AtomicU64,
 }
 
 pub(crate) static COUNTERS: LazyLock<Counters> = LazyLock::new(|| Counters {
@@ -79,15 +81,31 @@ pub(crate) static COUNTERS: LazyLock<Counters> = LazyLock::new(|| Counters {
     copies: AtomicU64::new(0),
     pageable_copies: AtomicU64::new(0),
     invalidated_captures: AtomicU64::new(0),
+    blocked: AtomicU64::new(0),
+    waiting: AtomicU64::new(0),
 });
 
 static FAILURES: LazyLock<Mutex<Failures>> =
     LazyLock::new(|| Mutex::new(Failures::parse(&std::env::var("RONDE_DEVICE_FAIL").unwrap_or_default())));
 
-/// The code with which this call of a function fails; zero if it does not.
+/// The functions whose calls do not return.
+static BLOCKED: LazyLock<(Mutex<HashSet<String>>, Condvar)> = LazyLock::new(Default::default);
+
+/// The code with which this call of a function fails; zero if it does not. Waits while the function is blocked.
 pub(crate) fn injected(function: &str) -> Code {
+    let (blocked, changed) = &*BLOCKED;
+    let functions = lock(blocked);
+    if functions.contains(function) {
+        change(&COUNTERS.blocked, true);
+        let waited = changed.wait_timeout_while(functions, BLOCK_TIMEOUT, |functions| functions.contains(function));
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        change(&COUNTERS.blocked, false);
+    }
     lock(&FAILURES).next(function)
 }
+
+/// A test that forgets a blocked function ends all the same.
+const BLOCK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A number from the environment.
 pub(crate) fn number(name: &str, default: u64) -> u64 {
@@ -115,8 +133,8 @@ mod exported {
     use std::ffi::{CStr, c_char};
     use std::sync::atomic::Ordering;
 
-    use super::{COUNTERS, Code, FAILURES, lock};
-    use crate::{memory, sticky, stream};
+    use super::{BLOCKED, COUNTERS, Code, FAILURES, lock};
+    use crate::{driver, memory, sticky, stream};
 
     /// Makes the `nth` call of a function from now on fail; each one if `nth` is 0.
     // SAFETY: no other library of the process exports this name.
@@ -133,6 +151,22 @@ mod exported {
     pub(crate) extern "C" fn ronde_device_heal() {
         lock(&FAILURES).0.clear();
         sticky::set(false);
+    }
+
+    /// Makes calls of a function wait, as those of a driver that is busy do, or lets them go on.
+    // SAFETY: no other library of the process exports this name.
+    #[unsafe(no_mangle)]
+    pub(crate) extern "C" fn ronde_device_block(function: *const c_char, is_blocked: i32) {
+        // SAFETY: by contract a NUL-terminated string.
+        let function = unsafe { CStr::from_ptr(function) }.to_string_lossy().into_owned();
+        let (blocked, changed) = &*BLOCKED;
+        let mut functions = lock(blocked);
+        if is_blocked == 0 {
+            functions.remove(&function);
+        } else {
+            functions.insert(function);
+        }
+        changed.notify_all();
     }
 
     /// Makes the first failure of a device's work the result of each later call there.
@@ -170,8 +204,10 @@ mod exported {
         stream::enqueue(handle, stream::Work::Fill { address, value, bytes })
     }
 
-    /// Returns a figure by name: live `streams`, `events`, `contexts`, `registrations`, `communicators`; `registrations_made`,
-    /// `copies`, `pageable_copies`, `stream_synchronizations`, `invalidated_captures` since the start; `allocated` bytes. Unknown names: `u64::MAX`.
+    /// Returns a figure by name: live `streams`, `events`, `contexts`, `registrations`, `communicators`; calls that are
+    /// `blocked`; collectives of NCCL that are `waiting` for other ranks; `registrations_made`, `copies`, `pageable_copies`,
+    /// `stream_synchronizations`, `invalidated_captures` since the start; `allocated` bytes; handles of `physical` memory.
+    /// Unknown names: `u64::MAX`.
     // SAFETY: no other library of the process exports this name.
     #[unsafe(no_mangle)]
     pub(crate) extern "C" fn ronde_device_count(name: *const c_char) -> u64 {
@@ -188,7 +224,10 @@ mod exported {
             "copies" => &COUNTERS.copies,
             "pageable_copies" => &COUNTERS.pageable_copies,
             "invalidated_captures" => &COUNTERS.invalidated_captures,
+            "blocked" => &COUNTERS.blocked,
+            "waiting" => &COUNTERS.waiting,
             "allocated" => return memory::allocated(),
+            "physical" => return driver::handles(),
             _ => return u64::MAX,
         };
         counter.load(Ordering::SeqCst)

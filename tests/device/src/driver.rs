@@ -100,6 +100,10 @@ macro_rules! exported {
     };
 }
 
+mod vmm;
+
+pub(crate) use vmm::{handles, made};
+
 exported! {
     fn cuInit(_flags: c_uint) { if devices() == 0 { NO_DEVICE } else { SUCCESS } }
     fn cuDriverGetVersion(version: *mut c_int) {
@@ -111,7 +115,10 @@ exported! {
         with_device(device, || give_text(name, length, "software device (tests only)"))
     }
     fn cuDeviceGetPCIBusId(name: *mut c_char, length: c_int, device: c_int) {
-        with_device(device, || give_text(name, length, &format!("0000:{:02x}:00.0", device + 1)))
+        with_device(device, || {
+            let first = c_int::try_from(number("RONDE_DEVICE_FIRST", 0)).unwrap_or_default();
+            give_text(name, length, &format!("0000:{:02x}:00.0", first + device + 1))
+        })
     }
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
         with_device(device, || give(bytes, 256 << 20))
@@ -184,6 +191,9 @@ exported! {
     }
     fn cuMemcpyHtoDAsync_v2(device: u64, host: usize, bytes: usize, handle: usize) {
         with_context(|_| stream::enqueue(handle, Work::ToDevice { device, host, bytes }))
+    }
+    fn cuMemcpyDtoDAsync_v2(target: u64, source: u64, bytes: usize, handle: usize) {
+        with_context(|_| stream::enqueue(handle, Work::Within { target, source, bytes }))
     }
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize) {
         with_context(|device| memory::allocate(device, bytes).map_or_else(|code| code, |found| give(address, found)))

@@ -12,12 +12,15 @@
 //! - Calls that need a context fail in a thread without one.
 //! - An event that is queried during a capture makes it invalid, unless the thread's mode is relaxed.
 //! - An event that a wait names keeps the recording that was the last at that time, as in CUDA.
+//! - Ranks of NCCL may be threads or processes of one host. Calls that differ wait for ever, as do those that wait for a process
+//!   that has died; an abort reaches all ranks.
 //! - Work fails, is delayed and stops where the test asks for it: variables (`control.rs`) for other processes, exported functions for
 //!   this one.
 //!
 //! | variable | effect |
 //! |---|---|
 //! | `RONDE_DEVICE_COUNT` | devices; default 2. With 0, `cuInit` reports that there is none |
+//! | `RONDE_DEVICE_FIRST` | the place on the bus of the first device that the process sees; default 0 |
 //! | `RONDE_DEVICE_MEMORY` | bytes of each device; default 256 MiB |
 //! | `RONDE_DEVICE_COPY_DELAY_US` | how long each copy takes in addition |
 //! | `RONDE_DEVICE_FAIL` | `FUNCTION=CODE[@N]`, comma-separated: the N-th call (default: each) returns the code; `copy` is the work itself |
@@ -30,6 +33,7 @@ mod control;
 mod driver;
 mod memory;
 mod nccl;
+mod nccl_group;
 mod sticky;
 mod stream;
 

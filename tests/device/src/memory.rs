@@ -3,6 +3,8 @@
 #![expect(unsafe_code, reason = "copies between host addresses and the backing of device memory")]
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{LazyLock, Mutex};
 
@@ -32,7 +34,55 @@ struct Memory {
 #[derive(Debug)]
 struct Allocation {
     device: i32,
-    bytes: Vec<u8>,
+    bytes: Backing,
+}
+
+/// The host memory in which device memory is kept.
+#[derive(Debug)]
+enum Backing {
+    Private(Vec<u8>),
+    /// A mapping of memory that other processes may map, too. Until access is set, as much of it is there as none.
+    Shared {
+        address: usize,
+        bytes: usize,
+        is_accessible: bool,
+    },
+}
+
+impl Deref for Backing {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Private(bytes) => bytes,
+            Self::Shared { is_accessible: false, .. } => &[],
+            // SAFETY: mapped for the life of this value. Another process may change the bytes meanwhile, which only a program
+            // without an order between its streams brings about, and which a test then sees.
+            Self::Shared { address, bytes, .. } => unsafe { std::slice::from_raw_parts(*address as *const u8, *bytes) },
+        }
+    }
+}
+
+impl DerefMut for Backing {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Private(bytes) => bytes,
+            Self::Shared { is_accessible: false, .. } => &mut [],
+            // SAFETY: as above.
+            Self::Shared { address, bytes, .. } => unsafe {
+                std::slice::from_raw_parts_mut(*address as *mut u8, *bytes)
+            },
+        }
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        if let Self::Shared { address, bytes, .. } = self {
+            // SAFETY: mapped by `map`, and nothing refers to it any more.
+            unsafe { libc::munmap(*address as *mut libc::c_void, *bytes) };
+        }
+    }
 }
 
 static MEMORY: LazyLock<Mutex<Memory>> = LazyLock::new(Mutex::default);
@@ -50,18 +100,55 @@ pub(crate) fn allocate(device: i32, bytes: usize) -> Result<u64, Code> {
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
-    let mut memory = lock(&MEMORY);
-    let used: usize =
-        memory.allocations.values().filter(|each| each.device == device).map(|each| each.bytes.len()).sum();
-    if (used + bytes) as u64 > number("RONDE_DEVICE_MEMORY", DEFAULT_BYTES) {
+    if !has_room(device, bytes) {
         return Err(OUT_OF_MEMORY);
     }
+    let address = reserve(bytes);
+    // Not zeros: what is not written shows.
+    let bytes = Backing::Private(vec![0xA5; bytes]);
+    lock(&MEMORY).allocations.insert(address, Allocation { device, bytes });
+    Ok(address)
+}
+
+/// Whether a device has so much memory left, as far as this process uses it.
+pub(crate) fn has_room(device: i32, bytes: usize) -> bool {
+    let memory = lock(&MEMORY);
+    let is_own = |each: &&Allocation| each.device == device && matches!(each.bytes, Backing::Private(_));
+    let used: usize = memory.allocations.values().filter(is_own).map(|each| each.bytes.len()).sum();
+    (used + crate::driver::made(device) + bytes) as u64 <= number("RONDE_DEVICE_MEMORY", DEFAULT_BYTES)
+}
+
+/// Addresses for so many bytes, at which nothing is.
+pub(crate) fn reserve(bytes: usize) -> u64 {
+    let mut memory = lock(&MEMORY);
     let address = BASE + memory.next;
     // A gap, so that an access past the end is not one to the neighbour.
     memory.next += (bytes as u64).next_multiple_of(4096) + 4096;
-    // Not zeros: what is not written shows.
-    memory.allocations.insert(address, Allocation { device, bytes: vec![0xA5; bytes] });
-    Ok(address)
+    address
+}
+
+/// Maps physical memory at reserved addresses.
+pub(crate) fn map(address: u64, device: i32, bytes: usize, descriptor: &OwnedFd) -> Code {
+    let (access, descriptor) = (libc::PROT_READ | libc::PROT_WRITE, descriptor.as_raw_fd());
+    // SAFETY: a new mapping of a file that lives.
+    let mapped = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, descriptor, 0) };
+    if mapped == libc::MAP_FAILED {
+        return OUT_OF_MEMORY;
+    }
+    let bytes = Backing::Shared { address: mapped as usize, bytes, is_accessible: false };
+    lock(&MEMORY).allocations.insert(address, Allocation { device, bytes });
+    SUCCESS
+}
+
+/// Lets the device access what is mapped at an address.
+pub(crate) fn allow_access(at: u64, length: usize) -> Code {
+    match lock(&MEMORY).allocations.get_mut(&at).map(|allocation| &mut allocation.bytes) {
+        Some(Backing::Shared { bytes, is_accessible, .. }) if *bytes == length => {
+            *is_accessible = true;
+            SUCCESS
+        }
+        _ => INVALID_VALUE,
+    }
 }
 
 pub(crate) fn free(address: u64) -> Code {
@@ -133,6 +220,12 @@ pub(crate) fn to_device(device: u64, host: usize, bytes: usize) -> Code {
     // SAFETY: the caller of the driver's function promises that the host has so many readable bytes there until the copy ends.
     unsafe { std::ptr::copy_nonoverlapping(host as *const u8, allocation.bytes[offset..].as_mut_ptr(), bytes) };
     SUCCESS
+}
+
+/// Copies device memory to device memory.
+pub(crate) fn within(target: u64, source: u64, bytes: usize) -> Code {
+    let Some(content) = with(source, bytes, |found| found.to_vec()) else { return ILLEGAL_ADDRESS };
+    with(target, bytes, |found| found.copy_from_slice(&content)).map_or(ILLEGAL_ADDRESS, |()| SUCCESS)
 }
 
 /// Sets bytes of device memory.

@@ -32,6 +32,12 @@ pub(crate) enum Work {
         value: u8,
         bytes: usize,
     },
+    /// A copy within device memory.
+    Within {
+        target: u64,
+        source: u64,
+        bytes: usize,
+    },
     Record(Arc<Recording>),
     Wait(Arc<Recording>),
     /// Work of another part of the software device.
@@ -130,6 +136,7 @@ fn execute(work: Work, failed: Code) -> Code {
         _ if failed != 0 => 0,
         Work::Fill { address, value, bytes } => memory::fill(address, value, bytes),
         Work::Call(call) => call(),
+        Work::Within { target, source, bytes } => copy(|| memory::within(target, source, bytes)),
         Work::ToHost { host, device, bytes } => copy(|| memory::to_host(host, device, bytes)),
         Work::ToDevice { device, host, bytes } => copy(|| memory::to_device(device, host, bytes)),
     }

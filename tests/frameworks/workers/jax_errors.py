@@ -33,8 +33,10 @@ def mismatches(rank: int, size: int) -> None:
         failure = hvd.failure_of(compiled.value)
         assert isinstance(failure, ronde.MismatchError), (what, compiled.value)
         assert failure.cause == "mismatch"
-        # The words are the client's, but for the operation's name.
-        assert str(failure) in str(compiled.value)
+        # The words are the client's, with the code that `ronde explain` knows.
+        assert failure.code == "RONDE-E306"
+        assert f"[{failure.code}]" in str(failure)
+        assert str(failure) in str(compiled.value), (what, compiled.value)
         assert "rank" in str(eager.value), eager.value
         next_step_works(rank, size)
 
@@ -128,7 +130,7 @@ def without_session(kept: Any) -> None:
         with pytest.raises(ValueError, match=r"call ronde\.jax\.init\(\) first"):
             call()
     if kept is not None:
-        with pytest.raises(jax.errors.JaxRuntimeError, match=r"no open session .* ronde\.jax\.init\(\)"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"no open session .* init\(\) first"):
             jax.block_until_ready(kept(jnp.ones(3)))
         assert hvd.failure_of(ValueError("something else")) is None
 

@@ -15,6 +15,7 @@ import zipfile
 from typing import Any
 
 import numpy as np
+from ronde.frameworks import objects
 
 hvd: Any = importlib.import_module(sys.argv[1])
 if sys.argv[1].endswith("tensorflow.keras"):
@@ -97,6 +98,21 @@ def aggregates() -> None:
     fit(trained, MINE, BATCH)
     same(trained, alone(keras.optimizers.SGD(0.1), batch=2 * BATCH * SIZE))
     assert int(np.asarray(optimizer.iterations)) == STEPS
+
+
+def accumulates() -> None:
+    """On JAX the optimizer itself adds passes. Those of ronde are refused."""
+    trained = model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+    trained.compile(optimizer=optimizer, loss="mse")
+    fit(trained, MINE, BATCH)
+    same(trained, alone(keras.optimizers.SGD(0.1), batch=2 * BATCH * SIZE))
+    try:
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    except NotImplementedError as error:
+        assert "gradient_accumulation_steps=2" in str(error)
+    else:
+        raise AssertionError("passes were accepted on JAX")
 
 
 def aggregates_what_is_there() -> None:
@@ -197,6 +213,7 @@ def saves_and_loads() -> None:
         fit(loaded, MINE, BATCH)
         same(loaded, alone(keras.optimizers.Adam(0.02), 2))
         assert int(np.asarray(loaded.optimizer.iterations)) == 2 * STEPS
+        loads_an_open_file(folder)
         plain = keras.models.load_model(path)  # as a program without ronde does
         same(plain, alone(keras.optimizers.Adam(0.02)))
         checkpoint = hvd.callbacks.BestModelCheckpoint(monitor="loss")
@@ -209,6 +226,54 @@ def saves_and_loads() -> None:
         checkpoint.filepath = str(pathlib.Path(folder) / f"best{RANK}.{'h5' if KERAS_2 else 'keras'}")
         fit(model_of(), MINE, BATCH, callbacks=[checkpoint])
         assert os.path.exists(checkpoint.filepath)
+
+
+def loads_an_open_file(folder: str) -> None:
+    h5py: Any = importlib.import_module("h5py")
+    trained = model()
+    # Keras 3 cannot load the abbreviation "mse" from such a file.
+    trained.compile(
+        optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.02)), loss=keras.losses.MeanSquaredError()
+    )
+    fit(trained, MINE, BATCH)
+    path = str(pathlib.Path(folder) / "open.h5")
+    trained.save(path)
+    with h5py.File(path, "r") as file:
+        loaded = hvd.load_model(file)
+    same(loaded, trained)
+    assert (type(loaded.optimizer).__name__, int(np.asarray(loaded.optimizer.iterations))) == ("Adam", STEPS)
+
+
+def names() -> None:
+    """Optimizers are named as Horovod names them, also one that has state."""
+    plain = keras.optimizers.SGD(0.1)
+    plain.build(model().trainable_variables)
+    for given in (keras.optimizers.SGD(0.1), plain):
+        assert hvd.DistributedOptimizer(given).name == "DistributedSGD"
+        assert hvd.DistributedOptimizer(given, name="mine").name == "mine"
+
+
+def variables_that_differ() -> None:
+    """All ranks get the same words, and nobody waits."""
+    other = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1 + RANK)])
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    try:
+        callback.backend.broadcast_variables(other.variables, 0)
+    except ValueError as error:
+        assert "rank 1 has" in str(error), error
+        assert len(set(objects.allgather_object(str(error), "words", hvd.global_process_set))) == 1
+    else:
+        raise AssertionError("variables that differ were accepted")
+    values()
+
+
+def returns_tensors() -> None:
+    """On TensorFlow, Horovod's module returns what TensorFlow's collectives return."""
+    if not sys.argv[1].startswith("horovod") or (not KERAS_2 and keras.backend.backend() != "tensorflow"):
+        return
+    for found in (hvd.allreduce(1.0), hvd.allgather([1.0]), hvd.broadcast([1.0], 0), hvd.reducescatter([1.0] * SIZE)):
+        assert found.numpy().dtype == "float32"
+    assert hvd.allreduce(float(RANK), average=True).numpy() == (SIZE - 1) / 2
 
 
 def model_of() -> Any:
@@ -224,6 +289,7 @@ def rates_and_metrics() -> None:
 
     class Rates(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            getattr(trained, "jax_state_sync", lambda: None)()  # with JAX, its program has the variables in `fit`
             rates.append(float(np.asarray(trained.optimizer.learning_rate)))
 
     callbacks = [
@@ -247,6 +313,25 @@ def rates_and_metrics() -> None:
             assert "initial_lr" in str(error)
         else:
             raise AssertionError("a schedule without a rate was accepted")
+
+
+def embeds() -> None:
+    """Gradients of an embedding. On TensorFlow they are slices: rows of all ranks, or converted to a tensor."""
+    words = (np.arange(len(DATA)) * 7 % 11)[:, None]
+
+    def trained_by(optimizer: Any, rows: Any, batch: int) -> Any:
+        layers = keras.layers
+        made = keras.Sequential([layers.Input((1,)), layers.Embedding(11, 3), layers.Flatten(), layers.Dense(1)])
+        generator = np.random.default_rng(3)
+        made.set_weights([generator.normal(size=weight.shape) * 0.3 for weight in made.get_weights()])
+        made.compile(optimizer=optimizer, loss="mse")
+        made.fit(words[rows], TARGET[rows], batch_size=batch, shuffle=False, verbose=0)
+        return made
+
+    expected = trained_by(keras.optimizers.SGD(0.1), slice(None), BATCH * SIZE)
+    for is_dense in (True, False):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sparse_as_dense=is_dense)
+        same(trained_by(optimizer, MINE, BATCH), expected)
 
 
 def values() -> None:
@@ -295,11 +380,14 @@ def refusals() -> None:
 
 PARTS = [
     trains_as_one,
-    aggregates,
-    aggregates_what_is_there,
+    *([accumulates] if not KERAS_2 and keras.backend.backend() == "jax" else [aggregates, aggregates_what_is_there]),
     saves_and_loads,
+    names,
+    embeds,
     rates_and_metrics,
     values,
+    variables_that_differ,
+    returns_tensors,
     local_layers,
     local_variables,
     in_a_process_set,

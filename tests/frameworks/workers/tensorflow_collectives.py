@@ -156,7 +156,12 @@ def sets() -> None:
         for found in both(lambda tensor: hvd.allgather(tensor, process_set=pair), tf.constant([rank])):
             check(found, [0, size - 1])
         tape_in_set(pair)
+        if pair is not hvd.global_process_set:
+            orthogonal = tf.constant([1.0, 0.0] if rank == 0 else [0.0, 2.0])
+            check(hvd.allreduce(orthogonal, op=hvd.Adasum, process_set=pair), [1.0, 2.0])
+            assert hvd.join(process_set=pair) in (0, size - 1)
     number = own[0].process_set_id or 0
+    assert int(hvd.process_set_included_op(77)) == -3
     assert (int(hvd.size_op(number)), int(hvd.process_set_included_op(number))) == (1, int(rank == 0))
     try:
         hvd.allreduce(tf.constant([1.0]), process_set=own[(rank + 1) % size])

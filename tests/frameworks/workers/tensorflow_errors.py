@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any, Callable
 
@@ -35,6 +36,7 @@ def before_init() -> None:
     for call in (lambda: hvd.allreduce(tf.ones(1)), lambda: traced_early(tf.ones(1)), hvd.rank):
         assert "has not been initialized; use hvd.init()" in fails(ValueError, call)
     assert "has not been initialized" in fails(tf.errors.FailedPreconditionError, hvd.rank_op)
+    assert int(hvd.process_set_included_op()) == -1
 
 
 def mismatches() -> None:
@@ -43,6 +45,7 @@ def mismatches() -> None:
         kind = tf.errors.InvalidArgumentError
         text = fails(kind, lambda run=run: run(lambda: hvd.allreduce(tf.ones(rank + 1), name="shapes"))())
         agreed(text, r"Mismatched ALLREDUCE tensor shapes.*?\(rank 0: .*?\)")
+        assert "[RONDE-E306]" in text, text
         mine = tf.ones(2, [tf.float32, tf.float64][rank % 2])
         text = fails(kind, lambda run=run, mine=mine: run(lambda: hvd.allreduce(mine, name="types"))())
         agreed(text, r"Mismatched data types.*?\)")
@@ -53,6 +56,13 @@ def mismatches() -> None:
         text = fails(kind, lambda run=run: run(lambda: hvd.allreduce(tf.ones(2), op=rank % 2, name="ops"))())
         agreed(text, r"Mismatched.*?\)")
     in_a_step()
+
+
+def mismatches_for_horovod() -> None:
+    """Programs that import Horovod's module get Horovod's type of error, with the same words."""
+    importlib.import_module("horovod.tensorflow")
+    text = fails(tf.errors.FailedPreconditionError, lambda: hvd.allreduce(tf.ones(hvd.rank() + 1), name="shapes"))
+    agreed(text, r"Mismatched ALLREDUCE tensor shapes.*?\(rank 0: .*?\)")
 
 
 def in_a_step() -> None:
@@ -131,6 +141,6 @@ def versions() -> None:
 
 before_init()
 hvd.init()
-for part in (mismatches, arguments, variables, eager_with_graph, after_shutdown, versions):
+for part in (mismatches, arguments, variables, eager_with_graph, after_shutdown, versions, mismatches_for_horovod):
     part()
 print(f"rank {hvd.rank()}: all errors are right", flush=True)

@@ -110,10 +110,17 @@ impl Cluster {
     /// When one does not connect, or gets another rank than its position.
     pub fn restart_workers(&mut self, seats: &Seats) -> Result<()> {
         self.workers.clear();
-        for &(worker, sidecar) in seats {
-            let started = self.elastic_worker(worker, sidecar)?;
-            self.workers.push(started);
-        }
+        let started =
+            seats.iter().map(|&(worker, sidecar)| self.elastic_worker(worker, sidecar)).collect::<Result<_>>()?;
+        self.seat_workers(started, seats)
+    }
+
+    /// Waits until these workers, which have the numbers of the seats, are connected with their new ranks.
+    ///
+    /// # Errors
+    /// When one does not connect, or gets another rank than its position.
+    pub fn seat_workers(&mut self, workers: Vec<Worker>, seats: &Seats) -> Result<()> {
+        self.workers = workers;
         self.placement = seats.iter().map(|(_, sidecar)| *sidecar).collect();
         for (rank, worker) in (0..).zip(&mut self.workers) {
             worker.rank = rank;

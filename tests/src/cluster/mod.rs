@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 pub mod capture;
 pub mod membership;
+pub mod nccl;
 pub mod network;
 pub mod process;
 pub mod resources;
@@ -56,6 +57,9 @@ pub struct Plan<'a> {
     transport: Transport,
     plugins: Vec<Value>,
     web: Value,
+    otlp: Value,
+    autotune: Value,
+    chunk_bytes: Option<u32>,
     log: String,
     elastic: bool,
     authority: Option<&'a Authority>,
@@ -81,6 +85,9 @@ impl<'a> Plan<'a> {
             transport: Transport::Auto,
             plugins: Vec::new(),
             web: Value::Null,
+            otlp: Value::Null,
+            autotune: Value::Null,
+            chunk_bytes: None,
             log: "info".to_owned(),
             elastic: false,
             authority: None,
@@ -160,10 +167,22 @@ impl<'a> Plan<'a> {
         Self { plugins: of_sidecars, ..self }
     }
 
+    /// With a search for better settings, as the launcher configures it, from this chunk size.
+    #[must_use]
+    pub fn autotune(self, autotune: Value, chunk_bytes: u32) -> Self {
+        Self { autotune, chunk_bytes: Some(chunk_bytes), ..self }
+    }
+
     /// With gRPC-Web served by all sidecars, as the launcher configures it.
     #[must_use]
     pub fn web(self, web: Value) -> Self {
         Self { web, ..self }
+    }
+
+    /// With metrics exported by all sidecars, as the launcher configures it.
+    #[must_use]
+    pub fn otlp(self, otlp: Value) -> Self {
+        Self { otlp, ..self }
     }
 
     /// With this filter of the sidecars' logs.
@@ -253,6 +272,9 @@ impl<'a> Plan<'a> {
             transport: self.transport,
             plugins: self.plugins.get(index as usize).cloned().unwrap_or_else(|| json!({})),
             web: self.web.clone(),
+            otlp: self.otlp.clone(),
+            autotune: self.autotune.clone(),
+            chunk_bytes: self.chunk_bytes,
             log: self.log.clone(),
             elastic: self.elastic,
             namespace: self.network.map(|network| network.host(index)),

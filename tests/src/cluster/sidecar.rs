@@ -34,6 +34,10 @@ pub struct SidecarOptions {
     pub arena_bytes_max: Option<u64>,
     /// Bytes of one bucket; the default when absent.
     pub fusion_threshold_bytes: Option<u64>,
+    /// The search for better settings, as the launcher sends it.
+    pub autotune: Value,
+    /// The chunk size; the default when absent.
+    pub chunk_bytes: Option<u32>,
     /// Bytes of a contribution up to which operations travel eagerly, 0 for none.
     pub eager_bytes: Option<u32>,
     /// Whether repeated operations run ahead without negotiation; they do by default.
@@ -56,6 +60,8 @@ pub struct SidecarOptions {
     pub plugins: Value,
     /// The gRPC-Web settings, as the launcher sends them; null for none.
     pub web: Value,
+    /// Where metrics are exported to, as the launcher sends it; null for nowhere.
+    pub otlp: Value,
     /// The filter of its log.
     pub log: String,
     /// Whether the membership of the job may change.
@@ -81,6 +87,9 @@ impl SidecarOptions {
             "transport": self.transport,
             "plugins": self.plugins,
             "web": self.web,
+            "otlp": self.otlp,
+            "autotune": self.autotune,
+            "chunk_bytes": self.chunk_bytes,
         });
         if let Some(settings) = tuning.as_object_mut() {
             settings.retain(|_, value| !value.is_null());

@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::Signal;
 
 use super::process::{Process, marked};
@@ -35,6 +36,19 @@ impl Run {
     /// When there is no binary or no temporary directory.
     #[must_use]
     pub fn new(ranks: u32) -> Self {
+        Self::of("run", ranks)
+    }
+
+    /// `ronde tune -np <ranks>`, likewise.
+    ///
+    /// # Panics
+    /// When there is no binary or no temporary directory.
+    #[must_use]
+    pub fn tune(ranks: u32) -> Self {
+        Self::of("tune", ranks)
+    }
+
+    fn of(subcommand: &str, ranks: u32) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         // Runtime directories that others can enter are not used.
@@ -42,7 +56,7 @@ impl Run {
         let runtime_dir = tempfile::Builder::new().prefix("ronde-test-").permissions(private).tempdir();
         let runtime_dir = runtime_dir.expect("a temporary directory");
         let mut command = Command::new(ronde_binary());
-        command.args(["run", "-np", &ranks.to_string()]);
+        command.args([subcommand, "-np", &ranks.to_string()]);
         command.env(MARK, &mark).env("XDG_RUNTIME_DIR", runtime_dir.path());
         // A shell that starts the tests in the background ignores SIGINT, and the launcher would inherit that.
         let disposition = "--default-signal=INT".to_owned();
@@ -146,7 +160,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Waits for the launcher's end and all of its output.
+    /// Waits for the launcher's end and all of its output. With [`Run::stdout_unread`] its standard output is what the pipe
+    /// has at the end.
     ///
     /// # Panics
     /// When it does not end in time.
@@ -156,7 +171,8 @@ impl Job {
         let status = self.child.wait().expect("it has ended");
         self.readers.drain(..).for_each(|reader| reader.join().expect("a reader only reads"));
         let lines = self.collected.lock();
-        Ended::new(status, lines.stdout.clone(), lines.stderr.clone())
+        let stdout = self.unread.take().map_or_else(|| lines.stdout.clone(), content);
+        Ended::new(status, stdout, lines.stderr.clone())
     }
 
     /// Waits for a line of either output that holds a text, and returns the line.
@@ -254,6 +270,17 @@ impl Job {
         let output = command.output().expect("the ronde binary is there and can be started");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ended::new(output.status, text(&output.stdout), text(&output.stderr))
+    }
+
+    /// The bytes that the pipe of the launcher's standard output has room for. Only with [`Run::stdout_unread`].
+    ///
+    /// # Panics
+    /// When the output is read.
+    #[must_use]
+    pub fn stdout_capacity(&self) -> usize {
+        let pipe = self.unread.as_ref().expect("standard output is not read");
+        let bytes = fcntl(pipe, FcntlArg::F_GETPIPE_SZ).expect("it is a pipe");
+        usize::try_from(bytes).expect("a size")
     }
 
     /// Closes the reading end of the launcher's standard output, as `head` does. Only with [`Run::stdout_unread`].
@@ -355,6 +382,15 @@ impl Collected {
         let waited = self.news.wait_timeout(self.lock(), at_most);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
+}
+
+/// What a pipe has now; a process that still has its other end is not waited for.
+fn content(mut pipe: std::process::ChildStdout) -> String {
+    fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("it is a pipe");
+    let mut bytes = Vec::new();
+    // At the end of what is there, an error says that more might come.
+    let _ = pipe.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn collect(

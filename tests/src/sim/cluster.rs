@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use ronde_collectives::CostModel;
-use ronde_engine::{EngineConfig, RunAhead};
+use ronde_engine::{AutotuneSettings, EngineConfig, RunAhead};
 use ronde_wire::{Epoch, Invalidation, ProcessSet, Rank, SetId, SidecarIndex, World};
 
 use super::checks::{Counts, Oracle, Property, Results, Violated, violated};
@@ -51,6 +51,8 @@ pub struct Report {
     pub fused: u64,
     /// Admissions of operations with so many sub-schedules that some have to wait for others.
     pub piped: u64,
+    /// Samples of searches for better settings.
+    pub tuned: u64,
     /// Whether the planted bug had an opportunity.
     pub sabotaged: bool,
     /// How often each situation was met.
@@ -66,6 +68,8 @@ pub(super) struct Setup {
     pub(super) lanes: u16,
     pub(super) grant_bytes: u64,
     fusion_threshold_bytes: u64,
+    chunk_bytes: Option<u32>,
+    autotune: Option<AutotuneSettings>,
     buckets_in_flight: usize,
     eager_bytes: u32,
     run_ahead: Option<RunAhead>,
@@ -334,6 +338,7 @@ fn withdrawal(cause: Invalidation) -> &'static str {
         Invalidation::Refusal => "invalidated for a refusal",
         Invalidation::Delay => "invalidated for a delay",
         Invalidation::WorkerExit => "invalidated for a worker exit",
+        Invalidation::Tuning => "invalidated for other settings",
     }
 }
 
@@ -370,8 +375,13 @@ impl Setup {
         let injected = !floats && saboteur.is_none_or(|saboteur| !saboteur.schedules());
         let recipe =
             Recipe { seed, leavers_until, any_floats: floats, injected, stalls, result_bytes_max, loops, saboteur };
+        // From a generator of its own, so that an older seed still leads to the run that it led to.
+        let mut tuning = Rng::with_seed(seed ^ TUNING_SEED ^ options.floats_variant.unwrap_or(0) << 32);
+        let (chunk_bytes, autotune) = (tuning.bool().then_some(4_096), tuning.bool().then(|| autotune(&mut tuning)));
         Self {
             world,
+            chunk_bytes: chunk_bytes.filter(|_| saboteur.is_none()),
+            autotune: autotune.filter(|_| saboteur.is_none()),
             lanes: rng.u16(1..=3),
             grant_bytes: [0, 54, 400, 6_000, 4 << 20][rng.usize(..5)],
             fusion_threshold_bytes: [0, 2_000, 64 << 20][rng.usize(..3)],
@@ -395,6 +405,8 @@ impl Setup {
         let config = EngineConfig {
             lanes: self.lanes,
             fusion_threshold_bytes: self.fusion_threshold_bytes,
+            chunk_bytes: self.chunk_bytes,
+            autotune: self.autotune.clone(),
             buckets_in_flight: self.buckets_in_flight,
             eager_bytes: self.eager_bytes,
             run_ahead: self.run_ahead,
@@ -408,6 +420,19 @@ impl Setup {
         Host::new(config, self.grant_bytes, life, now)
     }
 }
+
+/// A search that changes values often. They must not change a bit.
+fn autotune(rng: &mut Rng) -> AutotuneSettings {
+    AutotuneSettings {
+        warmup_samples: rng.usize(0..=1),
+        steps_per_sample: 1,
+        samples_max: rng.usize(1..=6),
+        seed: rng.u64(..),
+        ..AutotuneSettings::default()
+    }
+}
+
+const TUNING_SEED: u64 = 0x7475_6e65;
 
 /// One to seven sidecars with gaps between their indices, one to eight ranks, up to three more process sets.
 fn world(rng: &mut Rng) -> World {

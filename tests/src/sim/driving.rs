@@ -127,6 +127,7 @@ impl Cluster {
                 self.send_to_lanes(host, &Command::Cancel(epoch, last, dropped));
             }
             Action::Complete { rank, request, outcome } => self.complete(host, (rank, request), &outcome)?,
+            Action::Autotuned(_) => self.report.tuned += 1,
             Action::Notice { text, .. } | Action::Hung { text, .. } => self.note(|| format!("{me} notices: {text}")),
             Action::Disconnect { peer, reason } => self.break_off(host, peer, &reason)?,
             Action::EndSession { rank, failure } => self.end_session(rank, &failure)?,

@@ -206,6 +206,7 @@ fn seeds_of_sidecars() -> Vec<Vec<u8>> {
         inline_bytes_max: 1 << 20,
         pending_max: 65_536,
         ring_bytes: 256 << 10,
+        device_bytes_max: 1 << 30,
     };
     let began = v1::EpochBegan {
         epoch: 3,

@@ -160,7 +160,11 @@ impl Pair {
             }
             Action::EpochEnded { failure, .. } => self.ended.push(failure.reason),
             Action::Disconnect { reason, .. } => self.ended.push(reason),
-            Action::EpochBegan { .. } | Action::Commit { .. } | Action::Notice { .. } | Action::Hung { .. } => {}
+            Action::EpochBegan { .. }
+            | Action::Commit { .. }
+            | Action::Notice { .. }
+            | Action::Hung { .. }
+            | Action::Autotuned(_) => {}
             Action::SetForgotten { .. } | Action::EndSession { .. } => {}
         }
     }

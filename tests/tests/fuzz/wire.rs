@@ -5,6 +5,7 @@ use bytes::Bytes;
 use ronde_fuzz::{Outcome, Target};
 use ronde_wire::control::{Close, Hello, Refusal, decode, encode};
 use ronde_wire::frame::{Chunk, HEADER_BYTES};
+use ronde_wire::stream::StreamFrame;
 use ronde_wire::{
     Ascent, Cause, Control, Enclosed, Epoch, Failure, Frame, FrameError, FrameHeader, FrameKind, Rank, Seq, SetId,
     SidecarIndex, TensorName, limits,
@@ -109,6 +110,12 @@ fn content(frame: &Frame) -> Result<(), FrameError> {
             let again = [&chunk.encode_head()[HEADER_BYTES..], &chunk.data].concat();
             assert_eq!(again, payload, "a chunk has one spelling");
         }),
+        FrameKind::Stream => {
+            if let Ok((stream, frame)) = StreamFrame::decode(&frame.payload) {
+                assert_eq!(StreamFrame::decode(&frame.encode(stream)), Ok((stream, frame)));
+            }
+            Ok(())
+        }
         FrameKind::Admitted | FrameKind::Renew => Ok(()),
     }
 }

@@ -17,7 +17,9 @@ pub(super) fn section() -> String {
                 syn::Item::Struct(item) if is_written(item) && !LOCAL.iter().any(|name| item.ident == name) => {
                     text.push_str(&structure(item));
                 }
-                syn::Item::Enum(item) if is_sent(&item.attrs) => text.push_str(&enumeration(item)),
+                syn::Item::Enum(item) if is_sent(&item.attrs) && item.ident != SETTING => {
+                    text.push_str(&enumeration(item));
+                }
                 _ => {}
             }
         }
@@ -47,6 +49,9 @@ const FILES: [&str; 15] = [
 
 /// Types that never leave a sidecar by themselves.
 const LOCAL: [&str; 6] = ["PluginCall", "PluginValue", "Blame", "WorldWire", "SetMember", "SetTopology"];
+
+/// An enum of the settings between a launcher and its sidecars, which are JSON.
+const SETTING: &str = "TuningParameter";
 
 /// Types that serde writes without deriving it.
 const WRITTEN_BY_HAND: [&str; 1] = ["Enclosed"];

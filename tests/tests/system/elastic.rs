@@ -81,8 +81,8 @@ fn a_sidecar_is_added_while_the_epoch_continues_until_the_workers_end_it() -> Re
     cluster.workers.clear();
     cluster.await_entered(&[0, 1], 2)?;
     cluster.commit(&[0, 1, 2], 2)?;
-    drop((new, other));
-    cluster.restart_workers(&seats)?;
+    let (first, second) = (cluster.elastic_worker(0, 0)?, cluster.elastic_worker(1, 1)?);
+    cluster.seat_workers(vec![first, second, new, other], &seats)?;
     check_sums(&mut cluster)
 }
 
@@ -118,8 +118,9 @@ fn a_new_sidecar_with_another_jobs_certificate_is_reported_and_the_others_contin
     cluster.change(&[0, 1], 3, &seats)?;
     cluster.enter(&[0, 1], 3, (0, 1))?;
     cluster.commit(&[0, 1], 3)?;
-    waiting.clear();
-    cluster.restart_workers(&seats)?;
+    // Its worker ends with it; the others have waited.
+    waiting.truncate(seats.len());
+    cluster.seat_workers(waiting, &seats)?;
     check_sums(&mut cluster)
 }
 

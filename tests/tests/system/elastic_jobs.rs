@@ -108,7 +108,7 @@ fn survivors_of_a_killed_worker_go_on_and_its_slot_is_used_again() {
     assert_eq!(workers, [vec![0, 1, 2, 3], vec![0, 2, 3], vec![0, 2, 3, 4]], "{ended}");
     let recovery = memberships[1]["recovery_s"].as_f64().expect("it follows a loss");
     assert!((0.0..60.0).contains(&recovery), "{recovery}");
-    assert!(ended.stderr.contains("worker 1 (rank 1) on host 127.0.0.1 was ended by signal 9 (SIGKILL)"), "{ended}");
+    assert!(ended.stderr.contains("worker 1 (rank 1) on host 127.0.0.1 was killed by signal 9 (SIGKILL)"), "{ended}");
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn the_loss_of_rank_0_and_of_the_coordinators_sidecar_is_survived() {
     let coordinator = counting.sidecar_of(1);
     counting.job.sidecar(coordinator, DEADLINE).signal(Signal::SIGKILL);
     // Its workers end because of it, and may be reported before.
-    counting.wait_for_line(&format!("sidecar {coordinator} on host 127.0.0.1 was ended by signal 9"));
+    counting.wait_for_line(&format!("sidecar {coordinator} on host 127.0.0.1 was killed by signal 9"));
     counting.wait_for_line("[worker 2]<stdout>:connected rank=0 size=4");
     let (memberships, ended) = counting.finish(4);
     let last = workers_of(memberships.last().expect("there are some"));

@@ -164,13 +164,12 @@ fn the_first_failure_ends_the_rest_and_is_named() {
     let script = "if [ $RANK = 2 ]; then echo first >&2; echo why it failed >&2; exit 7; fi; sleep 1000";
     let mut job = Run::new(4).sidecars(2).start(sh(script));
     let line = job.wait_for_line("ronde: rank", DEADLINE);
-    assert_eq!(line, "ronde: rank 2 on host localhost exited with code 7 [RONDE-E301]");
+    assert_eq!(line, "ronde: rank 2 failed; ending the 3 ranks that still run");
     let ended = job.wait(DEADLINE);
     assert_eq!(ended.code, Some(7), "{ended}");
-    assert!(
-        ended.stderr.contains("last lines of its stderr:\n  first\n  why it failed\nending the other 3 ranks"),
-        "{ended}"
-    );
+    let block = "ronde: rank 2 on host localhost exited with code 7 [RONDE-E301]\nlast lines of its stderr:\n  first\n  why it \
+                 failed\n3 other ranks ended because of that, by signal 15 (SIGTERM)\n";
+    assert!(ended.stderr.ends_with(block), "{ended}");
 }
 
 #[test]
@@ -182,7 +181,7 @@ fn a_worker_that_fails_because_of_another_is_not_blamed() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let ended = Run::new(2).env("SHARED", directory.path().join("pid")).start(sh(script)).wait(DEADLINE);
     assert_eq!(ended.code, Some(139), "{ended}");
-    assert!(ended.stderr.contains("ronde: rank 1 on host localhost was ended by signal 11 (SIGSEGV)"), "{ended}");
+    assert!(ended.stderr.contains("ronde: rank 1 on host localhost was killed by signal 11 (SIGSEGV)"), "{ended}");
     assert!(!ended.stderr.contains("ronde: rank 0"), "{ended}");
 }
 
@@ -217,7 +216,7 @@ fn a_wrong_command_line_is_explained() {
     let ended = Run::new(5).options(["-H", "localhost:2,other:2"]).start(["true"]).wait(DEADLINE);
     assert_eq!(ended.code, Some(64), "{ended}");
     assert!(ended.stderr.contains("Requested more processes (5) than there are available slots (4)"), "{ended}");
-    let ended = Run::new(1).options(["-H", "localhost"]).start(["true"]).wait(DEADLINE);
+    let ended = Run::new(1).options(["-H", "localhost:"]).start(["true"]).wait(DEADLINE);
     assert!(ended.code == Some(64) && ended.stderr.contains("Invalid host input"), "{ended}");
 }
 
@@ -290,7 +289,7 @@ fn a_second_ctrl_c_does_not_wait() {
     let mut job = Run::new(2).start(sh("trap '' TERM; echo ready; while :; do sleep 1000; done"));
     (0..2).for_each(|rank| drop(job.wait_for_line(&format!("[{rank}]<stdout>:ready"), DEADLINE)));
     job.signal(Signal::SIGINT);
-    job.wait_for_line("ronde: ended by SIGINT", DEADLINE);
+    job.wait_for_line("ronde: SIGINT: ending", DEADLINE);
     job.signal(Signal::SIGINT);
     assert_nothing_left(job);
 }
@@ -317,7 +316,10 @@ fn a_killed_sidecar_ends_the_job_and_its_directory_goes() {
     let mut job = Run::new(4).sidecars(2).start(sh("echo ready; sleep 1000"));
     (0..4).for_each(|rank| drop(job.wait_for_line(&format!("[{rank}]<stdout>:ready"), DEADLINE)));
     job.sidecar(1, DEADLINE).signal(Signal::SIGKILL);
-    job.wait_for_line("ronde: the sidecar of ranks 2-3 on host localhost was ended by signal 9 (SIGKILL)", DEADLINE);
+    job.wait_for_line(
+        "ronde: sidecar 1 on host localhost, which serves ranks 2-3, was killed by signal 9 (SIGKILL)",
+        DEADLINE,
+    );
     assert_nothing_left(job);
 }
 
@@ -338,6 +340,23 @@ fn output_that_nobody_can_read_ends_the_job() {
     let ended = job.wait(DEADLINE);
     assert_eq!(ended.code, Some(74), "{ended}");
     assert!(ended.stderr.contains("cannot write the workers' output"), "{ended}");
+}
+
+#[test]
+fn the_block_that_names_the_cause_comes_past_output_that_nobody_reads() {
+    // Rank 1 fails. Rank 0 writes without end from SIGTERM on, so that the launcher's output is blocked when the block comes.
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let script = "if [ $RONDE_RANK = 0 ]; then trap 'exec yes' TERM; : > $TRAPPED; sleep 1000; fi; \
+                  until [ -e $TRAPPED ]; do sleep 0.01; done; echo bye >&2; exit 3";
+    let run = Run::new(2).stdout_unread().env("TRAPPED", directory.path().join("trapped"));
+    let job = run.start(sh(script));
+    let capacity = job.stdout_capacity();
+    let ended = job.wait(DEADLINE);
+    assert_eq!(ended.code, Some(3), "{ended}");
+    // A write that finds less than a page of room may wait for a whole page.
+    assert!(ended.stdout.contains("[0]<stdout>:y\n") && ended.stdout.len() + 4_096 > capacity, "it was not blocked");
+    let block = "ronde: rank 1 on host localhost exited with code 3 [RONDE-E301]\nlast lines of its stderr:\n";
+    assert_eq!(ended.stderr.matches(block).count(), 1, "{ended}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod agents;
 mod ahead;
+mod autotune;
 mod averages;
 mod certs;
 mod collectives;
@@ -20,6 +21,8 @@ mod hosts;
 mod isolation;
 mod launcher;
 mod logs;
+mod nccl_net;
+mod otlp;
 mod outputs;
 mod pages;
 mod plugins;
@@ -34,6 +37,7 @@ mod semantics;
 mod sets;
 mod settings;
 mod timeline;
+mod top;
 mod unread;
 mod web;
 

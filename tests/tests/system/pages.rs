@@ -1,6 +1,8 @@
 //! The pages of a sidecar for people and monitoring, and its shutdown.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -196,3 +198,77 @@ const MARK: &str = "RONDE_TEST_MARK";
 const LEAVES_WITHIN: Duration = Duration::from_secs(20);
 /// How long a sidecar lets sessions continue (`DRAIN_TIMEOUT` of the sidecar).
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[test]
+fn the_page_for_people_loads_nothing_and_its_streams_are_bounded() -> Result<()> {
+    let mut cluster = Plan::of(&[0, 1]).start(WORKER)?;
+    cluster.check_sum("payload", 1000)?;
+    let (head, page) = whole_answer(&cluster.sidecars[0], "/")?;
+    ensure!(head.contains("200") && page.contains("<!doctype html>"), "{head}");
+    let policy = head.lines().find(|line| line.starts_with("content-security-policy")).context("a policy")?;
+    ensure!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    let mut first = Stream::open(&cluster.sidecars[0])?;
+    for _ in 0..2 {
+        let status = first.status()?;
+        ensure!(status["placement"] == json!([0, 1]) && status["phase"] == "active", "{status}");
+    }
+    let others: Vec<Stream> = (1..VIEWERS_MAX).map(|_| Stream::open(&cluster.sidecars[0])).collect::<Result<_>>()?;
+    let (refused, words) = whole_answer(&cluster.sidecars[0], "/events")?;
+    ensure!(refused.contains("503") && words.contains("viewers"), "{refused} {words}");
+    drop(others);
+    // The places of viewers that went away are free again.
+    let deadline = Instant::now() + PATIENCE;
+    while Stream::open(&cluster.sidecars[0]).is_err() {
+        ensure!(Instant::now() < deadline, "no place became free");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    cluster.sidecars[0].process.signal(Signal::SIGTERM)?;
+    while first.status().is_ok() {
+        ensure!(Instant::now() < deadline, "the stream outlives the sidecar");
+    }
+    Ok(())
+}
+
+/// As many streams as a sidecar serves at a time.
+const VIEWERS_MAX: usize = 32;
+
+/// Requests a page; returns its head and its body.
+fn whole_answer(sidecar: &Sidecar, path: &str) -> Result<(String, String)> {
+    let mut stream = request(sidecar, path)?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("an answer has a head")?;
+    Ok((head.to_owned(), body.to_owned()))
+}
+
+fn request(sidecar: &Sidecar, path: &str) -> Result<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(&sidecar.admin()?, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: sidecar\r\nConnection: close\r\n\r\n")?;
+    Ok(stream)
+}
+
+/// A viewer's stream of status pages.
+struct Stream(BufReader<TcpStream>);
+
+impl Stream {
+    /// Opens it and reads its head.
+    fn open(sidecar: &Sidecar) -> Result<Self> {
+        let mut opened = Self(BufReader::new(request(sidecar, "/events")?));
+        let mut line = String::new();
+        opened.0.read_line(&mut line)?;
+        ensure!(line.contains("200"), "{line}");
+        Ok(opened)
+    }
+
+    /// Reads to the next page.
+    fn status(&mut self) -> Result<Value> {
+        loop {
+            let mut line = String::new();
+            ensure!(self.0.read_line(&mut line)? > 0, "the stream has ended");
+            if let Some(page) = line.strip_prefix("data: ") {
+                return serde_json::from_str(page).context("an event's data is JSON");
+            }
+        }
+    }
+}

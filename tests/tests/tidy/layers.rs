@@ -8,7 +8,7 @@ use crate::hold;
 use crate::source::root;
 
 /// For each crate, the crates of this project that its shipped code may use. Layer by layer.
-const OWN: [(&str, &[&str]); 29] = [
+const OWN: [(&str, &[&str]); 31] = [
     ("ronde-wire", &[]),
     ("ronde-plugin-abi", &[]),
     ("ronde-plugin", &["ronde-plugin-abi"]),
@@ -27,6 +27,7 @@ const OWN: [(&str, &[&str]); 29] = [
     ("ronde-rpc", &["ronde-wire"]),
     ("ronde-shm", &[]),
     ("ronde-gpu", &["ronde-shm"]),
+    ("ronde-nccl-net", &["ronde-shm", "ronde-wire"]),
     ("ronde-transport", &["ronde-wire"]),
     ("ronde-engine", &["ronde-collectives", "ronde-wire"]),
     ("ronde", &["ronde-gpu", "ronde-rpc", "ronde-shm", "ronde-wire"]),
@@ -35,8 +36,11 @@ const OWN: [(&str, &[&str]); 29] = [
     (
         "ronde-sidecar",
         &[
+            "ronde",
             "ronde-bootstrap",
+            "ronde-collectives",
             "ronde-engine",
+            "ronde-gpu",
             "ronde-launcher",
             "ronde-plugin-host",
             "ronde-rpc",
@@ -48,6 +52,7 @@ const OWN: [(&str, &[&str]); 29] = [
     ("ronde-python", &["ronde"]),
     ("ronde-fuzz", &[]),
     ("ronde-tests-device", &[]),
+    ("ronde-tests-nccl", &[]),
     ("ronde-tests-web", &["ronde"]),
     (
         "ronde-tests",
@@ -65,13 +70,13 @@ const OWN: [(&str, &[&str]); 29] = [
 ];
 
 /// External dependencies that only some crates may use in shipped code.
-const EXTERNAL: [(&str, &[&str]); 17] = [
+const EXTERNAL: [(&str, &[&str]); 19] = [
     ("anyhow", &["ronde-bootstrap", "ronde-launcher", "ronde-sidecar", "ronde-tests"]),
     ("axum", &["ronde-sidecar"]),
     ("clap", &["ronde-bootstrap", "ronde-launcher", "ronde-sidecar"]),
     ("cudarc", &["ronde-gpu"]),
-    ("libc", &["ronde-shm", "ronde-python"]),
-    ("libloading", &["ronde-gpu"]),
+    ("libc", &["ronde-shm", "ronde-python", "ronde-tests-device"]),
+    ("libloading", &["ronde-gpu", "ronde-tests-nccl"]),
     (
         "nix",
         &[
@@ -84,10 +89,12 @@ const EXTERNAL: [(&str, &[&str]); 17] = [
             "ronde-transport",
         ],
     ),
+    ("opentelemetry-proto", &["ronde-sidecar"]),
     ("prometheus", &["ronde-sidecar"]),
-    ("prost", &["ronde-rpc"]),
+    ("prost", &["ronde-rpc", "ronde-sidecar"]),
     ("pyo3", &["ronde-python"]),
     ("quinn", &["ronde-transport"]),
+    ("ratatui", &["ronde-sidecar"]),
     ("rustls", &["ronde-transport"]),
     ("tokio", &["ronde", "ronde-launcher", "ronde-sidecar", "ronde-tests", "ronde-transport"]),
     ("tonic", &["ronde", "ronde-rpc", "ronde-sidecar", "ronde-tests"]),

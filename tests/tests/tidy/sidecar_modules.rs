@@ -7,7 +7,8 @@ use crate::hold;
 use crate::source::{Source, files};
 
 /// From the top to the bottom; `sidecar/src/lib.rs` describes them.
-const MODULES: [&str; 8] = ["process", "web", "admin", "driver", "operation", "session", "plugins", "timeline"];
+const MODULES: [&str; 10] =
+    ["process", "web", "admin", "driver", "operation", "session", "streams", "plugins", "flight", "timeline"];
 
 #[test]
 fn a_module_of_the_sidecar_uses_only_modules_below_it() {

@@ -5,13 +5,15 @@ use std::fs;
 use crate::hold;
 use crate::source::{NOT_OURS, root};
 
-const FOLDERS: [&str; 8] = [".ci", "compose", "docs", "plugins", "proto", "sdk-python", "sdk-rust", "sidecar"];
-const FILES: [&str; 16] = [
+const FOLDERS: [&str; 10] =
+    [".ci", ".devcontainer", ".github", "compose", "docs", "plugins", "proto", "sdk-python", "sdk-rust", "sidecar"];
+const FILES: [&str; 18] = [
     ".clippy.toml",
     ".dockerignore",
     ".editorconfig",
     ".gitattributes",
     ".gitignore",
+    ".pre-commit-config.yaml",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "Cargo.lock",
@@ -21,6 +23,7 @@ const FILES: [&str; 16] = [
     "README.md",
     "SECURITY.md",
     "deny.toml",
+    "mkdocs.yml",
     "rustfmt.toml",
     "tests",
 ];

@@ -129,6 +129,8 @@ pub struct Claimed {
     pub pending_max: u32,
     /// Capacity of each direction of a ring in bytes; 0 if the sidecar does not support rings.
     pub ring_bytes: u64,
+    /// Limit for the bytes of device memory that the session may pass to the sidecar; 0 if it uses no GPUs.
+    pub device_bytes_max: u64,
 }
 
 impl Claimed {
@@ -148,6 +150,7 @@ impl Claimed {
             inline_bytes_max: message.inline_bytes_max.min(limits::INLINE_BYTES_MAX as u64),
             pending_max: positive("pending_max", message.pending_max)?,
             ring_bytes: message.ring_bytes,
+            device_bytes_max: message.device_bytes_max,
         })
     }
 
@@ -163,6 +166,7 @@ impl Claimed {
             inline_bytes_max: self.inline_bytes_max,
             pending_max: self.pending_max,
             ring_bytes: self.ring_bytes,
+            device_bytes_max: self.device_bytes_max,
         }
     }
 }

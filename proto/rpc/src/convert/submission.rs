@@ -41,15 +41,35 @@ pub enum Place {
         /// The number of bytes.
         bytes: u64,
     },
+    /// In a segment of device memory that the session has passed to the sidecar.
+    Device {
+        /// The segment's number among the session's segments of device memory.
+        segment: u32,
+        /// The first byte.
+        offset: u64,
+        /// The number of bytes.
+        bytes: u64,
+    },
     /// In the message itself; at most [`limits::INLINE_BYTES_MAX`] bytes in a submission.
     Inline(Bytes),
     /// Nowhere: the operation has no input, or the result was sent in parts.
     None,
 }
 
-/// A range of an input segment to which a result should be written.
+/// Which memory a segment of a session is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentKind {
+    /// Shared memory.
+    Arena,
+    /// Device memory.
+    Device,
+}
+
+/// A range of a segment of the session to which a result should be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutputPlace {
+    /// The segment's memory.
+    pub kind: SegmentKind,
     /// The segment's number within its session.
     pub segment: u32,
     /// The first byte.
@@ -119,6 +139,7 @@ impl Submission {
     pub fn inline_only(self, me: Rank) -> Result<Self, Refused> {
         let in_memory = match &self.place {
             Place::Arena { .. } => Some("the input is in an arena"),
+            Place::Device { .. } => Some("the input is in device memory"),
             _ if self.output.is_some() => Some("the output is in an arena"),
             Place::None if self.what.collective.has_result(me) => Some("a result without a place goes to an arena"),
             _ => None,
@@ -157,11 +178,17 @@ impl Place {
     /// Parses a message; an unset one is [`Place::None`].
     ///
     /// # Errors
-    /// [`ConvertError::Device`] for device memory, [`ConvertError::PlaceOverflow`], [`ConvertError::Inline`].
+    /// [`ConvertError::Device`] for device memory of an unknown kind, [`ConvertError::PlaceOverflow`], [`ConvertError::Inline`].
     pub fn parse(message: Option<v1::Place>) -> Result<Self, ConvertError> {
         match message.and_then(|m| m.place) {
             None => Ok(Self::None),
-            Some(PlaceKind::Device(m)) => Err(ConvertError::Device { kind: printable(&m.kind) }),
+            Some(PlaceKind::Device(m)) if m.kind != DEVICE_KIND => {
+                Err(ConvertError::Device { kind: printable(&m.kind) })
+            }
+            Some(PlaceKind::Device(m)) if m.offset.checked_add(m.bytes).is_none() => {
+                Err(ConvertError::PlaceOverflow { offset: m.offset, bytes: m.bytes })
+            }
+            Some(PlaceKind::Device(m)) => Ok(Self::Device { segment: m.segment, offset: m.offset, bytes: m.bytes }),
             Some(PlaceKind::Inline(data)) if data.len() > limits::INLINE_BYTES_MAX => {
                 Err(ConvertError::Inline { given: data.len() })
             }
@@ -178,6 +205,10 @@ impl Place {
     pub fn into_message(self) -> Option<v1::Place> {
         let place = match self {
             Self::Arena { segment, offset, bytes } => PlaceKind::Arena(v1::place::Arena { segment, offset, bytes }),
+            Self::Device { segment, offset, bytes } => {
+                let kind = DEVICE_KIND.to_owned();
+                PlaceKind::Device(v1::place::Device { kind, segment, offset, bytes, ..Default::default() })
+            }
             Self::Inline(data) => PlaceKind::Inline(data),
             Self::None => return None,
         };
@@ -188,7 +219,7 @@ impl Place {
     #[must_use]
     pub fn bytes(&self) -> Option<u64> {
         match self {
-            Self::Arena { bytes, .. } => Some(*bytes),
+            Self::Arena { bytes, .. } | Self::Device { bytes, .. } => Some(*bytes),
             Self::Inline(data) => Some(data.len() as u64),
             Self::None => None,
         }
@@ -196,8 +227,11 @@ impl Place {
 }
 
 impl From<OutputPlace> for Place {
-    fn from(OutputPlace { segment, offset, bytes }: OutputPlace) -> Self {
-        Self::Arena { segment, offset, bytes }
+    fn from(OutputPlace { kind, segment, offset, bytes }: OutputPlace) -> Self {
+        match kind {
+            SegmentKind::Arena => Self::Arena { segment, offset, bytes },
+            SegmentKind::Device => Self::Device { segment, offset, bytes },
+        }
     }
 }
 
@@ -205,16 +239,26 @@ impl OutputPlace {
     /// Whether the range overlaps another place.
     #[must_use]
     pub fn overlaps(&self, other: &Place) -> bool {
-        let Place::Arena { segment, offset, bytes } = *other else { return false };
+        let (kind, segment, offset, bytes) = match *other {
+            Place::Arena { segment, offset, bytes } => (SegmentKind::Arena, segment, offset, bytes),
+            Place::Device { segment, offset, bytes } => (SegmentKind::Device, segment, offset, bytes),
+            Place::Inline(_) | Place::None => return false,
+        };
         // Parsed ranges cannot overflow.
-        segment == self.segment && offset < self.offset + self.bytes && self.offset < offset + bytes
+        (kind, segment) == (self.kind, self.segment)
+            && offset < self.offset + self.bytes
+            && self.offset < offset + bytes
     }
 
     fn parse(message: v1::Place, input: &Place, collective: &Collective, me: Rank) -> Result<Self, ConvertError> {
-        let Place::Arena { segment, offset, bytes } = Place::parse(Some(message))? else {
-            return Err(ConvertError::Output { what: "is in no segment; name an arena place" });
+        let output = match Place::parse(Some(message))? {
+            Place::Arena { segment, offset, bytes } => Self { kind: SegmentKind::Arena, segment, offset, bytes },
+            Place::Device { segment, offset, bytes } => Self { kind: SegmentKind::Device, segment, offset, bytes },
+            Place::Inline(_) | Place::None => {
+                return Err(ConvertError::Output { what: "is in no segment; name an arena place" });
+            }
         };
-        let output = Self { segment, offset, bytes };
+        let bytes = output.bytes;
         if matches!(input, Place::Inline(_)) {
             return Err(ConvertError::Output { what: "belongs to an inline request, whose result comes in messages" });
         }
@@ -227,6 +271,9 @@ impl OutputPlace {
         Ok(output)
     }
 }
+
+/// The kind of device memory that is supported: segments of CUDA's virtual memory management.
+const DEVICE_KIND: &str = "cuda-vmm";
 
 fn parse_named(message: v1::Submit, name: TensorName, me: Rank) -> Result<Submission, ConvertError> {
     let codec = Codec::from_name(&message.codec);
@@ -250,6 +297,11 @@ fn parse_named(message: v1::Submit, name: TensorName, me: Rank) -> Result<Submis
         (DType::U8, Shape::new(vec![0])?)
     };
     check_splits(&collective, &shape)?;
+    let is_on_device =
+        matches!(place, Place::Device { .. }) || output.is_some_and(|output| output.kind == SegmentKind::Device);
+    if is_on_device && !matches!(collective, Collective::AllReduce { .. } | Collective::Broadcast { .. }) {
+        return Err(ConvertError::DeviceCollective { collective: collective.name() });
+    }
     let what = Request {
         set: SetId(message.process_set),
         name,

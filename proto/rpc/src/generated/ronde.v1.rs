@@ -21,7 +21,7 @@ pub struct Description {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ClientMessage {
-    #[prost(oneof = "client_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "client_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub message: ::core::option::Option<client_message::Message>,
 }
 /// Nested message and enum types in `ClientMessage`.
@@ -44,6 +44,8 @@ pub mod client_message {
         Abstain(super::Abstain),
         #[prost(message, tag = "8")]
         RingReady(super::RingReady),
+        #[prost(message, tag = "9")]
+        GpuUse(super::GpuUse),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -123,6 +125,9 @@ pub struct Claimed {
     /// Bytes of each direction of a ring, if the sidecar supports one; 0 if not. See docs/PROTOCOL.md.
     #[prost(uint64, tag = "8")]
     pub ring_bytes: u64,
+    /// The most bytes of device memory that the session may pass on mem.sock; 0 if the sidecar uses no GPUs.
+    #[prost(uint64, tag = "9")]
+    pub device_bytes_max: u64,
 }
 /// All ranks have attached: operations may be submitted. The fields are the position of this rank in the job.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -300,10 +305,14 @@ pub mod place {
         #[prost(uint64, tag = "3")]
         pub bytes: u64,
     }
+    /// Device memory. The only supported kind is "cuda-vmm": a part of a segment of device memory that the session has passed on
+    /// mem.sock. Only for the input and the output of an all-reduce or a broadcast. A worker submits it when what it holds is
+    /// there: the sidecar waits for no stream of the worker.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Device {
         #[prost(string, tag = "1")]
         pub kind: ::prost::alloc::string::String,
+        /// Unused by this kind.
         #[prost(uint32, tag = "2")]
         pub ordinal: u32,
         #[prost(bytes = "bytes", tag = "3")]
@@ -312,6 +321,8 @@ pub mod place {
         pub offset: u64,
         #[prost(uint64, tag = "5")]
         pub bytes: u64,
+        #[prost(uint32, tag = "6")]
+        pub segment: u32,
     }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Place {
@@ -358,8 +369,8 @@ pub struct Submit {
     /// The call site in the worker's program, as "file:line", at most 256 bytes; shown in reports of a rank's last call.
     #[prost(string, optional, tag = "12")]
     pub call_site: ::core::option::Option<::prost::alloc::string::String>,
-    /// Where to write the result: an arena location in an input segment of the session, outside of the input, which is not used
-    /// otherwise until the operation completes or fails. Unset: in memory of the sidecar. Not for inline requests, nor for ranks
+    /// Where to write the result: a location in an input segment of the session or in its device memory, outside of the input. It
+    /// is not used otherwise until the operation completes or fails. Unset: in memory of the sidecar. Not for inline requests, nor for ranks
     /// without a result. If the size of the result depends on other ranks and differs from this location's, this field is ignored.
     #[prost(message, optional, tag = "13")]
     pub output: ::core::option::Option<Place>,
@@ -443,7 +454,34 @@ pub struct Release {
 /// Liveness of the worker. The sidecar answers each with an Alive, so that both sides notice a stopped process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Heartbeat {}
-/// The worker has attached a ring on mem.sock. It sends all later messages over the ring, except Heartbeat and Goodbye.
+/// How the worker has used a GPU since the session began, for status and metrics. Sent before a Heartbeat or a Goodbye after a
+/// change, on the stream as those are.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GpuUse {
+    /// The GPU's address on the bus: "0000:01:00.0".
+    #[prost(string, tag = "1")]
+    pub gpu: ::prost::alloc::string::String,
+    /// Contributions that the worker copied to shared memory.
+    #[prost(message, optional, tag = "2")]
+    pub copied: ::core::option::Option<GpuLevelUse>,
+    /// Contributions of operations in two levels: NCCL within the host.
+    #[prost(message, optional, tag = "3")]
+    pub two_levels: ::core::option::Option<GpuLevelUse>,
+    /// Contributions that the sidecar got in device memory.
+    #[prost(message, optional, tag = "4")]
+    pub shared: ::core::option::Option<GpuLevelUse>,
+    /// The version of NCCL that the worker uses, such as 22304; 0 for none.
+    #[prost(uint32, tag = "5")]
+    pub nccl_version: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GpuLevelUse {
+    #[prost(uint64, tag = "1")]
+    pub operations: u64,
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+}
+/// The worker has attached a ring on mem.sock. It sends all later messages over the ring, except Heartbeat, GpuUse and Goodbye.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RingReady {}
 /// The answer: the sidecar sends all later messages over the ring, except Alive. Earlier messages precede this one.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
 import signal
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ronde.bench import cases, report, run, training_modes
+from ronde.bench import cases, keras, report, run, training_modes
 from ronde.bench.cases import COLLECTIVES, DEFAULT, FULL, QUICK, RANKS_MAX, World
 from ronde.bench.errors import BenchError, UsageError
 from ronde.bench.groups import LABELS
@@ -18,7 +19,7 @@ from ronde.bench.train import Training
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SUBCOMMANDS = ("collectives", "train", "report")
+SUBCOMMANDS = ("collectives", "train", "keras", "report")
 PEERS = ("gloo", "mpi")
 
 
@@ -69,8 +70,28 @@ def _train(options: argparse.Namespace) -> None:
     _finish(bench.measure(worlds, [], [], training), options)
 
 
+def _keras(options: argparse.Namespace) -> None:
+    keras.require_tensorflow()
+    ranks = options.ranks or DEFAULT.ranks
+    fit = keras.Fit(ranks, options.batch, options.rounds, options.steps, options.keras, options.seed)
+    found = keras.measure(fit)
+    print(keras.render(found))
+    if options.markdown:
+        options.markdown.write_text(keras.render(found, markdown=True))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
 def _report(options: argparse.Namespace) -> None:
-    report.show(report.read(options.file), None, options.markdown, options.plot)
+    files = options.files
+    if len(files) > 1 and (options.markdown or options.plot):
+        raise UsageError("--markdown and --plot are of one report; --html takes several")
+    reports = [(path, report.read(path)) for path in files]
+    with report.complete(files):
+        if options.html is not None:
+            report.write_page(reports, options.html)
+        for _, found in reports:
+            report.show(found, None, options.markdown, options.plot)
 
 
 def _finish(found: dict[str, Any], options: argparse.Namespace) -> None:
@@ -133,16 +154,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     again = add(
         "report",
-        help="show the report in a JSON file again",
+        help="show reports in JSON files again, also as a page of plots",
         epilog=_EXAMPLES[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    of_keras = add("keras", help="a step of Keras' fit, beside MultiWorkerMirroredStrategy; needs TensorFlow")
+    _add_keras(of_keras)
+    of_keras.set_defaults(action=_keras)
     collectives.set_defaults(action=_collectives)
     train.set_defaults(action=_train)
     again.set_defaults(action=_report)
     _add_collectives(collectives)
     _add_train(train)
-    again.add_argument("file", type=pathlib.Path, metavar="FILE.json")
+    again.add_argument("files", type=pathlib.Path, nargs="+", metavar="FILE.json")
+    again.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write one page of plots and tables")
     for command in (collectives, train):
         _add_common(command)
     for command in (collectives, again):
@@ -174,6 +199,18 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=_positive, default=DEFAULT.train_rounds, metavar="N", help="turns of each training mode"
     )
+
+
+def _add_keras(parser: argparse.ArgumentParser) -> None:
+    parser.description = keras.__doc__
+    parser.add_argument("--ranks", type=_listed(_ranks), metavar="N,...", help="numbers of ranks (default: 2,4)")
+    parser.add_argument("--batch", type=_positive, default=64, metavar="N", help="rows a rank and step (default: 64)")
+    parser.add_argument("--rounds", type=_positive, default=5, metavar="N", help="turns of each mode (default: 5)")
+    parser.add_argument("--steps", type=_positive, default=6, metavar="N", help="timed steps of a turn (default: 6)")
+    parser.add_argument("--keras", type=int, choices=[2, 3], default=2, help="Keras 3 is without the peer (default: 2)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of all data (default: 1)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--markdown", type=pathlib.Path, metavar="FILE", help="write the tables as Markdown")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -251,7 +288,8 @@ _EXAMPLES = (
     "  ronde bench --collectives allreduce --sizes 64MB --hosts 2 --codec bfloat16 --codec bf16 --no-train",
     "Examples:\n  ronde bench train --model resnet50 --ranks 2\n  ronde bench train --model cnn --json cnn.json\n"
     "  ronde bench train --hosts 2 --ranks 2 --link-gbit 1 --codec topk:ratio=0.01",
-    "Examples:\n  ronde bench report bench.json\n  ronde bench report bench.json --markdown table.md --plot bench.png",
+    "Examples:\n  ronde bench report bench.json\n  ronde bench report bench.json --markdown table.md --plot bench.png\n"
+    "  ronde bench report monday.json tuesday.json --html bench.html",
 )
 
 if __name__ == "__main__":

@@ -34,6 +34,18 @@ class World:
         """The title in tables and messages."""
         return f"{'one host' if self.hosts == 1 else f'{self.hosts} hosts'}, {self.ranks} ranks"
 
+    def bytes_sent(self, collective: str) -> float:
+        """Returns the bytes that cross between two hosts in both directions, for each byte of one rank's tensor.
+
+        The tensor is the larger of input and result. Raises ValueError for more than two hosts.
+        """
+        if self.hosts > 2:
+            raise ValueError(f"bytes between {self.hosts} hosts depend on the algorithm")
+        both_directions = {"allreduce": 2.0, "broadcast": 1.0, "allgather": 1.0, "reduce_scatter": 1.0}
+        # Half of each rank's tensor goes to the other host.
+        both_directions["alltoall"] = self.ranks / 2
+        return both_directions[collective] if self.hosts == 2 else 0.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:

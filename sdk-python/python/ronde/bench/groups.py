@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ronde.bench.named import Extras
     from ronde.bench.network import Network
 
-LABELS = {"ronde": "ronde", "gloo": "Gloo", "mpi": "Open MPI"}
+LABELS = {"ronde": "ronde", "gloo": "Gloo", "mpi": "Open MPI", "mirrored": "MultiWorkerMirroredStrategy"}
 # ronde's default is for one job; here other groups start at the same time.
 START_SECONDS = 120
 STOP_SECONDS_MAX = 20.0
@@ -35,8 +35,16 @@ LOG_LINES_SHOWN = 20
 class Group:
     """The ranks of one backend, and their helper processes."""
 
-    def __init__(self, name: str, commands: Sequence[Sequence[str]], world: World, folder: pathlib.Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        commands: Sequence[Sequence[str]],
+        world: World,
+        folder: pathlib.Path,
+        network: Network | None = None,
+    ) -> None:
         self.name = name
+        self._network = network
         self.ranks = world.ranks
         self.processes: set[int] = set()
         self.versions: dict[str, str] = {}
@@ -85,6 +93,10 @@ class Group:
         """Returns user and system time of all processes of the group so far."""
         return processes.cpu_seconds(self.processes)
 
+    def sent_bytes(self) -> int | None:
+        """Returns the bytes that all hosts have sent so far, for any group; None on one host."""
+        return None if self._network is None else self._network.sent_bytes()
+
     def sidecars(self) -> set[int]:
         """Returns the sidecars among its processes."""
         return {process for process in self.processes if processes.command_line(process)[1:2] == ["sidecar"]}
@@ -128,7 +140,7 @@ def start(
         "gloo": lambda: _gloo_ranks(world, network, folder),
         "mpi": lambda: [_mpi_job(world, folder)],
     }[name]()
-    return Group(name, commands, world, folder)
+    return Group(name, commands, world, folder, network)
 
 
 def why_not(name: str, world: World) -> str | None:

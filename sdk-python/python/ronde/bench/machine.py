@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import pathlib
 import platform
@@ -26,6 +27,7 @@ def describe() -> dict[str, Any]:
         "architecture": platform.machine(),
         "load_average_before": list(os.getloadavg()),
         "versions": _versions(),
+        "cipher": _cipher(),
     }
 
 
@@ -53,9 +55,35 @@ def title(machine: dict[str, Any]) -> str:
     versions = machine["versions"]
     software = ", ".join(f"{name} {version}" for name, version in versions.items() if not name.startswith("ronde_"))
     return (
-        f"{machine['cores']} cores of {machine['cpu_model']}, {machine['memory_bytes'] / 2**30:.0f} GiB, "
+        f"{machine['cores']} cores of {machine['cpu_model']}, {_cipher_text(machine)}"
+        f"{machine['memory_bytes'] / 2**30:.0f} GiB, "
         f"Linux {machine['kernel']} {machine['architecture']}; {software}"
     )
+
+
+def cipher_seconds_per_gb(machine: dict[str, Any]) -> float | None:
+    """Returns the processor time of encrypting and decrypting 10^9 bytes, or None for a report that has no rates."""
+    used = _cipher_used(machine)
+    return None if used is None else 1 / used["encrypts_gb_s"] + 1 / used["decrypts_gb_s"]
+
+
+def _cipher_text(machine: dict[str, Any]) -> str:
+    used = _cipher_used(machine)
+    if used is None:
+        return ""
+    rates = f"{used['encrypts_gb_s']:.1f} and {used['decrypts_gb_s']:.1f} GB/s"
+    return f"{machine['cipher']['cipher']} at {rates} a core ({used['name']}), "
+
+
+def _cipher_used(machine: dict[str, Any]) -> dict[str, Any] | None:
+    libraries = machine.get("cipher", {}).get("libraries", [])
+    return next((library for library in libraries if library["used"]), None)
+
+
+def _cipher() -> dict[str, Any]:
+    command = [ronde_binary(), "bench", "cipher", "--json"]
+    rates: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return rates
 
 
 def _versions() -> dict[str, str]:

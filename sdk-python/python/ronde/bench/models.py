@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Callable
+from typing import Callable
 
-import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from ronde.bench import image_models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,45 +49,11 @@ def cnn() -> nn.Module:
     )
 
 
-def resnet50() -> nn.Module:
-    """Returns ResNet-50 of He et al., 2015, with the stride in the 3 by 3 convolutions: 25.6 million parameters."""
-    stem = [*_convolution(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)]
-    width, blocks = 64, []
-    for stage, (channels, depth) in enumerate(zip((64, 128, 256, 512), (3, 4, 6, 3))):
-        for index in range(depth):
-            blocks.append(_Bottleneck(width, channels, 2 if stage and not index else 1))
-            width = channels * _Bottleneck.expansion
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 1000))
-
-
-class _Bottleneck(nn.Module):
-    expansion = 4
-
-    def __init__(self, width: int, channels: int, stride: int) -> None:
-        super().__init__()
-        out = channels * self.expansion
-        self.residual = nn.Sequential(
-            *_convolution(width, channels, 1, 1),
-            nn.ReLU(inplace=True),
-            *_convolution(channels, channels, 3, stride),
-            nn.ReLU(inplace=True),
-            *_convolution(channels, out, 1, 1),
-        )
-        same = stride == 1 and width == out
-        self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(width, out, 1, stride))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Computes the block."""
-        return torch.relu(self.residual(images) + self.shortcut(images))
-
-
-def _convolution(width: int, channels: int, kernel: int, stride: int) -> Sequence[nn.Module]:
-    convolution = nn.Conv2d(width, channels, kernel, stride, padding=kernel // 2, bias=False)
-    return convolution, nn.BatchNorm2d(channels)
-
-
 KINDS = {
     "mlp": Kind(mlp, (1024,), 10),
     "cnn": Kind(cnn, (3, 32, 32), 10),
-    "resnet50": Kind(resnet50, (3, 224, 224), 1000),
+    "resnet50": Kind(image_models.resnet50, (3, 224, 224), 1000),
+    "resnet101": Kind(image_models.resnet101, (3, 112, 112), 1000),
+    "vgg16": Kind(image_models.vgg16, (3, 32, 32), 1000),
+    "inception3": Kind(image_models.inception3, (3, 128, 128), 1000),
 }

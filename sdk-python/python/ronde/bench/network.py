@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -55,6 +56,10 @@ class Network:
         """Returns the name of a host's link."""
         return f"v{host}"
 
+    def sent_bytes(self) -> int:
+        """Returns the bytes that all hosts have sent over their links so far, headers included."""
+        return sum(map(self._sent_bytes, range(self._hosts)))
+
     def on(self, host: int, command: Sequence[str]) -> list[str]:
         """Returns the command line that runs a command on a host."""
         return ["ip", "netns", "exec", self._host(host), *command]
@@ -64,6 +69,11 @@ class Network:
         assert self._guard.stdin is not None  # it was opened as a pipe
         self._guard.stdin.close()
         self._guard.wait(REMOVAL_SECONDS_MAX)
+
+    def _sent_bytes(self, host: int) -> int:
+        shown = json.loads(_ip("-n", self._host(host), "-json", "-stats", "link", "show", "dev", self.link(host)))
+        count: int = shown[0]["stats64"]["tx"]["bytes"]
+        return count
 
     def _host(self, host: int) -> str:
         return f"{self._prefix}-h{host}"
@@ -104,11 +114,12 @@ class Network:
         self.remote_shell = f"sh {path}"
 
 
-def _ip(*arguments: str) -> None:
-    _run("ip", *arguments)
+def _ip(*arguments: str) -> str:
+    return _run("ip", *arguments)
 
 
-def _run(*command: str) -> None:
+def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BenchError(f"`{' '.join(command)}`: {done.stderr.strip()}")
+    return done.stdout

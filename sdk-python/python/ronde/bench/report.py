@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ronde.bench.errors import BenchError
 from ronde.bench.run import SCHEMA
 from ronde.bench.table import render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 # The average of cores busy with other work above which results are distorted.
 OTHER_WORK_CORES_MOST = 0.1
@@ -21,10 +25,22 @@ def read(path: pathlib.Path) -> dict[str, Any]:
         report: dict[str, Any] = json.loads(path.read_text())
         schema = report.get("schema")
     except (OSError, ValueError, AttributeError) as error:
-        raise BenchError(f"{path} cannot be read as a report: {error}") from error
+        raise BenchError(f"{path} cannot be read as a report: {error}; `ronde bench --json FILE` writes one") from error
     if schema != SCHEMA:
         raise BenchError(f"{path} is of schema {schema!r}; this release reads {SCHEMA!r}")
+    if not report.get("worlds"):
+        raise BenchError(f"{path} has no measurement; run `ronde bench --json FILE` again")
     return report
+
+
+@contextlib.contextmanager
+def complete(paths: Sequence[pathlib.Path]) -> Iterator[None]:
+    """Says which files are read when a report lacks what its schema has."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        names = ", ".join(map(str, paths))
+        raise BenchError(f"{names}: not a complete report: {type(error).__name__}: {error}") from error
 
 
 def finish(report: dict[str, Any]) -> None:
@@ -53,6 +69,13 @@ def show(
         from ronde.bench.plot import draw
 
         draw(report, plot)
+
+
+def write_page(reports: Sequence[tuple[pathlib.Path, dict[str, Any]]], path: pathlib.Path) -> None:
+    """Writes the page of plots."""
+    from ronde.bench.page import page
+
+    _write(path, page([(name.name, report) for name, report in reports]))
 
 
 def _write(path: pathlib.Path, text: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ronde.bench import training_modes
 from ronde.bench.cases import ELEMENT_BYTES, KB, World, size_text
 from ronde.bench.groups import LABELS
+from ronde.bench.machine import cipher_seconds_per_gb
 from ronde.bench.machine import title as machine_title
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ CPU_BYTES_LEAST = 64 * KB
 LEGEND = (
     "Times are medians with quartiles, of one operation from a barrier until the last rank has its result. "
     "Ratios are ronde's time by the peer's: below 1 ronde is faster. CPU: seconds of all processes for each GB of one "
-    "rank's tensor, in a loop without barriers."
+    "rank's tensor, in a loop without barriers. Gloo + AES: Gloo's CPU time, and that of encrypting and decrypting "
+    "each byte that crosses between the hosts once."
 )
 TRAIN_LEGEND = (
     "Times are medians with quartiles, of one step until the last rank has made it. Efficiency is samples a second "
@@ -59,12 +61,13 @@ class Table:
 def tables(report: dict[str, Any]) -> list[Table]:
     """Returns all tables of a report."""
     found = []
-    for world in report["worlds"]:
-        title = World(world["hosts"], world["ranks"]).title()
-        if world["cases"]:
-            found.append(_collectives(title, world["cases"]))
-        if training := world.get("training"):
-            found.append(_training(title, training))
+    cipher = cipher_seconds_per_gb(report["machine"])
+    for entry in report["worlds"]:
+        world = World(entry["hosts"], entry["ranks"])
+        if entry["cases"]:
+            found.append(_collectives(world, entry["cases"], cipher if world.hosts == 2 else None))
+        if training := entry.get("training"):
+            found.append(_training(world.title(), training))
     return found
 
 
@@ -72,8 +75,7 @@ def render(report: dict[str, Any], markdown: bool = False) -> str:
     """Formats a whole report: machine, tables, notes."""
     machine = report["machine"]
     blocks = [machine_title(machine)]
-    before, after = machine["load_average_before"][0], machine["load_average_after"][0]
-    blocks.append(f"Load average {before:.2f} before and {after:.2f} after; {_other_work(report)}{_idle(report)}")
+    blocks.append(load_text(report))
     blocks += [table.markdown() if markdown else table.text() for table in tables(report)]
     if any(world["cases"] for world in report["worlds"]):
         blocks.append(LEGEND)
@@ -81,6 +83,13 @@ def render(report: dict[str, Any], markdown: bool = False) -> str:
         blocks.append(TRAIN_LEGEND)
     blocks += [f"Note: {note}" for note in report["notes"]]
     return "\n\n".join(blocks) + "\n"
+
+
+def load_text(report: dict[str, Any]) -> str:
+    """Says how busy the machine was with other work."""
+    machine = report["machine"]
+    before, after = machine["load_average_before"][0], machine["load_average_after"][0]
+    return f"Load average {before:.2f} before and {after:.2f} after; {_other_work(report)}{_idle(report)}"
 
 
 def series_label(entry: Entry, is_only: bool = False) -> str:
@@ -97,12 +106,18 @@ def time_text(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} us" if seconds >= 1e-4 else f"{seconds * 1e6:.3g} us"
 
 
-def _collectives(title: str, cases: Sequence[dict[str, Any]]) -> Table:
-    """Returns a table with a row for each case and variant of ronde, and a column for each peer."""
+def _collectives(world: World, cases: Sequence[dict[str, Any]], cipher: float | None) -> Table:
+    """Returns a table with a row for each case and variant of ronde, and a column for each peer.
+
+    With `cipher`, the seconds of encrypting and decrypting a GB, it has a column of Gloo's time with encryption.
+    """
     peers = list(dict.fromkeys(entry["backend"] for case in cases for entry in case["entries"]))[1:]
     header = ["operation", "ronde", *(LABELS[name] for name in peers)]
     header += [f"ronde / {LABELS[name]}" for name in peers]
     header += ["CPU s/GB: ronde", *(LABELS[name] for name in peers)]
+    has_reference = cipher is not None and "gloo" in peers
+    if has_reference:
+        header.append(f"{LABELS['gloo']} + AES")
     rows = []
     for case in cases:
         by_name = {entry["backend"]: entry for entry in case["entries"]}
@@ -113,8 +128,12 @@ def _collectives(title: str, cases: Sequence[dict[str, Any]]) -> Table:
             name = f"{case['collective']} {size_text(case['bytes'])}, {own['variant']}"
             cells = [name, _spread(own), *map(_spread, others), *(_ratio(own, other) for other in others)]
             is_small = case["bytes"] < CPU_BYTES_LEAST
-            rows.append(cells + ["" if is_small else _cpu(entry) for entry in (own, *others)])
-    return Table(title, header, rows)
+            cells += ["" if is_small else _cpu(entry) for entry in (own, *others)]
+            if has_reference:
+                more = world.bytes_sent(case["collective"]) * (cipher or 0)
+                cells.append("" if is_small else _cpu(by_name.get("gloo"), more))
+            rows.append(cells)
+    return Table(world.title(), header, rows)
 
 
 def _training(title: str, training: dict[str, Any]) -> Table:
@@ -139,9 +158,16 @@ def _training(title: str, training: dict[str, Any]) -> Table:
                 f"{entry['samples_per_second']:.4g}",
                 f"{efficiency:.2f}",
                 f"{entry['cpu_seconds_per_step']:.3g}",
+                *_megabytes(entry.get("sent_bytes_per_step")),
             ]
         )
-    return Table(title, ["step", "time", "/ barrier only", "samples/s", "efficiency", "CPU s/step"], rows)
+    header = ["step", "time", "/ barrier only", "samples/s", "efficiency", "CPU s/step", "MB sent/step"]
+    return Table(title, header[: len(rows[0])], rows)
+
+
+def _megabytes(sent_bytes: float | None) -> list[str]:
+    """Returns the cell of what hosts sent each other; none on one host."""
+    return [] if sent_bytes is None else [f"{sent_bytes / 1e6:.1f}"]
 
 
 def _spread(entry: Entry | None) -> str:
@@ -162,9 +188,9 @@ def ratio(own: Entry, other: Entry) -> float:
     return result
 
 
-def _cpu(entry: Entry | None) -> str:
+def _cpu(entry: Entry | None, more: float = 0) -> str:
     value = None if entry is None else entry["cpu_seconds_per_gb"]
-    return "-" if value is None else f"{value:.2f}"
+    return "-" if value is None else f"{value + more:.2f}"
 
 
 def _other_work(report: dict[str, Any]) -> str:

@@ -76,6 +76,7 @@ class _Series:
         self.ranks = 1 if mode == ALONE else group.ranks
         self.times: list[int] = []
         self.cpu: list[float] = []
+        self.sent_bytes: list[float] = []
 
     def ask(self, what: str, **arguments: Any) -> list[dict[str, Any]]:
         return self.group.ask(what, self.ranks, mode=self.mode, **arguments)
@@ -91,10 +92,14 @@ class _Series:
                 )
 
     def measure(self, first: int) -> None:
-        before = self.group.cpu_seconds()
-        answers = self.ask("train_steps", first=first, steps=TRAIN_STEPS)
         # One more step than timed ones.
-        self.cpu.append((self.group.cpu_seconds() - before) / (TRAIN_STEPS + 1))
+        steps = TRAIN_STEPS + 1
+        before, sent_before = self.group.cpu_seconds(), self.group.sent_bytes()
+        answers = self.ask("train_steps", first=first, steps=TRAIN_STEPS)
+        self.cpu.append((self.group.cpu_seconds() - before) / steps)
+        sent = self.group.sent_bytes()
+        if sent is not None and sent_before is not None:
+            self.sent_bytes.append((sent - sent_before) / steps)
         self.times += slowest([answer["nanoseconds"] for answer in answers])
 
     def compare_ranks(self, training: Training) -> None:
@@ -112,4 +117,5 @@ class _Series:
             "seconds": dataclasses.asdict(seconds),
             "samples_per_second": self.ranks * training.batch / seconds.median,
             "cpu_seconds_per_step": Summary.of(self.cpu).median,
+            "sent_bytes_per_step": Summary.of(self.sent_bytes).median if self.sent_bytes else None,
         }

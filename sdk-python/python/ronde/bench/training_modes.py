@@ -18,7 +18,7 @@ LABELS = {
 }
 # The prefix of modes with encoded gradients. The codec follows, as on the command line.
 CODEC = "ronde codec "
-BATCHES = {"mlp": 64, "cnn": 64, "resnet50": 4}
+BATCHES = {"mlp": 64, "cnn": 64, "resnet50": 4, "resnet101": 4, "vgg16": 16, "inception3": 4}
 
 
 def is_synchronous(mode: str) -> bool:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ronde import _ronde, without_launcher
+from ronde import _ronde, device, without_launcher
 from ronde.client import connect
 from ronde.elastic import membership
 from ronde.elastic.notification import notification_manager
 from ronde.errors import RondeError
-from ronde.frameworks import communicators, hierarchy, mpi, process_sets, world
+from ronde.frameworks import communicators, gpu_variables, hierarchy, mpi, process_sets, world
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ronde.client import Client
 
+_log = logging.getLogger("ronde")
 _DYNAMIC = "dynamic"
 _MAX_SIZE = "RONDE_MAX_NP"
 _ON_FAILURE = "RONDE_ON_FAILURE"
@@ -127,6 +129,8 @@ def _begin(comm: Any, process_sets: Sequence[Any] | str | None, settings: dict[s
         client.close()
         raise
     world.begin(begun)
+    if client.rank == 0:
+        gpu_variables.name_them()
     notification_manager.follow(client.membership_change if membership.is_elastic() else None)
     if membership.is_elastic():
         client.on_membership(_enter_membership)
@@ -289,8 +293,18 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """Returns 0: no collective of this release uses NCCL. Tensors on GPUs go through the sidecars (docs/GPU.md)."""
-    return 0
+    """Returns the version of NCCL, such as 22304, if collectives on GPUs may use it here; else 0.
+
+    They may with RONDE_GPU_STAGING=ronde and RONDE_GPU_LEVELS=auto or 2, where NVIDIA's driver and NCCL 2.18 or later
+    are installed (docs/GPU.md). Nothing is compiled, so this is asked when the function is called.
+    """
+    if device.staging_choice() != "ronde" or device.levels_choice() == "1" or not _ronde.has_gpu_driver():
+        return 0
+    try:
+        return _ronde.nccl_version()
+    except RondeError as error:
+        _log.info("no collective uses NCCL: %s", error)
+        return 0
 
 
 def ddl_built() -> bool:

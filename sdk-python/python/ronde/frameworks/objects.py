@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from ronde.frameworks import world
 from ronde.frameworks.process_sets import ProcessSet, global_process_set, members_of, root_of
+
+if TYPE_CHECKING:
+    from ronde.client import Client
+    from ronde.process_set import ProcessSet as JobSet
 
 try:  # If installed, cloudpickle also handles functions and classes of `__main__`.
     import cloudpickle
@@ -33,8 +37,17 @@ def broadcast_object(
 
     Raises what `ronde.Client.broadcast` does, and on the root errors of pickling.
     """
-    client, members = world.current().client, members_of(process_set)
-    is_root, root = world.current().rank == root_rank, root_of(root_rank, process_set)
+    members, root = members_of(process_set), root_of(root_rank, process_set)
+    return broadcast_by(world.current().client, members, obj, root, name)
+
+
+def broadcast_by(client: Client, members: JobSet | None, obj: Any, root: int, name: str | None) -> Any:
+    """`broadcast_object` by a client.
+
+    members -- the ranks that take part; None for all
+    root    -- a rank of the job
+    """
+    is_root = client.rank == root
     content = _pickled(obj) if is_root else numpy.zeros(0, dtype=numpy.uint8)
     length = numpy.array([content.size], dtype=numpy.int64)
     length = client.broadcast(length, root, _part(name, "sz"), process_set=members)

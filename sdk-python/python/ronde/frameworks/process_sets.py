@@ -58,6 +58,10 @@ class ProcessSet:
         """Whether this process is in it; None while its ranks are not known."""
         return None if self.ranks is None else world.current().rank in self.ranks
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy of the set of all ranks would be one that is not registered.
+        return "global_process_set" if self is global_process_set else super().__reduce_ex__(protocol)
+
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 

@@ -8,6 +8,8 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
+from ronde.frameworks import nvtx
+
 if TYPE_CHECKING:
     from ronde.client import Client
     from ronde.frameworks.hierarchy import Hosts
@@ -225,14 +227,19 @@ class _Complete:
 
 
 def traced(kind: str, name: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Returns a context that `torch.profiler` records, if a profiler is active."""
+    """Returns a context that `torch.profiler` records if a profiler is active, and NVTX if its ranges are on."""
     torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.autograd._profiler_enabled():
+    is_profiled = torch is not None and torch.autograd._profiler_enabled()
+    opened = nvtx.load()
+    if not is_profiled and opened is None:
         return _UNTRACED
-    recorded: contextlib.AbstractContextManager[Any] = torch.profiler.record_function(
-        f"ronde::{kind}" if name is None else f"ronde::{kind}.{name}"
-    )
-    return recorded
+    text = f"ronde::{kind}" if name is None else f"ronde::{kind}.{name}"
+    contexts = contextlib.ExitStack()
+    if is_profiled:
+        contexts.enter_context(torch.profiler.record_function(text))
+    if opened is not None:
+        contexts.enter_context(nvtx.pushed(opened, text))
+    return contexts
 
 
 _UNTRACED = contextlib.nullcontext()

@@ -9,6 +9,8 @@
 Start the program with `ronde run -np N python program.py`. docs/JAX.md has the rules.
 """
 
+from ronde.frameworks import needs_jax  # noqa: F401 -- first, for its error
+from ronde.jax import elastic
 from ronde.jax.collectives import (
     allgather,
     allreduce,
@@ -69,6 +71,7 @@ __all__ = [
     "client",
     "cross_rank",
     "cross_size",
+    "elastic",
     "failure_of",
     "grad",
     "grouped_allreduce",

@@ -166,7 +166,7 @@ def _batch(arrays: Sequence[Any], dimensions: Sequence[Any], *, request: Request
     return perform(moved, request), [None if dimension is None else 1 for dimension in dimensions]
 
 
-jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_ronde.jax_handler()), platform="cpu", api_version=1)
+jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_ronde.xla_handler()), platform="cpu", api_version=1)
 _call_handler: Any = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True)
 collective_p.def_impl(eager.perform)
 collective_p.def_effectful_abstract_eval(_abstract)

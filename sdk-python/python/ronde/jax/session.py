@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import jax
 from ronde import _ronde, without_launcher
 from ronde.client import connect
 from ronde.elastic import membership
+from ronde.elastic.notification import notification_manager
 from ronde.jax import internals
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class _State:
     client: Client | None = None
     is_own: bool = False  # whether `init` has connected it
     has_bound: bool = False  # whether there may be programs of an earlier session
+    settings: dict[str, Any] | None = None  # of the last `init` that has connected
 
 
 _state = _State()
@@ -62,6 +65,9 @@ def init(client: Client | None = None, **settings: Any) -> None:
             found.close()
         raise
     _state.client, _state.is_own = found, client is None
+    if client is None:
+        _state.settings = dict(settings)
+        notification_manager.follow(found.membership_change if membership.is_elastic() else None)
 
 
 def _client_of_other_frameworks() -> Client | None:
@@ -75,14 +81,14 @@ def _client_of_other_frameworks() -> Client | None:
 
 def bind(client: Client) -> None:
     """Makes compiled programs use this client's session, and that of each membership which it enters."""
-    _ronde.jax_bind(client.native_session)
+    _ronde.xla_bind(client.native_session)
     client.on_membership(lambda: _bind_again(client))
     _drop_programs()
 
 
 def _bind_again(client: Client) -> None:
     if _state.client is client:
-        _ronde.jax_bind(client.native_session)
+        _ronde.xla_bind(client.native_session)
         _drop_programs()
 
 
@@ -108,7 +114,48 @@ def shutdown() -> None:
         jax.effects_barrier()
     finally:
         if _state.is_own:
+            notification_manager.follow(None)
             ended.close()
+
+
+def init_again() -> None:
+    """Restarts the session after a failure, also one of `ronde.torch` or `ronde.tensorflow` that this module uses.
+
+    Raises what `init` does, and ValueError if the program has made the session's client.
+    """
+    is_own = _state.is_own
+    # The failure of a program in flight is the one that this restart answers, or another rank's.
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        shutdown()
+    if is_own:
+        init(**(_state.settings or {}))
+    elif _client_of_other_frameworks() is not None:
+        from ronde.frameworks import basics
+
+        basics.init_again()
+        init()
+    else:
+        raise ValueError("the session cannot restart, because init was given its client; call init() without one")
+
+
+def share() -> None:
+    """Makes this module use the session of `ronde.frameworks`, which Keras on JAX begins, from now on."""
+    from ronde.frameworks import world
+
+    world.on_change(_follow)
+
+
+def _follow() -> None:
+    client = _client_of_other_frameworks()
+    if client is _state.client:
+        return
+    if client is None:
+        if not _state.is_own:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # raised where the program uses its results
+                shutdown()
+    else:
+        bind(client)
+        _state.client, _state.is_own = client, False
 
 
 def is_initialized() -> bool:
@@ -194,5 +241,5 @@ def failure_of(error: BaseException) -> RondeError | ValueError | None:
     such as `ronde.MismatchError` or `ronde.PeerLostError`, with its cause, rank and record. The last 16 failures are
     known.
     """
-    found: RondeError | ValueError | None = _ronde.jax_failure(str(error))
+    found: RondeError | ValueError | None = _ronde.xla_failure(str(error))
     return found

@@ -1,4 +1,4 @@
-"""ronde for Keras 3, with the functions of `horovod.keras`, on its back ends TensorFlow and PyTorch.
+"""ronde for Keras 3, with the functions of `horovod.keras`, on its back ends TensorFlow, PyTorch and JAX.
 
 import ronde.keras as hvd
 
@@ -38,7 +38,6 @@ from ronde.frameworks.basics import (
     stop_timeline,
 )
 from ronde.frameworks.keras import models
-from ronde.frameworks.keras.optimizer import wrap
 from ronde.frameworks.process_sets import (
     ProcessSet,
     add_process_set,
@@ -54,19 +53,11 @@ from ronde.ops import Adasum, Average, Sum
 import keras  # isort: skip -- after the check
 
 if NAME == "tensorflow":
-    from ronde.tensorflow import init
     from ronde.tensorflow.compression import Compression
-elif NAME == "torch":
-    from ronde.frameworks.basics import init
-    from ronde.torch.compression import Compression  # type: ignore[assignment]
+    from ronde.tensorflow.keras import PartialDistributedOptimizer, init
 else:
     from ronde.frameworks.basics import init
-
-    class Compression:  # type: ignore[no-redef]
-        """The compressors; only `none` for this back end of Keras."""
-
-        none = None
-
+    from ronde.keras.optimizer import Compression, PartialDistributedOptimizer  # type: ignore[assignment]
 
 HorovodInternalError = RondeError
 """The base of all errors of collectives, the session and the job, under Horovod's name."""
@@ -117,77 +108,6 @@ __all__ = [
 ]
 
 
-def PartialDistributedOptimizer(  # noqa: N802 -- Horovod's name
-    optimizer: Any,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: int = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    groups: Any = None,
-    process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
-    scale_local_gradients: bool = True,
-    num_groups: int = 0,
-) -> Any:
-    """Returns a copy of an optimizer of Keras that reduces gradients over all ranks before it applies them.
-
-    local_layers -- a built layer or a list of them, whose gradients stay local
-
-    The other arguments are those of `ronde.tensorflow.DistributedOptimizer`. On PyTorch, groups and devices have no
-    meaning, and `groups` other than None raise NotImplementedError. Raises ValueError for options that exclude each
-    other, for another `op` than Average and Sum, and for anything that is no optimizer of Keras;
-    NotImplementedError on the back end JAX.
-    """
-    if NAME == "tensorflow":
-        import ronde.tensorflow.keras as hvd
-
-        return hvd.PartialDistributedOptimizer(
-            optimizer,
-            name,
-            device_dense,
-            device_sparse,
-            compression,
-            sparse_as_dense,
-            gradient_predivide_factor,
-            op,
-            backward_passes_per_step,
-            average_aggregated_gradients,
-            groups,
-            process_set,
-            local_layers,
-            scale_local_gradients,
-            num_groups,
-        )
-    if NAME != "torch":
-        raise NotImplementedError(f"Keras' back end is {NAME}; use tensorflow or torch, or train with ronde.jax")
-    if groups is not None or num_groups:
-        raise NotImplementedError("groups of gradients are for Keras on TensorFlow; leave them out on PyTorch")
-    from ronde.keras.torch import TorchReducer
-
-    reducer = TorchReducer(
-        op,
-        compression,
-        gradient_predivide_factor,
-        process_set,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        scale_local_gradients,
-        sparse_as_dense,
-    )
-    layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
-    for layer in layers:
-        if not isinstance(layer, keras.layers.Layer):
-            raise ValueError(f"all local layers must be of type keras.layers.Layer, not {type(layer).__name__}")
-        for variable in layer.trainable_weights:
-            reducer.register_local(variable)
-    return wrap(optimizer, name, reducer)
-
-
 def DistributedOptimizer(  # noqa: N802 -- Horovod's name
     optimizer: Any,
     name: str | None = None,
@@ -203,7 +123,13 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns a copy of an optimizer of Keras that reduces gradients. As `PartialDistributedOptimizer`."""
+    """Returns a copy of an optimizer of Keras that reduces gradients over all ranks before it applies them.
+
+    The arguments are those of `ronde.tensorflow.DistributedOptimizer`. On PyTorch and JAX, devices have no effect and
+    groups raise NotImplementedError, and so does `backward_passes_per_step` above 1 on JAX. Raises ValueError for
+    options that exclude each other, for another `op` than Average and Sum, and for anything that is no optimizer of
+    Keras.
+    """
     return PartialDistributedOptimizer(
         optimizer,
         name,
@@ -284,6 +210,7 @@ def load_model(
 ) -> Any:
     """Loads a model. Its optimizer reduces gradients, whether or not the saved one did, and has the saved state.
 
+    filepath          -- a path, or an open `h5py.File`
     custom_optimizers -- classes of optimizers that are not Keras' own
     custom_objects    -- further classes and functions, by name
     legacy_opts       -- accepted for Horovod's programs; has no effect

@@ -48,6 +48,16 @@ class AnyBackend:
         return variable
 
     @staticmethod
+    def value_of(variable: Any) -> Any:
+        """Returns the value of a variable: a number or an array."""
+        return keras.ops.convert_to_numpy(variable)
+
+    @staticmethod
+    def multiply(variable: Any, factor: float) -> None:
+        """Multiplies a variable in place."""
+        variable.assign(variable * factor)
+
+    @staticmethod
     def is_variable(given: Any) -> bool:
         """Whether an object is a variable of Keras."""
         return isinstance(given, keras.Variable)

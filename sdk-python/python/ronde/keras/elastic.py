@@ -9,7 +9,9 @@ import keras
 from ronde.elastic.loop import run_fn
 from ronde.elastic.state import HostsUpdatedInterrupt
 from ronde.frameworks import basics
+from ronde.frameworks.agreement import AgreeingState
 from ronde.frameworks.keras import elastic
+from ronde.frameworks.keras.callbacks import write_back
 from ronde.keras.backend import NAME, backend
 
 if TYPE_CHECKING:
@@ -34,10 +36,14 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
         from ronde.tensorflow.elastic import run as run_in_tensorflow
 
         return run_in_tensorflow(func)
+    if NAME == "jax":
+        from ronde.jax.elastic import run_on
+
+        return run_on(func, basics.init_again)
     return run_fn(func, basics.init_again)
 
 
-class KerasState(elastic.AgreeingState):
+class KerasState(AgreeingState):
     """The state of a training: a model, its optimizer, and keyword arguments, as attributes.
 
     model     -- a built model
@@ -61,6 +67,7 @@ class KerasState(elastic.AgreeingState):
 
     def save(self) -> None:
         """Saves a copy of the current state in memory."""
+        write_back(self.model)
         self._copies = [(each, keras.ops.convert_to_numpy(each).copy()) for each in self._variables()]
         super().save()
 

@@ -19,8 +19,9 @@ from ronde.lightning.barrier import replace_gloo_barrier
 from ronde.lightning.ddp import RondeStrategy
 from ronde.lightning.environment import RondeEnvironment
 from ronde.lightning.horovod import HorovodStrategy
+from ronde.lightning.monitor import StepMonitorCallback
 
-__all__ = ["HorovodStrategy", "RondeEnvironment", "RondeStrategy"]
+__all__ = ["HorovodStrategy", "RondeEnvironment", "RondeStrategy", "StepMonitorCallback"]
 
 
 def _register(strategy: Any, description: str) -> None:

@@ -26,16 +26,19 @@ class RayHostDiscovery:
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """Returns the slots of each address, of all nodes there."""
         found: dict[str, int] = {}
-        for node, slots in self.slots_of_nodes().items():
-            address = addresses()[node]
-            found[address] = found.get(address, 0) + slots
+        for node in alive_nodes():
+            if slots := self._slots(node):
+                address = node["NodeManagerAddress"]
+                found[address] = found.get(address, 0) + slots
         return found
 
     def slots_of_nodes(self) -> dict[str, int]:
         """Returns the slots of each node, by Ray's ID of it; only nodes that have some."""
+        return {node["NodeID"]: slots for node in alive_nodes() if (slots := self._slots(node))}
+
+    def _slots(self, node: Mapping[str, Any]) -> int:
         each = Resources(self.cpus_per_slot, self.gpus_per_slot if self.use_gpu else 0)
-        slots = {node["NodeID"]: min(each.fits(node["Resources"]), LOCAL_RANKS_MAX) for node in alive_nodes()}
-        return {node: count for node, count in slots.items() if count > 0}
+        return min(each.fits(node["Resources"]), LOCAL_RANKS_MAX)
 
 
 def alive_nodes() -> list[Mapping[str, Any]]:
@@ -50,7 +53,9 @@ def addresses() -> dict[str, str]:
 
 def slots_of_nodes(discovery: Any) -> dict[str, int]:
     """Returns the slots of each node as a discovery finds them: `RayHostDiscovery`, or one that names addresses."""
-    if isinstance(discovery, RayHostDiscovery):
+    own = RayHostDiscovery.find_available_hosts_and_slots
+    # A subclass may replace either method.
+    if isinstance(discovery, RayHostDiscovery) and type(discovery).find_available_hosts_and_slots is own:
         return discovery.slots_of_nodes()
     first = {address: node for node, address in reversed(list(addresses().items()))}
     found = discovery.find_available_hosts_and_slots()

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Callable
 import ray
 
 from ronde import command
+from ronde.cluster.agent import FILES, VALUE
 from ronde.errors import RondeError
 from ronde.private_folder import PrivateFolder
 from ronde.ray import discovery as nodes
-from ronde.ray.agent import FILES, VALUE, take_gpus
+from ronde.ray.agent import take_gpus
 from ronde.ray.discovery import RayHostDiscovery
 from ronde.ray.nodes import uses_tls
 from ronde.ray.remote_shell import SETTINGS
@@ -164,7 +165,11 @@ class ElasticWorkers:
         described = {
             _host(node): {"id": node, "cpus": cpus * count, "gpus": self._gpus * count} for node, count in slots.items()
         }
-        settings = {"address": ray.get_runtime_context().gcs_address, "nodes": described}
+        settings = {
+            "address": ray.get_runtime_context().gcs_address,
+            "nodes": described,
+            "start_timeout_s": self._settings.start_timeout,
+        }
         with contextlib.closing(PrivateFolder(path)) as folder:
             folder.replace(SETTINGS, json.dumps(settings).encode())
             lines = [f"{_host(node)}:{count}\n" for node, count in slots.items()]

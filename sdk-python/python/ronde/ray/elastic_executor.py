@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ronde.ray.elastic import ElasticOptions, ElasticWorkers
 from ronde.ray.executable import Executable
-from ronde.ray.settings import MiniSettings
+from ronde.ray.settings import MiniSettings, adopted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,18 +20,21 @@ class ElasticSettings(MiniSettings):
     min_num_proc, max_num_proc -- the least and the most workers
     reset_limit                -- how often the workers may change
     elastic_timeout            -- seconds to wait for `min_num_proc` workers
+    cooldown_range             -- for how many seconds, at least and at most, a node is not used after a failure there
     """
 
     min_num_proc: int = 1
     max_num_proc: int | None = None
     reset_limit: int | None = None
     elastic_timeout: float = 600
+    cooldown_range: Sequence[int] | None = None
 
 
 class ElasticRayExecutor:
     """Runs functions as elastic jobs on the nodes of Ray. New programs use `RayExecutor(min_workers=...)`.
 
-    settings                     -- from `create_settings`
+    settings                     -- from `create_settings`, or another object with attributes of its names, such as
+                                    Horovod's `ElasticSettings`
     use_gpu                      -- whether workers have GPUs
     cpus_per_slot, gpus_per_slot -- processors and GPUs for each worker
     env_vars                     -- variables for the workers
@@ -69,7 +72,7 @@ class ElasticRayExecutor:
 
     def __init__(
         self,
-        settings: ElasticSettings,
+        settings: Any,
         use_gpu: bool = False,
         cpus_per_slot: float = 1,
         gpus_per_slot: float | None = None,
@@ -80,11 +83,12 @@ class ElasticRayExecutor:
             raise ValueError("gpus_per_slot is set, but use_gpu is not; set use_gpu=True")
         if gpus_per_slot is not None and gpus_per_slot < 1:
             raise ValueError(f"gpus_per_slot is {gpus_per_slot}; it is at least 1: ranks do not share a GPU")
+        settings = adopted(settings, ElasticSettings)
         self.settings, self._variables = settings, dict(env_vars or {})
         options = ElasticOptions(
             settings.min_num_proc, settings.max_num_proc, cpus_per_slot, use_gpu, gpus_per_slot, settings.reset_limit
         )
-        options.elastic_timeout = settings.elastic_timeout
+        options.elastic_timeout, options.cooldown_range = settings.elastic_timeout, settings.cooldown_range
         options.discovery = None if override_discovery else settings.discovery
         self._workers = ElasticWorkers(settings, options)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ronde.ray.elastic import ElasticOptions, ElasticWorkers
 from ronde.ray.executable import Executable
-from ronde.ray.settings import MiniSettings
+from ronde.ray.settings import MiniSettings, adopted
 from ronde.ray.static import StaticWorkers
 from ronde.ray.strategy import ColocatedStrategy, PGStrategy
 
@@ -25,7 +25,8 @@ class RayExecutor:
         losses = executor.run(train, args=[0.1])
         executor.shutdown()
 
-    settings                        -- from `create_settings`; default: its defaults
+    settings                        -- from `create_settings`, or another object with attributes of its names, such as
+                                       Horovod's `Settings`; default: those of `create_settings`
     num_workers                     -- the number of ranks, on as few nodes as possible
     num_hosts, num_workers_per_host -- instead of it: so many nodes, and ranks on each
     cpus_per_worker                 -- processors that Ray reserves for each rank
@@ -62,7 +63,7 @@ class RayExecutor:
 
     def __init__(
         self,
-        settings: MiniSettings | None = None,
+        settings: Any = None,
         num_workers: int | None = None,
         num_hosts: int | None = None,
         num_workers_per_host: int = 1,
@@ -79,8 +80,8 @@ class RayExecutor:
         *,
         cpus_per_slot: float | None = None,
     ) -> None:
-        self.settings = settings or MiniSettings()
-        _check_gpus(use_gpu, gpus_per_worker)
+        self.settings = adopted(settings, MiniSettings)
+        check_gpus(use_gpu, gpus_per_worker)
         cpus_per_worker = cpus_per_worker if cpus_per_slot is None else cpus_per_slot
         self._workers: StaticWorkers | ElasticWorkers
         if min_workers is not None:
@@ -201,7 +202,8 @@ def _check_elastic(least: int, most: int | None, num_workers: int | None, num_ho
         raise ValueError(f"max_workers is {most}, less than min_workers, which is {least}")
 
 
-def _check_gpus(use_gpu: bool, gpus_per_worker: float | None) -> None:
+def check_gpus(use_gpu: bool, gpus_per_worker: float | None) -> None:
+    """Raises ValueError for a number of GPUs without `use_gpu`, or less than 1."""
     if gpus_per_worker is not None and not use_gpu:
         raise ValueError("gpus_per_worker is set, but use_gpu is not; set use_gpu=True")
     if gpus_per_worker is not None and gpus_per_worker < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
@@ -13,13 +14,15 @@ from ronde.errors import RondeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ronde.ray.nodes import Place
+    from ronde.cluster.layout import Place
 
+_log = logging.getLogger("ronde.ray")
 # After the first failure the other ranks have this long to fail or to end by themselves: the cause may be with them.
 GRACE_S = 5.0
 _POLL_S = 0.2
 # Causes of errors that a rank raises because another one has failed.
 _OF_OTHERS = ("rank_lost", "sidecar_lost", "shut_down", "closed")
+_AFTER = "a callback has failed for a value that rank 0 reported; the error that is raised is that of a failed rank"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -64,7 +67,8 @@ def collected(
     references -- Ray's references to them, by rank
     places     -- where the ranks run
     end        -- ends all workers
-    poll       -- called a few times a second
+    poll       -- called a few times a second; if it raises an exception while no rank has failed, all workers are ended
+                  and the exception is raised. Otherwise it is logged, and the failure of the rank is raised
 
     Raises WorkerError if a rank fails, with the first traceback. Ranks that still run GRACE_S later are ended. Calls
     `end` also before it raises an exception of another kind, such as KeyboardInterrupt.
@@ -84,24 +88,51 @@ def _collected(
     results: dict[int, Any] = {}
     failures: list[_Failure] = []
     pending = list(references)
-    deadline = None
-    while pending and (deadline is None or time.monotonic() < deadline):
-        ready, pending = ray.wait(pending, num_returns=1, timeout=_POLL_S)
+
+    def receive(timeout: float) -> None:
+        nonlocal pending
+        ready, pending = ray.wait(pending, num_returns=1, timeout=timeout)
         for reference in ready:
             rank = references.index(reference)
             try:
                 results[rank] = ray.get(reference)
             except Exception as error:  # a function may raise any
                 failures.append(_Failure(rank, error))
+
+    deadline = None
+    while pending and (deadline is None or time.monotonic() < deadline):
+        receive(_POLL_S)
         if failures and deadline is None:
             deadline = time.monotonic() + GRACE_S
-        poll()
+        if failures:
+            after_failure(poll)
+            continue
+        try:
+            poll()
+        except Exception:
+            # A rank may have failed in the meantime, perhaps because of what the caller sees in the report.
+            while pending and not failures:
+                before = len(pending)
+                receive(0)
+                if len(pending) == before:
+                    raise
+            if not failures:
+                raise
+            _log.exception(_AFTER)
     if not failures:
         return [results[rank] for rank in range(len(references))]
     still = [references.index(reference) for reference in pending]
     if still or any(failure.has_ended() for failure in failures):
         end()
     raise _described(failures, places, still) from failures[0].error
+
+
+def after_failure(poll: Callable[[], None]) -> None:
+    """Calls the function. Logs the exceptions that it raises: the failure of a rank must not be replaced by them."""
+    try:
+        poll()
+    except Exception:  # callbacks may raise any
+        _log.exception(_AFTER)
 
 
 def _described(failures: Sequence[_Failure], places: Sequence[Place], still: Sequence[int]) -> WorkerError:

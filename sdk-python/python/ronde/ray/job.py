@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
+import os
 import secrets
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable
 
 import ray
 
 from ronde import own_sidecar
+from ronde.cluster import planning, sidecars
+from ronde.cluster.credentials import Credentials, drawn, in_file
 from ronde.errors import RondeError, TimedOutError
-from ronde.ray import credentials, sidecars
-from ronde.ray.credentials import Credentials
-from ronde.ray.nodes import Layout, Place, describe
+from ronde.processes import own_host
+from ronde.ray.nodes import describe, uses_tls
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Sequence
+
+    from ronde.cluster.layout import Layout, Place
+    from ronde.cluster.planning import Options
 
     # Calls a function with arguments on the worker of a rank, and returns Ray's reference to its result.
     Caller = Callable[..., Any]
 
-# Variables of an earlier job, or of another launcher, that would contradict those of this one.
-_WITHDRAWN = (
-    "RONDE_WEB",
-    "RONDE_ELASTIC",
-    "RONDE_WORKER",
-    "RONDE_NEW_WORKER",
-    "RONDE_AGENT",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
 _NAMED_MAX = 8
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a job is begun with.
-
-    timeout     -- seconds in which workers have to answer, and sidecars to reach each other
-    credentials -- that the caller names
-    interfaces  -- the networks that sidecars listen on; "" for all
-    shares_gpus -- whether each worker sees the GPUs of all workers of its sidecar, in the order of local ranks
-    """
-
-    timeout: float
-    credentials: Credentials = field(default_factory=Credentials)
-    interfaces: str = ""
-    shares_gpus: bool = False
-
-
-class _Address(NamedTuple):
-    reached_at: str
-    identity: tuple[str, int] | None
 
 
 def places(call: Caller, count: int, timeout: float) -> list[Place]:
@@ -71,18 +44,19 @@ def begin(call: Caller, layout: Layout, options: Options) -> None:
     started; TimedOutError if a worker does not answer.
     """
     deadline = time.monotonic() + options.timeout + own_sidecar.START_TIMEOUT_S
-    _check_sizes(layout)
-    plans = _plans(call, layout, options, deadline)
+    planning.check_sizes(layout)
     leads = [ranks[0] for ranks in layout.sharing]
-    served: list[sidecars.Served] = gathered(
-        [call(lead, sidecars.start, plan) for lead, plan in zip(leads, plans)],
-        deadline - time.monotonic(),
-        "have not started a sidecar",
-        _names(layout, leads),
-    )
+    with _credentials_for(call, layout, options.credentials, deadline) as used:
+        plans = _plans(call, layout, used, options, deadline)
+        served: list[sidecars.Served] = gathered(
+            [call(lead, sidecars.start, plan) for lead, plan in zip(leads, plans)],
+            deadline - time.monotonic(),
+            "have not started a sidecar",
+            _names(layout, leads),
+        )
     everyone = range(len(layout.places))
     joined = [
-        call(rank, sidecars.join, _variables(layout, rank, served[index], options), _WITHDRAWN)
+        call(rank, sidecars.join, planning.variables(layout, rank, served[index], options), planning.WITHDRAWN)
         for rank, index in zip(everyone, layout.placement())
     ]
     gathered(
@@ -127,70 +101,54 @@ def _names(layout: Layout, ranks: Sequence[int]) -> Callable[[int], str]:
     return lambda index: f"rank {ranks[index]} ({layout.places[ranks[index]].described()})"
 
 
-def _check_sizes(layout: Layout) -> None:
-    most = max(layout.sharing, key=len)
-    if len(most) > own_sidecar.LOCAL_RANKS_MAX:
-        raise RondeError(
-            f"{len(most)} workers run on {layout.places[most[0]].described()}, and a sidecar serves at most "
-            f"{own_sidecar.LOCAL_RANKS_MAX}; spread the workers over more nodes (num_hosts, num_workers_per_host)",
-            "settings",
-        )
-
-
-def _plans(call: Caller, layout: Layout, options: Options, deadline: float) -> list[sidecars.Plan]:
+def _plans(call: Caller, layout: Layout, used: Credentials, options: Options, deadline: float) -> list[sidecars.Plan]:
     """Returns the plan of each sidecar, in the order of the layout's sidecars."""
-    used = credentials.for_nodes(layout, options.credentials)
-    job = f"ray-{secrets.token_hex(6)}"
-    timeout = max(1, math.ceil(options.timeout))
-    placement = layout.placement()
+    addresses: list[planning.Address] = []
+    if len(layout.sharing) > 1:
+        leads = [ranks[0] for ranks in layout.sharing]
+        calls = [call(lead, sidecars.reserve, layout.places[lead].address, used.certs) for lead in leads]
+        reached = gathered(calls, deadline - time.monotonic(), "have not reserved ports", _names(layout, leads))
+        addresses = [planning.Address(*each) for each in reached]
+    return planning.plans(layout, f"ray-{secrets.token_hex(6)}", used, addresses, options)
+
+
+@contextlib.contextmanager
+def _credentials_for(call: Caller, layout: Layout, given: Credentials, deadline: float) -> Iterator[Credentials]:
+    """Yields the credentials of a job whose workers run as the layout says; the sidecars start within the block.
+
+    Raises RondeError with cause "settings" if there are several sidecars and no way to authenticate them.
+    """
     if len(layout.sharing) == 1:
-        return [sidecars.Plan(job, 0, (), tuple(placement), used, timeout)]
-    leads = [ranks[0] for ranks in layout.sharing]
-    calls = [call(lead, sidecars.reserve, layout.places[lead].address, used.certs) for lead in leads]
-    reached = gathered(calls, deadline - time.monotonic(), "have not reserved ports", _names(layout, leads))
-    addresses = [_Address(*each) for each in reached]
-    if used.certs is not None:
-        job, indices = _of_certificates(layout, addresses)
+        yield Credentials()
+    elif given != Credentials():
+        yield given
+    elif uses_tls() and all(place.has_tls for place in layout.places):
+        yield drawn()
+    elif _are_of_this_user_here(layout):
+        # Nodes of one host, such as those of ray.cluster_utils: the secret needs no connection to reach them.
+        with in_file(drawn()) as path:
+            leads = [ranks[0] for ranks in layout.sharing]
+            calls = [call(lead, os.path.exists, path) for lead in leads]
+            rest = deadline - time.monotonic()
+            if not all(gathered(calls, rest, "have not looked for the file of the secret", _names(layout, leads))):
+                raise _without_credentials(layout)  # containers with directories of their own
+            yield Credentials(secret_file=path)
     else:
-        indices = list(range(len(leads)))
-    peers = [""] * len(leads)
-    for index, address in zip(indices, addresses):
-        peers[index] = address.reached_at
-    numbered = tuple(indices[each] for each in placement)
-    return [sidecars.Plan(job, index, tuple(peers), numbered, used, timeout, options.interfaces) for index in indices]
+        raise _without_credentials(layout)
 
 
-def _of_certificates(layout: Layout, addresses: Sequence[_Address]) -> tuple[str, list[int]]:
-    """Returns the job and the index of each sidecar as the nodes' certificates name them."""
-    identities = [address.identity for address in addresses]
-    assert all(identities)  # each worker was asked for its certificate
-    jobs = sorted({identity[0] for identity in identities if identity})
-    indices = [identity[1] for identity in identities if identity]
-    if len(jobs) > 1 or sorted(indices) != list(range(len(indices))):
-        found = "; ".join(
-            f"{layout.places[ranks[0]].host.name}: sidecar {identity[1]} of job {identity[0]}"
-            for ranks, identity in zip(layout.sharing, identities)
-            if identity
-        )
-        raise RondeError(
-            f"the certificates of the {len(indices)} nodes are not those of one job with the indices 0 to "
-            f"{len(indices) - 1}: {found}. Give each node its own directory of one call of `ronde certs once "
-            f"--sidecars 0-{len(indices) - 1}`; where Ray may choose among more nodes, use job_secret_file instead",
-            "settings",
-        )
-    return jobs[0], indices
+def _are_of_this_user_here(layout: Layout) -> bool:
+    host, user = own_host(), os.geteuid()
+    return all(place.host.is_same(host) and place.user == user for place in layout.places)
 
 
-def _variables(layout: Layout, rank: int, served: sidecars.Served, options: Options) -> Mapping[str, str]:
-    place = layout.places[rank]
-    variables = {
-        **layout.numbers(rank).variables(),
-        "RONDE_JOB": served.job,
-        "RONDE_SOCKET": served.socket,
-        "RONDE_TOKEN_FILE": served.tokens[rank],
-        "RONDE_SIDECAR_UID": str(served.user),
-        "HOROVOD_HOSTNAME": place.host.name,
-    }
-    if options.shares_gpus:
-        variables["CUDA_VISIBLE_DEVICES"] = layout.gpus(rank)
-    return variables
+def _without_credentials(layout: Layout) -> RondeError:
+    names = ", ".join(sorted({f"{place.host.name} ({place.address})" for place in layout.places})[:8])
+    return RondeError(
+        f"the {len(layout.places)} workers need {len(layout.sharing)} sidecars, on {names}, which have no credentials "
+        "by which they could authenticate each other. Ray's connections are plaintext, so ronde sends no key over "
+        "them. Give one of these: job_secret_file=PATH, a file with the same secret on all nodes (`ronde certs secret "
+        "FILE`); certs=PATH, a directory on each node with its certificate (`ronde certs once`); or start Ray with "
+        "RAY_USE_TLS=1 on all nodes and the driver, and ronde makes a secret for each job. docs/RAY.md describes them",
+        "settings",
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 
 @dataclass
@@ -41,3 +41,23 @@ class MiniSettings:
         if self.nics is None or isinstance(self.nics, str):
             return self.nics or ""
         return ",".join(sorted(self.nics))
+
+
+_Settings = TypeVar("_Settings", bound=MiniSettings)
+
+
+def adopted(given: Any, kind: type[_Settings]) -> _Settings:
+    """Returns settings of this kind: the given ones, or what another object, such as Horovod's `Settings`, has of them.
+
+    given -- None for the defaults; what it lacks, or has as None, has the default, too
+    """
+    if isinstance(given, kind):
+        return given
+    names = [field.name for field in fields(kind)]
+    found = {name: value for name in names if (value := getattr(given, name, None)) is not None}
+    start = getattr(given, "start_timeout", None)
+    if given is not None and start is None and not found:
+        raise TypeError(f"settings is of type {type(given).__name__}; make them by RayExecutor.create_settings(...)")
+    if start is not None and "timeout_s" not in found:
+        found["timeout_s"] = float(getattr(start, "timeout", start))
+    return kind(**found)

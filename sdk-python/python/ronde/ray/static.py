@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import ray
 
-from ronde.ray import failures, job, sidecars
-from ronde.ray.credentials import named
-from ronde.ray.nodes import Layout, by_node
+from ronde.cluster import sidecars
+from ronde.cluster.credentials import named
+from ronde.cluster.layout import Layout, by_node
+from ronde.cluster.planning import Options
+from ronde.ray import failures, job
 from ronde.ray.reports import Reports
 from ronde.ray.worker import BaseHorovodWorker
 
@@ -59,7 +61,7 @@ class StaticWorkers:
         self._layout = self._layout.reordered(order)
         self._collect([worker.update_env_vars.remote(dict(variables)) for worker in self.workers])
         shares_gpus = self._strategy.resources.gpus > 0
-        job.begin(self._call, self._layout, job.Options(settings.timeout_s, given, settings.interfaces(), shares_gpus))
+        job.begin(self._call, self._layout, Options(settings.timeout_s, given, settings.interfaces(), shares_gpus))
         self._collect([worker.start_executable.remote(*executable) for worker in self.workers])
 
     def _call(self, rank: int, func: Callable[..., Any], *arguments: Any) -> Any:
@@ -80,9 +82,11 @@ class StaticWorkers:
             self._collect([self.workers[0].set_queue.remote(reports.queue)])
             try:
                 results = self._collect(self.submit(func), reports.deliver)
-            finally:
-                # Also what was reported before a failure, such as a checkpoint.
-                reports.deliver()
+            except BaseException:
+                # Also what was reported before the failure, such as a checkpoint.
+                failures.after_failure(reports.deliver)
+                raise
+            reports.deliver()
             self._collect([self.workers[0].set_queue.remote(None)])
         return results
 

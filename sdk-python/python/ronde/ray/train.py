@@ -11,9 +11,11 @@ import ray
 from ray.train.backend import Backend
 from ray.train.torch import TorchConfig
 
-from ronde.ray import job, sidecars
-from ronde.ray.credentials import Credentials, named
-from ronde.ray.nodes import Layout
+from ronde.cluster import sidecars
+from ronde.cluster.credentials import Credentials, named
+from ronde.cluster.layout import Layout
+from ronde.cluster.planning import Options
+from ronde.ray import job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +86,7 @@ class RondeBackend(Backend):  # type: ignore[misc]
         count, timeout = len(worker_group), backend_config.start_timeout_s
         layout = Layout(job.places(call, count, timeout))
         given = Credentials(backend_config.certs, backend_config.job_secret_file)
-        job.begin(call, layout, job.Options(timeout, given, backend_config.nics or ""))
+        job.begin(call, layout, Options(timeout, given, backend_config.nics or ""))
         if backend_config.process_group:
             # Ranks wait for each other as long as `ronde.connect` does, which then names those that are missing.
             ray.get(worker_group.execute_async(_make_group, float(backend_config.timeout_s)))

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import tensorflow as tf
 
+from ronde import _ronde
 from ronde.elastic.loop import run_converted
 from ronde.elastic.state import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State
 from ronde.errors import MismatchError, PeerLostError, RondeError, TimedOutError
 from ronde.frameworks import basics, world
-from ronde.frameworks.keras.elastic import AgreeingState
+from ronde.frameworks.agreement import AgreeingState
 from ronde.frameworks.process_sets import global_process_set
 from ronde.tensorflow import mpi_ops
 from ronde.tensorflow.functions import assigned, broadcast_variables, check_alike
@@ -39,6 +40,8 @@ __all__ = [
 ]
 
 Result = TypeVar("Result")
+_MISMATCH = "Mismatched"
+"""The word of the sidecar's errors for ranks that disagree, which is Horovod's."""
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
@@ -63,6 +66,9 @@ def converted() -> Iterator[None]:
 def failure_of(error: Any) -> RondeError | None:
     """Returns the error of ronde for an error of TensorFlow; None for one that no operation of ronde raised."""
     text = str(error)
+    known = _ronde.xla_failure(text)
+    if isinstance(known, RondeError):
+        return known
     is_over = world.is_begun() and not world.current().client.native_session.is_open
     if "Ronde" not in text and not is_over:
         return None
@@ -70,7 +76,9 @@ def failure_of(error: Any) -> RondeError | None:
         return PeerLostError(text, "rank_lost", blame="peer")
     if isinstance(error, tf.errors.DeadlineExceededError):
         return TimedOutError(text, "timed_out", blame="peer")
-    if isinstance(error, tf.errors.InvalidArgumentError):
+    # With Horovod's codes ranks that disagree have the second one, as the lack of a session does.
+    has_horovods_code = isinstance(error, tf.errors.FailedPreconditionError) and _MISMATCH in text
+    if isinstance(error, tf.errors.InvalidArgumentError) or has_horovods_code:
         return MismatchError(text, "mismatch")
     return RondeError(text)
 

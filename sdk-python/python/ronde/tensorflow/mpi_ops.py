@@ -12,6 +12,9 @@ ignore_name_scope -- whether the name of an operation in a graph lacks `tf.name_
 They work eagerly, in `tf.function` and in graphs of TensorFlow 1, and have gradients (docs/TENSORFLOW.md). Operations
 of one graph run in parallel and in any order.
 
+In a function with jit_compile=True there are `allreduce` and `grouped_allreduce` of tensors only, on CPUs; all others
+raise NotImplementedError when the function is traced.
+
 They raise ValueError for invalid arguments, for a process set that is not registered or does not contain this process,
 and before `init`. An argument that is invalid by itself, such as negative splits, raises InvalidArgumentError on the
 rank that gives it; the others wait for that rank until its program ends, or until the deadline.
@@ -32,6 +35,7 @@ import tensorflow as tf
 from ronde.frameworks import world
 from ronde.frameworks.process_sets import ProcessSet, global_process_set, members_of, root_of
 from ronde.ops import Adasum, Average, Max, Min, Product, Sum
+from ronde.tensorflow import xla
 from ronde.tensorflow.compression import Compression, Compressor
 from ronde.tensorflow.names import name_of
 from ronde.tensorflow.native import UNORDERED, ops, self_test
@@ -105,7 +109,10 @@ def allreduce(
         compressed, context = compression.compress(_tensor(tensor))
         options = _scales(op, prescale_factor, postscale_factor, process_set)
         found = name_of("allreduce", compressed, name, ignore_name_scope)
-        reduced = ops.ronde_allreduce(compressed, tensor_name=found, **options)
+        if xla.is_traced():
+            reduced = xla.allreduce([compressed], found, **options)[0]
+        else:
+            reduced = ops.ronde_allreduce(compressed, tensor_name=found, **options)
         return compression.decompress(reduced, context)
 
 
@@ -115,8 +122,6 @@ def _tensor(tensor: Any) -> Any:
 
 def _scales(op: int, prescale: float, postscale: float, process_set: ProcessSet) -> dict[str, Any]:
     """Returns the attributes of a reduction. Numbers travel as text, in which they are exact."""
-    if op == Adasum:
-        check_adasum(process_set)
     return {
         "reduce_op": op,
         "prescale_factor": repr(float(prescale)),
@@ -125,13 +130,8 @@ def _scales(op: int, prescale: float, postscale: float, process_set: ProcessSet)
     }
 
 
-def check_adasum(process_set: ProcessSet) -> None:
-    """Raises NotImplementedError for a process set that is not that of all ranks."""
-    if process_set is not global_process_set:
-        raise NotImplementedError("Adasum does not support non-global process sets yet")
-
-
 def _gathered_slices(slices: Any, op: int, name: str | None, process_set: ProcessSet, ignore_name_scope: bool) -> Any:
+    xla.refuse("the reduction of tf.IndexedSlices without sparse_as_dense=True")
     base = name_of("allreduce", slices.values, name, ignore_name_scope)
     number = set_number(process_set)
     values = ops.ronde_allgather(slices.values, tensor_name=base and f"{base}.values", process_set_id=number)
@@ -186,7 +186,8 @@ def grouped_allreduce(
         options = _scales(op, prescale_factor, postscale_factor, process_set)
         found = name_of("grouped_allreduce", pairs[0][0], name, ignore_name_scope)
         compressed = [each for each, _ in pairs]
-        reduced = ops.ronde_grouped_allreduce(compressed, tensor_name=found, **options)
+        reduce = xla.allreduce if xla.is_traced() else ops.ronde_grouped_allreduce
+        reduced = reduce(compressed, tensor_name=found, **options)
         for index, each, (_, context) in zip(dense, reduced, pairs):
             results[index] = compression.decompress(each, context)
     return results
@@ -206,6 +207,7 @@ def allgather(
 
     The result is of shape (sum of all ranks' rows, *rest). Raises an error for a scalar.
     """
+    xla.refuse("allgather")
     tensor = _tensor(tensor)
     number = set_number(process_set)
     found = name_of("allgather", tensor, name, ignore_name_scope)
@@ -219,6 +221,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """`allgather` of several tensors as a group, which starts when all are ready on all ranks. Differentiable."""
+    xla.refuse("grouped_allgather")
     tensors = [_tensor(each) for each in tensors]
     if not tensors:
         return []
@@ -238,6 +241,7 @@ def broadcast(
 
     Raises ValueError for a root that is not in the process set.
     """
+    xla.refuse("broadcast")
     tensor = _tensor(tensor)
     number, root = set_number(process_set), root_of(root_rank, process_set)
     found = name_of("broadcast", tensor, name, ignore_name_scope)
@@ -246,6 +250,7 @@ def broadcast(
 
 def broadcast_many(tensors: Sequence[Any], root_rank: int, name: str, process_set: ProcessSet) -> list[Any]:
     """Broadcasts several tensors at once, each by itself."""
+    xla.refuse("broadcast")
     if not tensors:
         return []
     number, root = set_number(process_set), root_of(root_rank, process_set)
@@ -267,6 +272,7 @@ def alltoall(
 
     Returns the tensor, or (tensor, received_splits) if splits were given: how many rows came from each rank, as int32.
     """
+    xla.refuse("alltoall")
     tensor = _tensor(tensor)
     number = set_number(process_set)
     given = tf.zeros([0], tf.int32) if splits is None else tf.convert_to_tensor(splits, dtype=tf.int32)
@@ -290,6 +296,7 @@ def reducescatter(
 
     Of r rows over n ranks the first r % n ranks get one more than r // n. Raises an error for a scalar.
     """
+    xla.refuse("reducescatter")
     _check_scatter(op)
     with device(device_dense):
         compressed, context = compression.compress(_tensor(tensor))
@@ -310,6 +317,7 @@ def grouped_reducescatter(
     name: str | None = None,
 ) -> list[Any]:
     """`reducescatter` of several tensors as a group, which starts when all are ready on all ranks. Differentiable."""
+    xla.refuse("grouped_reducescatter")
     _check_scatter(op)
     if not tensors:
         return []
@@ -331,6 +339,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
     In a `tf.function` it begins when the collectives before it have ended. Collectives after it do not wait for it.
     """
+    xla.refuse("barrier")
     number = set_number(process_set)
     with _after_collectives():
         return ops.ronde_barrier(tensor_name=name_of("barrier", None, name), process_set_id=number)
@@ -346,43 +355,52 @@ def _after_collectives() -> contextlib.AbstractContextManager[Any]:
     return context
 
 
-def join() -> Any:
+def join(process_set: ProcessSet = global_process_set) -> Any:
     """Announces that this rank has no more tensors, and waits until all ranks have. Returns the rank that joined last.
 
-    Until then, other ranks reduce with zeros of this rank. For all ranks of the job only. Returns an integer eagerly, a
-    tensor in a graph. In a `tf.function` it begins when the collectives before it have ended; call none after it there.
+    process_set -- the set whose ranks these are; the result is a rank of all that `init` was given
+
+    Until then, other ranks reduce with zeros of this rank. Returns an integer eagerly, a tensor in a graph. In a
+    `tf.function` it begins when the collectives before it have ended; call none after it there.
     """
-    number = set_number(global_process_set)
-    if world.current().base is not None:
-        raise NotImplementedError("join is for all ranks of the job; hvd.init was given some of them only")
+    xla.refuse("join")
+    number = set_number(process_set)
+    job_ranks = world.current().job_ranks
     with _after_collectives():
         last = ops.ronde_join(process_set_id=number)
-    return int(last) if tf.executing_eagerly() else last
+    if tf.executing_eagerly():
+        return job_ranks.index(int(last))
+    return tf.argmax(tf.equal(job_ranks, last), output_type=tf.int32)
 
 
 def rank_op(name: str | None = None) -> Any:
     """Returns this process's rank as a tensor, evaluated whenever the graph runs."""
+    xla.refuse("rank_op")
     return ops.ronde_rank(name=name)
 
 
 def local_rank_op(name: str | None = None) -> Any:
     """Returns this process's local rank as a tensor, evaluated whenever the graph runs."""
+    xla.refuse("local_rank_op")
     return ops.ronde_local_rank(name=name)
 
 
 def local_size_op(name: str | None = None) -> Any:
     """Returns the number of processes of this process's sidecar as a tensor, evaluated whenever the graph runs."""
+    xla.refuse("local_size_op")
     return ops.ronde_local_size(name=name)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Returns the number of a process set's ranks as a tensor, evaluated whenever the graph runs."""
+    xla.refuse("size_op")
     return ops.ronde_size(process_set_id=process_set_id, name=name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Returns 1 as a tensor if this process is in a process set, else 0, evaluated whenever the graph runs.
 
-    Running it raises InvalidArgumentError for a set that does not exist.
+    It is -1 before `init` and after `shutdown`, and -3 for a set that does not exist.
     """
+    xla.refuse("process_set_included_op")
     return ops.ronde_process_set_included(process_set_id=process_set_id, name=name)

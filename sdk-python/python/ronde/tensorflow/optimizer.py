@@ -11,7 +11,7 @@ from ronde.ops import Adasum, Average
 from ronde.tensorflow import mpi_ops
 from ronde.tensorflow.aggregation import GradientAggregation, check_passes
 from ronde.tensorflow.compression import Compression, Compressor
-from ronde.tensorflow.reduction import Options, reduce_gradients
+from ronde.tensorflow.reduction import Options, needs_collectives, reduce_gradients
 
 
 def DistributedOptimizer(  # noqa: N802 -- Horovod's name
@@ -40,7 +40,7 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
     op        -- Average or Sum; Adasum for TensorFlow 1, which then reduces the changes of the variables
 
     The other arguments are those of `DistributedGradientTape`. Raises ValueError for options that exclude each other
-    and for anything that is no optimizer; NotImplementedError for Adasum on a process set.
+    and for anything that is no optimizer.
     """
     options = Options(
         device_dense=device_dense,
@@ -142,7 +142,9 @@ class _AdasumOptimizer(_DistributedOptimizer):
         return gradients
 
     def _apply(self, pairs: list[Any], global_step: Any, name: str | None) -> Any:
-        """Applies the Adasum of what each rank's gradients change."""
+        """Applies the Adasum of what each rank's gradients change. A rank outside of the set applies its own."""
+        if not needs_collectives(self._ronde_options.process_set):
+            return super()._apply(pairs, global_step, name)
         pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         # Copies: what is read of a reference variable is its memory, which the optimizer changes in place.
         before = [tf.raw_ops.DeepCopy(x=variable.read_value()) for _, variable in pairs]
@@ -158,6 +160,7 @@ class _AdasumOptimizer(_DistributedOptimizer):
                     name=f"DistributedOptimizer.change.{index}",
                     compression=options.compression,
                     device_dense=options.device_dense,
+                    process_set=options.process_set,
                 )
                 for index, change in enumerate(changes)
             ]

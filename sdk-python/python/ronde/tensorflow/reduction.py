@@ -10,7 +10,7 @@ import tensorflow as tf
 from ronde.elastic.membership import is_elastic
 from ronde.frameworks.process_sets import ProcessSet, global_process_set, members_of, size_of
 from ronde.ops import Adasum, Average, Sum
-from ronde.tensorflow import mpi_ops
+from ronde.tensorflow import mpi_ops, xla
 from ronde.tensorflow.compression import Compression, Compressor
 from ronde.tensorflow.native import ops
 
@@ -46,8 +46,6 @@ class Options:
             raise ValueError(f"gradients are reduced by op=Average, Sum or Adasum, not {self.op!r}")
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
-        if self.op == Adasum:
-            mpi_ops.check_adasum(self.process_set)
         if self.num_groups:
             if not isinstance(self.num_groups, int) or self.num_groups < 0:
                 raise ValueError(f"num_groups is {self.num_groups!r}; give a number from 0")
@@ -125,6 +123,7 @@ def _dense(gradient: Any) -> Any:
 def _local(gradient: Any, options: Options) -> Any:
     if not options.scale_local_gradients:
         return gradient
+    xla.refuse("the division of local gradients without scale_local_gradients=False")
     size = ops.ronde_size(process_set_id=mpi_ops.set_number(options.process_set))
     if isinstance(gradient, tf.IndexedSlices):
         values = gradient.values / tf.cast(size, gradient.values.dtype)
@@ -150,11 +149,23 @@ def _reduce_each(results: list[Any], indices: list[int], options: Options) -> No
     if tf.executing_eagerly():
         _reduce_eagerly(results, indices, options)
         return
+    if xla.is_traced():
+        indices = _reduce_compiled(results, indices, options)
     for index in indices:
         arguments = _arguments(options)
         if isinstance(results[index], tf.IndexedSlices):
             arguments = _of_slices(arguments, options)
         results[index] = mpi_ops.allreduce(results[index], name=f"{options.prefix}.{index}", **arguments)
+
+
+def _reduce_compiled(results: list[Any], indices: list[int], options: Options) -> list[int]:
+    """Reduces tensors as one group, as calls of a compiled function run in order. Returns the indices of the rest."""
+    dense = [index for index in indices if not isinstance(results[index], tf.IndexedSlices)]
+    name = f"{options.prefix}.compiled"
+    reduced = mpi_ops.grouped_allreduce([results[index] for index in dense], name=name, **_arguments(options))
+    for index, each in zip(dense, reduced):
+        results[index] = each
+    return [index for index in indices if index not in dense]
 
 
 def _of_slices(arguments: dict[str, Any], options: Options) -> dict[str, Any]:

@@ -8,14 +8,10 @@ from ronde import _ronde
 from ronde.elastic.membership import is_elastic
 from ronde.frameworks import basics, process_sets, world
 from ronde.replay import CONTINUE, RAISE
+from ronde.tensorflow import xla
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_NO_REPLAY = (
-    'on_failure="continue" is for ronde.torch: operations of TensorFlow\'s graphs cannot be replayed. Leave it out, '
-    "and RONDE_ON_FAILURE and --on-failure, too; hvd.elastic.run restores the last commit instead"
-)
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **settings: Any) -> None:
@@ -26,7 +22,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
     """
     on_failure = settings.get("on_failure", basics.default_on_failure())
     if on_failure == CONTINUE and is_elastic():
-        raise ValueError(_NO_REPLAY)
+        raise ValueError(xla.NO_REPLAY)
     basics.init(comm, process_sets, **{**settings, "on_failure": on_failure or RAISE})
 
 
@@ -34,11 +30,13 @@ def _follow() -> None:
     """Gives the operations the session of the process, and what they answer about it."""
     if not world.is_begun():
         _ronde.detach_tensorflow()
+        xla.follow()
         return
     current = world.current()
     if current.client.replay is not None:
         # A session of ronde.torch, which may be replaced while operations are in flight.
         _ronde.detach_tensorflow()
+        xla.follow()
         return
     numbers = (current.rank, current.size, current.local_rank, current.local_size)
     sets = {}
@@ -46,6 +44,7 @@ def _follow() -> None:
         if each.process_set_id is not None and each.ranks is not None:
             sets[each.process_set_id] = (len(each.ranks), current.rank in each.ranks)
     _ronde.attach_tensorflow(current.client.native_session, numbers, sets)
+    xla.follow()
 
 
 def follow() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ronde.frameworks.keras.optimizer import variables_of_layers
 from ronde.frameworks.process_sets import ProcessSet, global_process_set
 from ronde.ops import Average
 from ronde.tensorflow.compression import Compression, Compressor
@@ -121,20 +122,9 @@ def PartialDistributedGradientTape(  # noqa: N802 -- Horovod's name
         process_set,
         scale_local_gradients,
     )
-    for variable in local_variables(local_layers):
+    for variable in variables_of_layers(local_layers):
         tape.register_local_source(variable)
     return tape
-
-
-def local_variables(layers: Any) -> list[Any]:
-    """Returns the trainable variables of layers of Keras. Raises ValueError for anything else."""
-    if layers is None:
-        return []
-    listed = layers if isinstance(layers, (list, tuple)) else [layers]
-    for layer in listed:
-        if not all(hasattr(layer, name) for name in ("trainable_weights", "add_weight", "build")):
-            raise ValueError(f"all local layers must be of type tf.keras.layers.Layer, not {type(layer).__name__}")
-    return [variable for layer in listed for variable in layer.trainable_weights]
 
 
 def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:

@@ -17,6 +17,7 @@ from ronde.errors import (
     ShutDownError,
     TimedOutError,
 )
+from ronde.frameworks import needs_torch  # noqa: F401 -- first, for its error
 from ronde.frameworks.basics import (
     ccl_built,
     client,
@@ -49,6 +50,7 @@ from ronde.plugins import Plugin, PluginOp
 from ronde.torch import elastic
 from ronde.torch.compression import Compression
 from ronde.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from ronde.torch.gpu_memory import gpu_pool
 from ronde.torch.mpi_ops import (
     allgather,
     allgather_async,
@@ -137,6 +139,7 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "gpu_pool",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from ronde.frameworks.compression import Compressor, NoneCompressor
 from ronde.ops import Average, Sum
 from ronde.plugins import Plugin, PluginOp
 
-
-class Compressor(Protocol):
-    """A pair of functions that run before and after a reduction."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns the tensor to reduce, and a context for `decompress`."""
-        ...
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Returns the result in the form of the original tensor."""
-        ...
-
-
-class NoneCompressor:
-    """Leaves tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns the tensor itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """Returns the tensor itself."""
-        del ctx
-        return tensor
+__all__ = [
+    "BF16Compressor",
+    "Compression",
+    "Compressor",
+    "FP16Compressor",
+    "NoneCompressor",
+    "PluginCompressor",
+    "check_no_plugin",
+    "codec_of",
+    "keeps_results",
+]
 
 
 class _Cast:

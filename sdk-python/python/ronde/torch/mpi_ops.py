@@ -120,7 +120,8 @@ def allreduce(
     codec = codec_of(compression, op)
     compressed, context = compression.compress(tensor)
     reduced = gradients.AllReduce.apply(compressed, name, op, prescale_factor, postscale_factor, process_set, codec)
-    return compression.decompress(reduced, context)
+    decompressed: torch.Tensor = compression.decompress(reduced, context)
+    return decompressed
 
 
 def allreduce_async(
@@ -358,7 +359,8 @@ def reducescatter(
     check_no_plugin(compression, "reducescatter")
     compressed, context = compression.compress(tensor)
     options = (name, op, process_set, prescale_factor, postscale_factor)
-    return compression.decompress(gradients.ReduceScatter.apply(compressed, *options), context)
+    decompressed: torch.Tensor = compression.decompress(gradients.ReduceScatter.apply(compressed, *options), context)
+    return decompressed
 
 
 def reducescatter_async(

@@ -63,6 +63,7 @@ functions! {
     TF_NewShapeHandle() -> Opaque;
     TF_DeleteShapeHandle(Opaque);
     TF_NewAsyncKernelBuilder(*const c_char, *const c_char, Create, Compute, Delete) -> Opaque;
+    TF_KernelBuilder_HostMemory(Opaque, *const c_char);
     TF_RegisterKernelBuilder(*const c_char, Opaque, Opaque);
     TF_RunAsyncOpKernelDoneCallback(*mut c_void);
     TF_OpKernelConstruction_GetAttrSize(Opaque, *const c_char, *mut i32, *mut i32, Opaque);

@@ -14,7 +14,7 @@ use super::kernel::{Kind, Spec};
 use super::self_test::write_number;
 use super::session::{Attached, attached};
 use super::types::{INT32, dtype_of};
-use crate::frameworks::status::code_of;
+use crate::frameworks::status::{code_of, text_of};
 
 /// How often the thread checks deadlines.
 const SLICE: Duration = Duration::from_millis(500);
@@ -68,9 +68,18 @@ pub(super) fn start(spec: &Arc<Spec>, call: Call) {
             }
             None => attached.in_flight.submit_in_turn(spec, call),
         },
+        Err(_) if spec.kind == Kind::Included => {
+            let outcome = write_number(&call, NOT_INITIALIZED);
+            call.end(outcome);
+        }
         Err(failed) => call.end(Err(failed)),
     }
 }
+
+/// Horovod's answer to whether a process is in a set, without a session.
+const NOT_INITIALIZED: i32 = -1;
+/// Horovod's answer for a set that does not exist.
+const UNKNOWN_SET: i32 = -3;
 
 /// The answer to a query; `None` for a collective.
 fn number(spec: &Spec, attached: &Attached) -> Option<Result<i32, Failed>> {
@@ -88,7 +97,7 @@ fn number(spec: &Spec, attached: &Attached) -> Option<Result<i32, Failed>> {
         Kind::Size => of_set().map(|(size, _)| size),
         Kind::LocalRank => Ok(facts.local_rank),
         Kind::LocalSize => Ok(facts.local_size),
-        Kind::Included => of_set().map(|(_, is_included)| i32::from(is_included)),
+        Kind::Included => Ok(of_set().map_or(UNKNOWN_SET, |(_, is_included)| i32::from(is_included))),
         _ => return None,
     })
 }
@@ -432,5 +441,5 @@ fn last_joined(handles: &[Handle]) -> Result<i32, Failed> {
 
 /// The failure of a kernel: the text is that of the client, so it is the same on all ranks.
 fn failed(error: &Error) -> Failed {
-    Failed::new(code_of(error), error.to_string())
+    Failed::new(code_of(error), text_of(error))
 }

@@ -32,6 +32,7 @@ use pyo3::prelude::*;
 use ronde::SetId;
 
 use crate::errors::raise;
+use crate::frameworks::status;
 use crate::session::Session;
 
 /// What became of the registration. TensorFlow ends the process when an operation is registered twice.
@@ -56,10 +57,12 @@ pub(crate) fn register_tensorflow(path: &str) -> PyResult<(Vec<&'static str>, Ve
 /// and for each further process set how many ranks it has and whether this process is one of them.
 #[pyfunction]
 pub(crate) fn attach_tensorflow(
+    py: Python<'_>,
     session: &Bound<'_, Session>,
     numbers: (i32, i32, i32, i32),
     sets: HashMap<u32, (i32, bool)>,
 ) -> PyResult<()> {
+    status::load_codes(py)?;
     let client = session.get().client()?;
     let (rank, size, local_rank, local_size) = numbers;
     let sets = sets.into_iter().map(|(set, known)| (SetId(set), known)).collect();
@@ -71,6 +74,12 @@ pub(crate) fn attach_tensorflow(
 #[pyfunction]
 pub(crate) fn detach_tensorflow() {
     session::detach();
+}
+
+/// Makes ranks that disagree fail with FailedPreconditionError from now on, for programs that were written for Horovod.
+#[pyfunction]
+pub(crate) fn use_horovods_codes() {
+    status::use_horovods_codes();
 }
 
 /// What the operation of the self-test gives.

@@ -5,7 +5,7 @@
     reason = "C functions that register operations, with strings and functions that live long enough"
 )]
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 
 use super::abi::{Api, Compute, Create, Delete, ShapeFunction, Status};
 use super::kernel::{self, Kind};
@@ -179,12 +179,24 @@ impl Definition {
             (api.TF_RegisterOpDefinition)(builder, status.raw());
         }
         status.check().map_err(failed)?;
+        [c"CPU", c"GPU"].into_iter().try_for_each(|device| self.register_kernel(api, &name, device)).map_err(failed)
+    }
+
+    /// Registers the kernel for a device. That for GPUs reads and writes main memory: TensorFlow copies what is elsewhere. A
+    /// TensorFlow without GPUs never uses it.
+    fn register_kernel(&self, api: &'static Api, name: &CStr, device: &CStr) -> Result<(), String> {
         let (create, compute, delete): (Create, Compute, Delete) = kernel::functions(self.kind);
-        // SAFETY: as above, for the three functions. Registration takes the builder over.
+        let status = Status::new(api);
+        // SAFETY: as for `register`, for the three functions. Registration takes the builder over.
         unsafe {
-            let builder = (api.TF_NewAsyncKernelBuilder)(name.as_ptr(), c"CPU".as_ptr(), create, compute, delete);
+            let builder = (api.TF_NewAsyncKernelBuilder)(name.as_ptr(), device.as_ptr(), create, compute, delete);
+            for text in self.inputs.iter().chain(self.outputs) {
+                let argument = text.split_once(':').map_or(*text, |(argument, _)| argument);
+                let argument = CString::new(argument).map_err(|error| error.to_string())?;
+                (api.TF_KernelBuilder_HostMemory)(builder, argument.as_ptr());
+            }
             (api.TF_RegisterKernelBuilder)(name.as_ptr(), builder, status.raw());
         }
-        status.check().map_err(failed)
+        status.check()
     }
 }

@@ -5,8 +5,10 @@
 
 use std::fmt;
 
+mod causes;
 mod table;
 
+pub use causes::CAUSES;
 pub use table::TABLE;
 
 /// The kind of an error.
@@ -25,6 +27,8 @@ pub enum Code {
     ConfigFile = 104,
     /// `ronde explain` of something that is no code.
     NotExplained = 105,
+    /// The profile of `--tuning` cannot be used.
+    Profile = 106,
     /// The launcher cannot start.
     LauncherStart = 201,
     /// The program that reaches a host cannot be started.
@@ -75,6 +79,32 @@ pub enum Code {
     WorkerPlace = 303,
     /// A worker hung and was replaced.
     WorkerHung = 304,
+    /// A rank left the job while others had operations.
+    LeftEarly = 305,
+    /// Ranks disagree on an operation.
+    RanksDisagree = 306,
+    /// A request was rejected or withdrawn.
+    RequestRejected = 307,
+    /// A request exceeds a limit.
+    LimitReached = 308,
+    /// An operation did not complete in time.
+    OperationTimedOut = 309,
+    /// A worker does not find its sidecar.
+    SidecarNotFound = 310,
+    /// A sidecar rejected a worker's claim.
+    ClaimRejected = 311,
+    /// A client was used after a fork.
+    UsedAfterFork = 312,
+    /// A client was used after it was closed.
+    ClientClosed = 313,
+    /// A worker's shared memory, GPU or thread failed.
+    WorkerSystem = 314,
+    /// A worker and its sidecar are of different releases.
+    SessionProtocol = 315,
+    /// A timeline cannot be recorded.
+    TimelineFailed = 316,
+    /// An invariant of ronde broke.
+    Bug = 317,
     /// A sidecar ended.
     SidecarEnded = 401,
     /// A sidecar cannot continue.
@@ -91,6 +121,8 @@ pub enum Code {
     LauncherLine = 407,
     /// The launcher does not read a sidecar's messages.
     LauncherNotReading = 408,
+    /// The log of the search for better settings cannot be made.
+    AutotuneLog = 409,
     /// No certificate could be issued.
     CertificateNotIssued = 501,
     /// A sidecar has no credentials.
@@ -129,10 +161,14 @@ pub enum Code {
     JobRequest = 607,
     /// The launcher of a job does not answer.
     JobUnreachable = 608,
+    /// A flight record cannot be read or written.
+    FlightRecord = 609,
     /// The benchmark's Python cannot be run.
     PythonNotRun = 701,
     /// The benchmark's Python lacks packages.
     PythonPackages = 702,
+    /// A search of `ronde tune` did not come to its end.
+    TuneFailed = 703,
     /// A plugin cannot be read or loaded.
     PluginFile = 801,
     /// A plugin's package cannot be created or built.
@@ -149,6 +185,11 @@ impl Code {
     /// Its entry in the table.
     pub fn entry(self) -> &'static Entry {
         TABLE.iter().find(|entry| entry.code == self).expect("a test holds that every code is in the table")
+    }
+
+    /// The code of exceptions with this `cause`.
+    pub fn of_cause(cause: &str) -> Option<Self> {
+        CAUSES.iter().find(|(name, _)| *name == cause).map(|(_, code)| *code)
     }
 
     /// Reads `E203`, `RONDE-E203` or `203`, in capitals or not.

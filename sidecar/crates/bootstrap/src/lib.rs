@@ -3,7 +3,9 @@
 //! | module | what |
 //! |---|---|
 //! | [`messages`] | the messages between a launcher and a sidecar |
-//! | [`tuning`], [`logs`], [`plugins`], [`ports`], [`web`] | settings that both take |
+//! | [`tuning`], [`autotune`], [`logs`], [`otlp`], [`plugins`], [`ports`], [`web`] | settings that both take |
+//! | [`flight`] | flight records: their format, and their files |
+//! | [`profile`] | settings that `ronde tune` has found |
 //! | [`interfaces`] | the addresses of a host, and which of them a job uses |
 //! | [`directory`] | where sockets are found |
 //! | [`streams`], [`output`] | a sidecar's standard output and standard error, which may not be read |
@@ -11,15 +13,19 @@
 
 #![forbid(unsafe_code)]
 
+pub mod autotune;
 pub mod codes;
 pub mod directory;
 pub mod exit;
+pub mod flight;
 pub mod interfaces;
 pub mod logs;
 pub mod messages;
+pub mod otlp;
 pub mod output;
 pub mod plugins;
 pub mod ports;
+pub mod profile;
 pub mod streams;
 pub mod tuning;
 pub mod web;

@@ -10,6 +10,7 @@
 //! sidecar  → launcher  Left      a worker's session has ended
 //! launcher → sidecar   WorkerExited  how a worker's process ended, and its last lines; sent by the agent on the same host
 //! sidecar  → launcher  Noted     and what that worker asked for last
+//! sidecar  → launcher  Recorded  where it wrote its flight record after a failure
 //! sidecar  → launcher  Ended     counters, when the sidecar has drained
 //! sidecar  → launcher  Fatal     why it cannot continue; it then exits with a non-zero status
 //! ```
@@ -41,6 +42,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::interfaces::InterfaceAddress;
 use crate::ports::PortRange;
+use crate::profile::Cost;
 use crate::streams;
 use crate::tuning::Tuning;
 
@@ -101,6 +103,9 @@ pub struct WorkerExited {
 pub struct Start {
     /// The job.
     pub job: JobName,
+    /// The run of the job: a random text, so that a later run with the same name is told apart.
+    #[serde(default)]
+    pub run: String,
     /// The trust domain of the job's identities.
     pub trust_domain: String,
     /// The sidecar's index.
@@ -221,7 +226,7 @@ pub enum FromSidecar {
         socket_dir: PathBuf,
         /// For each local worker, its token file.
         token_files: Vec<TokenFile>,
-        /// Where /metrics, /status and /healthz are served (loopback).
+        /// Where /metrics, /status, /flight and /healthz are served (loopback).
         admin: SocketAddr,
         /// Where gRPC-Web is answered, if anywhere.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -288,6 +293,9 @@ pub enum FromSidecar {
     Left {
         /// Its number.
         worker: u32,
+        /// How many operations it has called; absent if it had no rank.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operations: Option<u64>,
     },
     /// The answer to [`WorkerExited`].
     Noted {
@@ -295,6 +303,11 @@ pub enum FromSidecar {
         worker: u32,
         /// What it asked for last, in words.
         last_call: Option<String>,
+    },
+    /// It has written a flight record after a failure.
+    Recorded {
+        /// The file, on its host.
+        path: PathBuf,
     },
     /// The sidecar has drained.
     Ended {
@@ -341,4 +354,7 @@ pub struct Summary {
     pub tensors: u64,
     /// For each rank, how often it was the last to be ready (known to the coordinator only).
     pub last_to_be_ready: Vec<u64>,
+    /// The measured cost model (of the coordinator only, if it was asked for).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Cost>,
 }

@@ -7,6 +7,7 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, bail, ensure};
@@ -17,7 +18,12 @@ use ronde_wire::control::Transport;
 use ronde_wire::limits;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::autotune::AutotuneArgs;
+use crate::codes::Code;
+use crate::flight::FlightDirectory;
+use crate::otlp::OtlpArgs;
 use crate::plugins::PluginSettings;
+use crate::profile::{Cost, Profile, chunk_bytes};
 use crate::web::WebArgs;
 
 /// The settings that `ronde run` and `ronde sidecar` both take. An absent value stands for the default.
@@ -40,9 +46,15 @@ pub struct Tuning {
     /// Data lanes between two sidecars. [default: by the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=limits::LANES_MAX as i64))]
     pub lanes: Option<u16>,
+    /// The most data threads of an operation whose ranks all use one sidecar. [default: all data threads]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=limits::LANES_MAX as i64))]
+    pub local_lanes: Option<u16>,
     /// The most that is fused into one operation; 0 switches fusion off. [default: 64, or HOROVOD_FUSION_THRESHOLD in bytes]
     #[arg(long = "fusion-threshold-mb", value_name = "MB", value_parser = mebibytes(0..=65_536))]
     pub fusion_threshold_bytes: Option<u64>,
+    /// The chunk size of all operations: a power of two from 4096 to 1048576. [default: chosen for each operation by its cost]
+    #[arg(long, value_name = "BYTES", value_parser = chunk)]
+    pub chunk_bytes: Option<u32>,
     /// Tensors of up to so many bytes a rank travel with the messages that agree about them; 0 for none. [default: 4096]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=limits::EAGER_BYTES_MAX as i64))]
     pub eager_bytes: Option<u32>,
@@ -68,19 +80,35 @@ pub struct Tuning {
     #[arg(long, overrides_with = "hierarchical_allgather")]
     #[serde(skip)]
     no_hierarchical_allgather: bool,
+    /// A profile that `ronde tune` has written: settings that are not given otherwise, and a cost model.
+    #[arg(long = "tuning", value_name = "FILE")]
+    #[serde(skip)]
+    profile: Option<PathBuf>,
+    /// The cost model of the profile.
+    #[arg(skip)]
+    pub cost: Option<Cost>,
+    /// Measure latency and bandwidth between sidecars, by operations that are performed alone, for metrics and the report.
+    #[arg(long)]
+    pub measure_cost: bool,
+    /// The search for better settings.
+    #[command(flatten)]
+    pub autotune: AutotuneArgs,
     /// The plugins.
     #[command(flatten)]
     pub plugins: PluginSettings,
     /// The listener for gRPC-Web.
     #[command(flatten)]
     pub web: WebArgs,
+    /// The export of metrics.
+    #[command(flatten)]
+    pub otlp: OtlpArgs,
     /// Report tensors that wait for some ranks; the default.
     #[arg(long, overrides_with = "no_stall_check")]
     stall_check: bool,
     /// Never report tensors that wait for some ranks, nor end the job for them.
     #[arg(long, env = "HOROVOD_STALL_CHECK_DISABLE", overrides_with = "stall_check")]
     no_stall_check: bool,
-    /// Age after which a tensor that waits for some ranks is reported. [default: 60]
+    /// Age after which a tensor that waits for some ranks is reported. [default: 60; 10 for `ronde run` in a terminal]
     #[arg(
         long = "stall-check-warning-time-seconds",
         value_name = "SECONDS",
@@ -96,12 +124,21 @@ pub struct Tuning {
         value_parser = seconds(0..=604_800)
     )]
     stall_shutdown_ms: Option<u64>,
+    /// Where sidecars write flight records after a failure: the newest operations, without contents. off records nothing.
+    /// [default: a directory of the job in ronde.flight-UID in the temporary directory]
+    #[arg(long, value_name = "DIR|off", env = "RONDE_FLIGHT_DIR", value_parser = FlightDirectory::parse)]
+    flight_dir: Option<FlightDirectory>,
     /// Keep all threads of each sidecar on these cores of its host. [default: any]
     #[arg(long, value_name = "CORE,...", value_delimiter = ',', env = "HOROVOD_THREAD_AFFINITY", value_parser = core)]
     pub thread_affinity: Vec<usize>,
     /// Shared memory for the inputs of one worker, and as much for its results. [default: 4096]
     #[arg(long = "arena-mb", value_name = "MB", value_parser = mebibytes(1..=1 << 20))]
     pub arena_bytes_max: Option<u64>,
+    /// Let each sidecar use the GPUs of its host: workers share the memory of their tensors with it. It runs all-reduces by NCCL
+    /// among the GPUs, and between hosts on 1/n of the bytes per GPU; broadcasts go through the host's memory. For workers with
+    /// RONDE_GPU_STAGING=ronde; elastic jobs are refused. Not run on a GPU yet; see docs/GPU.md.
+    #[arg(long)]
+    pub gpu: bool,
 }
 
 impl Tuning {
@@ -115,11 +152,39 @@ impl Tuning {
     pub fn resolve(self, issues_certificates: bool) -> anyhow::Result<Self> {
         let given = self.with_variables(|name| std::env::var(name).ok())?;
         let (web, plugins) = (given.web.resolve(issues_certificates)?, given.plugins.absolute());
-        Ok(Self { plugins, web, ..given })
+        let flight_dir = given.flight_dir.map(FlightDirectory::absolute);
+        let otlp = given.otlp.resolve()?;
+        let given = Self { plugins, web, otlp, flight_dir, ..given };
+        match &given.profile {
+            Some(path) => {
+                let profile = Profile::read(path).context(Code::Profile)?;
+                Ok(given.with_profile(&profile))
+            }
+            None => Ok(given),
+        }
+    }
+
+    /// Completes the settings by those of a profile.
+    #[must_use]
+    pub fn with_profile(mut self, profile: &Profile) -> Self {
+        self.fusion_threshold_bytes = self.fusion_threshold_bytes.or(profile.fusion_threshold_bytes);
+        self.chunk_bytes = self.chunk_bytes.or(profile.chunk_bytes);
+        self.lanes = self.lanes.or(profile.lanes);
+        self.local_lanes = self.local_lanes.or(profile.local_lanes);
+        self.eager_bytes = self.eager_bytes.or(profile.eager_bytes);
+        self.cost = self.cost.or(profile.cost);
+        if !self.hierarchical_allreduce && !self.no_hierarchical_allreduce {
+            self.no_hierarchical_allreduce = profile.hierarchical_allreduce == Some(false);
+        }
+        if self.transport == Transport::Auto {
+            self.transport = profile.transport.unwrap_or_default();
+        }
+        self
     }
 
     fn with_variables(mut self, lookup: impl Fn(&str) -> Option<String>) -> anyhow::Result<Self> {
-        if let (None, Some(text)) = (self.fusion_threshold_bytes, lookup(FUSION_THRESHOLD)) {
+        let is_threshold_given = self.fusion_threshold_bytes.is_some();
+        if let (false, Some(text)) = (is_threshold_given, lookup(FUSION_THRESHOLD)) {
             let bytes = text.trim().parse();
             let bytes = bytes.ok().with_context(|| format!("{FUSION_THRESHOLD} is {text}; it is a number of bytes"))?;
             self.fusion_threshold_bytes = Some(bytes);
@@ -131,6 +196,7 @@ impl Tuning {
                 Some(other) => bail!("{HIERARCHICAL_ALLREDUCE} is {other:?}; it is 0 or 1"),
             }
         }
+        self.autotune = self.autotune.resolve(!is_threshold_given && self.fusion_threshold_bytes.is_some());
         Ok(self)
     }
 
@@ -150,6 +216,10 @@ impl Tuning {
             "peer_timeout = {peer_timeout_ms} ms is too short; silence is only suspect for the first {} ms",
             limits::SUSPECT_MS
         );
+        self.chunk_bytes.map_or(Ok(0), |bytes| chunk_bytes(bytes.into()))?;
+        self.cost.as_ref().map_or(Ok(()), Cost::check)?;
+        self.autotune.check()?;
+        self.otlp.settings()?;
         self.web.settings().map(drop)
     }
 
@@ -190,9 +260,21 @@ impl Tuning {
         if self.is_stall_check_off() { Some(u64::MAX) } else { self.stall_warning_ms }
     }
 
+    /// Reports stalls early, unless their age is given: somebody watches.
+    #[must_use]
+    pub fn watched(mut self) -> Self {
+        self.stall_warning_ms.get_or_insert(WATCHED_STALL_WARNING_MS);
+        self
+    }
+
     /// Age of a tensor that ends the epoch in milliseconds; 0, the default, for never.
     pub fn stall_shutdown_ms(&self) -> u64 {
         if self.is_stall_check_off() { 0 } else { self.stall_shutdown_ms.unwrap_or(0) }
+    }
+
+    /// Whether sidecars record, and where they write.
+    pub fn flight_directory(&self) -> FlightDirectory {
+        self.flight_dir.clone().unwrap_or_default()
     }
 
     fn is_stall_check_off(&self) -> bool {
@@ -200,6 +282,8 @@ impl Tuning {
     }
 }
 
+/// Age of a reported tensor while somebody watches.
+const WATCHED_STALL_WARNING_MS: u64 = 10_000;
 const FUSION_THRESHOLD: &str = "HOROVOD_FUSION_THRESHOLD";
 const HIERARCHICAL_ALLREDUCE: &str = "HOROVOD_HIERARCHICAL_ALLREDUCE";
 /// A lane keeps about two cores busy, encrypting on one side and decrypting on the other; the training needs the rest.
@@ -237,6 +321,12 @@ fn timeout_ms(text: &str) -> Result<u64, String> {
 fn capacity(text: &str) -> Result<usize, String> {
     let count: u32 = text.trim().parse().map_err(|error| format!("{error}; it is a number of operations"))?;
     Ok(usize::try_from(count).unwrap_or(usize::MAX).min(limits::SCHEDULE_TENSORS_MAX))
+}
+
+/// A chunk size.
+fn chunk(text: &str) -> Result<u32, String> {
+    let bytes: u64 = text.trim().parse().map_err(|error| format!("{error}; it is a number of bytes"))?;
+    chunk_bytes(bytes).map_err(|error| error.to_string())
 }
 
 /// A core in a list of them.
@@ -307,6 +397,32 @@ mod tests {
     }
 
     #[test]
+    fn a_profile_completes_what_was_not_given() {
+        let cost = Cost { alpha_us: 1.0, beta_us_per_byte: 2.0, gamma_us_per_byte: 3.0 };
+        let profile = Profile {
+            fusion_threshold_bytes: Some(7),
+            chunk_bytes: Some(8_192),
+            lanes: Some(3),
+            local_lanes: Some(4),
+            eager_bytes: Some(5),
+            hierarchical_allreduce: Some(false),
+            transport: Some(Transport::Quic),
+            cost: Some(cost),
+        };
+        let all = tuning("").with_profile(&profile);
+        let found = (all.fusion_threshold_bytes, all.chunk_bytes, all.lanes, all.eager_bytes, all.transport, all.cost);
+        assert_eq!(found, (Some(7), Some(8_192), Some(3), Some(5), Transport::Quic, Some(cost)));
+        assert!(!all.hierarchical_allreduce());
+        assert_eq!(all.local_lanes, Some(4));
+        assert_eq!(tuning("--local-lanes 2").with_profile(&profile).local_lanes, Some(2));
+        let line = "--fusion-threshold-mb 1 --chunk-bytes 4096 --lanes 1 --eager-bytes 0 --hierarchical-allreduce --transport tls";
+        let none = tuning(line).with_profile(&profile);
+        let kept = (none.fusion_threshold_bytes, none.chunk_bytes, none.lanes, none.eager_bytes, none.transport);
+        assert_eq!(kept, (Some(1 << 20), Some(4_096), Some(1), Some(0), Transport::Tls));
+        assert!(none.hierarchical_allreduce());
+    }
+
+    #[test]
     fn a_capacity_is_bounded() {
         let of = |line: &str| tuning(line).cache_capacity;
         assert_eq!(of(""), None);
@@ -323,6 +439,8 @@ mod tests {
         let given = "--stall-check-warning-time-seconds 7 --stall-check-shutdown-time-seconds 9";
         assert_eq!(ages(""), (None, 0));
         assert_eq!(ages(given), (Some(7_000), 9_000));
+        assert_eq!(tuning("").watched().stall_warning_ms(), Some(10_000));
+        assert_eq!(tuning(given).watched().stall_warning_ms(), Some(7_000));
         assert_eq!(ages(&format!("{given} --no-stall-check")), (Some(u64::MAX), 0));
         assert_eq!(ages(&format!("{given} --no-stall-check --stall-check")), (Some(7_000), 9_000));
     }
@@ -330,9 +448,11 @@ mod tests {
     #[test]
     fn a_message_carries_every_setting_and_its_bounds_are_checked() {
         let given = tuning(
-            "--peer-timeout 2 --transport tls --tcp-congestion dctcp --lanes 2 --eager-bytes 7 --no-run-ahead \
+            "--peer-timeout 2 --transport tls --tcp-congestion dctcp --lanes 2 --local-lanes 3 --eager-bytes 7 \
+             --no-run-ahead \
              --cache-capacity 5 --no-hierarchical-allreduce --plugin p --web-listen 127.0.0.1:0 --no-stall-check \
-             --thread-affinity 0,3 --arena-mb 9 --fusion-threshold-mb 1",
+             --thread-affinity 0,3 --arena-mb 9 --fusion-threshold-mb 1 --chunk-bytes 4096 --autotune \
+             --autotune-parameters lanes --autotune-gaussian-process-noise 0.5",
         );
         let text = serde_json::to_string(&given).expect("JSON");
         let read: Tuning = serde_json::from_str(&text).expect("what was written");
@@ -346,6 +466,9 @@ mod tests {
             (r#"{"web":{"listen":"10.0.0.1:80"}}"#, "in the clear beyond this host"),
             (r#"{"web":{"listen":"127.0.0.1:80","origins":["x"]}}"#, "is no origin"),
             (r#"{"lane":1}"#, "unknown field"),
+            (r#"{"chunk_bytes":5000}"#, "a chunk of 5000 bytes is not possible"),
+            (r#"{"cost":{"alpha_us":-1.0,"beta_us_per_byte":1.0,"gamma_us_per_byte":1.0}}"#, "alpha-us = -1 is out of"),
+            (r#"{"autotune":{"noise":7.0}}"#, "noise = 7 is out of range"),
         ] {
             let error = format!("{:#}", of(text).expect_err(text));
             assert!(error.contains(reason), "{error}");

@@ -73,16 +73,37 @@ fn even_work(topology: &SetTopology, kind: &WorkKind, element_bytes: u32, elemen
     Work { kind: kind.clone(), element_bytes, tensors: vec![tensor] }
 }
 
-/// Chooses how to cut a bucket, given up to `lanes` lanes.
-///
-/// The algorithm is that of the bucket's largest tensor, and of all its tensors if the bucket was built by [`algorithm_of`].
-/// The chunk size is the power of two with the least predicted cost within [`FLIGHT_BYTES_MAX`] of private memory.
+/// What is given about the cut of a bucket; the rest is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cutting {
+    /// The most lanes.
+    pub lanes: u16,
+    /// The chunk size in bytes, a power of two; `None` to choose the one with the least predicted cost. Work whose chunks
+    /// are defined otherwise ignores it: a codec's blocks, and sums of measures. A bucket has larger chunks than this where
+    /// it would have more than [`CHUNKS_MAX`], and smaller ones where more than [`FLIGHT_BYTES_MAX`] would be in flight.
+    pub chunk_bytes: Option<u32>,
+}
+
+/// The most chunks of a bucket with a given chunk size. Each takes some hundred bytes in its plan.
+pub const CHUNKS_MAX: u64 = 1 << 14;
+
+/// Chooses how to cut a bucket, given up to `lanes` lanes: [`select_cut`] with any chunk size.
 #[must_use]
 pub fn select(topology: &SetTopology, work: &Work, lanes: u16, model: &CostModel) -> Choice {
+    select_cut(topology, work, Cutting { lanes, chunk_bytes: None }, model)
+}
+
+/// Chooses how to cut a bucket.
+///
+/// The algorithm is that of the bucket's largest tensor, and of all its tensors if the bucket was built by [`algorithm_of`].
+/// The chunk size is the given one, or the power of two with the least predicted cost within [`FLIGHT_BYTES_MAX`] of private
+/// memory. Neither changes a bit of the result.
+#[must_use]
+pub fn select_cut(topology: &SetTopology, work: &Work, cutting: Cutting, model: &CostModel) -> Choice {
     let largest = work.tensors.iter().map(|counts| counts.iter().sum()).max().unwrap_or(0);
     let algorithm = algorithm_of(topology, &work.kind, work.element_bytes, largest, model);
-    let lanes = lanes.clamp(1, LANES_MAX);
-    let (tuning, predicted_us) = cut(topology, work, algorithm, lanes, model);
+    let cutting = Cutting { lanes: cutting.lanes.clamp(1, LANES_MAX), ..cutting };
+    let (tuning, predicted_us) = cut(topology, work, algorithm, cutting, model);
     let reason = reason(topology, work, &tuning, predicted_us, largest, model);
     Choice { tuning, predicted_us, reason }
 }
@@ -139,14 +160,20 @@ fn preferred(costs: &[(Algorithm, f64)]) -> Algorithm {
 }
 
 /// The tuning of an algorithm with the least predicted cost.
-fn cut(topology: &SetTopology, work: &Work, algorithm: Algorithm, lanes: u16, model: &CostModel) -> (Tuning, f64) {
+fn cut(
+    topology: &SetTopology,
+    work: &Work,
+    algorithm: Algorithm,
+    cutting: Cutting,
+    model: &CostModel,
+) -> (Tuning, f64) {
     let mut best = (Tuning { algorithm, chunk_bytes: CHUNK_BYTES_MAX, lanes: 1, window: 1 }, f64::INFINITY);
     let Ok(form) = predicted(topology, work, &best.0) else {
         return (best.0, 0.0);
     };
-    let lanes = if work.kind.measures() { 1 } else { lanes };
+    let lanes = if work.kind.measures() { 1 } else { cutting.lanes };
     let held = u64::from(form.held_chunks);
-    let (least, most) = chunk_range(work);
+    let (least, most) = chunk_range(work, cutting.chunk_bytes);
     let mut chunk_bytes = least;
     while u64::from(chunk_bytes) * held > FLIGHT_BYTES_MAX && chunk_bytes > least.min(CHUNK_BYTES_MIN) {
         chunk_bytes /= 2;
@@ -169,9 +196,16 @@ fn cut(topology: &SetTopology, work: &Work, algorithm: Algorithm, lanes: u16, mo
 }
 
 /// The smallest and greatest chunk size to consider. Where a codec defines blocks, a chunk holds one block.
-fn chunk_range(work: &Work) -> (u32, u32) {
+fn chunk_range(work: &Work, given: Option<u32>) -> (u32, u32) {
     let WorkKind::AllReduceByBlocks { block_elements, encoded_bytes } = work.kind else {
-        return (CHUNK_BYTES_WORTHWHILE, CHUNK_BYTES_MAX);
+        let Some(given) = given.filter(|_| !work.kind.measures()) else {
+            return (CHUNK_BYTES_WORTHWHILE, CHUNK_BYTES_MAX);
+        };
+        let bytes = work.elements().saturating_mul(u64::from(work.element_bytes));
+        let least = bytes.div_ceil(CHUNKS_MAX).min(u64::from(CHUNK_BYTES_MAX)).max(u64::from(given));
+        let size = least.next_power_of_two().clamp(u64::from(CHUNK_BYTES_MIN), u64::from(CHUNK_BYTES_MAX));
+        let size = u32::try_from(size).unwrap_or(CHUNK_BYTES_MAX);
+        return (size, size);
     };
     let block = block_elements.saturating_mul(work.element_bytes).max(encoded_bytes).min(CHUNK_BYTES_MAX);
     let size = block.next_power_of_two().max(CHUNK_BYTES_MIN);

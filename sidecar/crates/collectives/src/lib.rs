@@ -31,7 +31,7 @@ pub mod plan;
 pub mod planner;
 
 pub use check::{Proof, Violation, check, check_interleaved};
-pub use cost::{Choice, CostModel, algorithm_of, select};
+pub use cost::{Choice, CostModel, Cutting, algorithm_of, select, select_cut};
 pub use digest::digest_input;
 pub use inputs::PlanError;
 pub use plan::{

@@ -9,6 +9,8 @@ use ronde_wire::{
     SetTopology, Shape, SidecarIndex, TensorName,
 };
 
+use crate::autotune::AutotuneSample;
+
 /// A point in time: microseconds since an origin that the caller chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(pub u64);
@@ -235,6 +237,8 @@ pub enum Action {
         /// What it did last, and which operation lacks it.
         text: String,
     },
+    /// The search for better settings has a sample, or its outcome. Sent by the coordinator, for logs.
+    Autotuned(AutotuneSample),
     /// Close all links to a peer that broke the protocol; it counts as lost.
     Disconnect {
         /// The peer.
@@ -297,6 +301,8 @@ pub struct Admission {
     pub joined: Vec<Rank>,
     /// For an eager operation, the contributions of `local_ranks` to each tensor. Empty otherwise.
     pub contributions: Vec<Vec<Bytes>>,
+    /// Whether a schedule admits it: the ranks of this sidecar have submitted it, those of others maybe not yet.
+    pub scheduled: bool,
 }
 
 impl Admission {
@@ -304,6 +310,16 @@ impl Admission {
     #[must_use]
     pub fn is_eager(&self) -> bool {
         !self.contributions.is_empty()
+    }
+
+    /// The admission of an operation in which the contributions of the local ranks have been reduced to one, each multiplied by
+    /// `factor` before. That is the contribution of the first local rank. The factor is a power of two, so that it is divided out without rounding.
+    #[must_use]
+    pub fn with_reduced_ranks(&self, factor: f64) -> Self {
+        let mut reduced = self.clone();
+        reduced.local_ranks.truncate(1);
+        reduced.arithmetic.prescale /= factor;
+        reduced
     }
 }
 

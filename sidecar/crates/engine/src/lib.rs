@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod autotune;
 pub mod engine;
 pub mod event;
 pub mod executor;
@@ -17,7 +18,10 @@ pub mod plugins;
 mod relay;
 pub mod trace;
 
-pub use engine::{Engine, EngineConfig, EnginePhase, RunAhead, ScheduleStatus, Stats, Status};
+pub use autotune::{AutotuneSample, AutotuneSettings, AutotuneStage, AutotuneStatus, Knobs};
+pub use engine::{
+    CostStatus, Engine, EngineConfig, EnginePhase, RunAhead, STATUS_ENTRIES_MAX, ScheduleStatus, Stats, Status,
+};
 pub use event::{
     Action, Admission, AdmittedPlugin, AdmittedRequest, AdmittedTensor, Arithmetic, Completion, Event, Time,
 };
@@ -25,4 +29,5 @@ pub use executor::{Executor, ExecutorAction, ExecutorConfig, ExecutorStats, Phas
 pub use membership::{Busy, Memberships};
 pub use memory::{Contributions, InputPlace, Memory, MemoryError, OutputPlace};
 pub use plugins::{PluginFault, PluginSpan, Plugins, RankValues, Side, Stage};
+pub use ronde_collectives::CostModel;
 pub use trace::Trace;

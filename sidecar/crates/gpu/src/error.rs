@@ -74,6 +74,12 @@ pub enum GpuError {
         /// Why.
         reason: String,
     },
+    /// Collectives in two levels were demanded, and a rank cannot perform them.
+    #[error("two levels cannot be used, which RONDE_GPU_LEVELS=2 demands: {reason}. Set it to auto or 1 to do without")]
+    Unavailable {
+        /// The rank and its cause.
+        reason: String,
+    },
     /// This process was forked from the one that uses the GPU.
     #[error(
         "a GPU cannot be used after fork: this process inherited its use from process {parent}. Start workers with spawn"

@@ -4,7 +4,10 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
+
+use crate::error::GpuError;
 
 /// Keeps the caller's memory until the last copy from or to it has ended.
 pub type Keep = Arc<dyn Any + Send + Sync>;
@@ -29,6 +32,13 @@ impl DeviceSpan {
         Self { device, address, bytes, keep }
     }
 
+    /// The same memory, kept by a value that owns this description of it.
+    #[must_use]
+    pub fn and_keep(self, owner: impl FnOnce(Self) -> Keep) -> Self {
+        let Self { device, address, bytes, .. } = self;
+        Self { device, address, bytes, keep: Some(owner(self)) }
+    }
+
     /// The device's number.
     #[must_use]
     pub fn device(&self) -> u32 {
@@ -45,6 +55,17 @@ impl DeviceSpan {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// A part of it, which keeps the same memory.
+    ///
+    /// # Errors
+    /// [`GpuError::Argument`] for a range that is not within the span.
+    pub fn part(&self, range: Range<usize>) -> Result<Self, GpuError> {
+        if range.start > range.end || range.end > self.bytes {
+            return Err(GpuError::argument(format!("bytes {range:?} of {} bytes", self.bytes)));
+        }
+        Ok(Self { address: self.address + range.start as u64, bytes: range.len(), ..self.clone() })
     }
 }
 

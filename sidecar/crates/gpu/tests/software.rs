@@ -9,5 +9,7 @@ mod device;
 mod driver;
 #[path = "software/nccl.rs"]
 mod nccl;
+#[path = "software/shared.rs"]
+mod shared;
 #[path = "software/staging.rs"]
 mod staging;

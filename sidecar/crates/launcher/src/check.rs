@@ -1,4 +1,4 @@
-//! `ronde check`: checks whether this host and others are fit for jobs. It prints one line per finding, with the fix.
+//! `ronde check`: checks whether this host and others are fit for jobs. It prints one line per finding, with the fix, and a summary.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::path::PathBuf;
@@ -7,13 +7,16 @@ use std::time::SystemTime;
 
 use clap::Args;
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::print;
+use ronde_bootstrap::exit::{EXIT_FAILURE, print};
 use ronde_bootstrap::ports::PortRange;
 
 use crate::run::SSH;
+use answer::Answer;
 use judge::{Facts, Finding, Mark, compare, fail, judge, ok};
 
+mod answer;
 mod judge;
+mod pci;
 mod probe;
 mod reach;
 
@@ -33,12 +36,15 @@ pub struct CheckArgs {
     /// The range that jobs will use with --ports: check that its ports are free and reachable.
     #[arg(long, value_name = "LOW-HIGH")]
     ports: Option<PortRange>,
+    /// Print one object of JSON instead of lines: the findings, and a summary.
+    #[arg(long)]
+    json: bool,
     /// Print the facts as JSON instead, for the requesting host.
     #[arg(long, hide = true)]
     facts: bool,
 }
 
-/// Prints all findings; the exit code is 1 when one of them is a failure.
+/// Prints all findings and their summary; the exit code is 1 when one of them is a failure.
 pub fn main(args: &CheckArgs) -> ExitCode {
     let own = probe::probe();
     if args.facts {
@@ -46,11 +52,14 @@ pub fn main(args: &CheckArgs) -> ExitCode {
     }
     let mut findings = judge(&own);
     findings.extend(args.ports.map(of_range));
-    let mut worst = report("", &findings);
+    let mut answer = Answer::default();
+    answer.add(None, findings, args.json);
     for host in &args.hosts {
-        worst = worst.max(report(&format!("{host}: "), &of_host(args, host, &own)));
+        answer.add(Some(host.as_str()), of_host(args, host, &own), args.json);
     }
-    match worst {
+    let summary = answer.summary();
+    print(&if args.json { answer.json() + "\n" } else { format!("{summary}\n") });
+    match answer.worst() {
         Mark::Fail => ronde_bootstrap::exit::fail(
             Code::HostUnfit,
             "jobs cannot run on these hosts; fix what the lines marked fail name",
@@ -113,14 +122,6 @@ fn of_range(range: PortRange) -> Finding {
     }
 }
 
-/// Prints findings; the worst mark of them.
-fn report(prefix: &str, findings: &[Finding]) -> Mark {
-    for finding in findings {
-        print(&format!("{prefix}{finding}\n"));
-    }
-    findings.iter().map(|finding| finding.mark).max().unwrap_or(Mark::Ok)
-}
-
 fn of_host(args: &CheckArgs, host: &str, own: &Facts) -> Vec<Finding> {
     let asked_unix_ms = unix_ms();
     let judged = |facts: &Facts, round_trip_ms: u64| {
@@ -141,9 +142,8 @@ fn unix_ms() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-const EXIT_FAILURE: u8 = 1;
 const BIND_TRIES: u32 = 16;
 
 const EXAMPLES: &str = "Examples:
-  ronde check
+  ronde check --json
   ronde check --hosts alpha,beta --remote-ronde /opt/ronde/bin/ronde";

@@ -6,6 +6,7 @@
 //! launcher → agent     Prepare        the workers' directory and environment
 //! launcher → agent     StartSidecar   then Sidecar lines both ways: [`ronde_bootstrap::messages`] in an envelope
 //! launcher → agent     StartWorker    then Output as it arrives, WorkerExited at once, WorkerDrained after the last line
+//! launcher → agent     Input          for the worker that takes the launcher's; InputTaken comes back
 //! launcher → agent     StopWorkers    TERM, the grace, KILL
 //! launcher → agent     CloseSidecars  they drain and exit
 //! launcher → agent     StopWorker, CloseSidecar   the same for one of them, in elastic jobs
@@ -70,6 +71,16 @@ pub(crate) enum ToAgent {
         command: Vec<String>,
         /// Variables added to the prepared environment.
         environment: Environment,
+        /// Whether its standard input is a pipe for [`ToAgent::Input`].
+        #[serde(default)]
+        takes_input: bool,
+    },
+    /// Input for a worker; nothing more than one before its [`FromAgent::InputTaken`].
+    Input {
+        /// Its number.
+        worker: u32,
+        /// What; the end when empty.
+        text: String,
     },
     /// Send SIGTERM to all workers, and SIGKILL after the grace period.
     StopWorkers {
@@ -156,6 +167,11 @@ pub(crate) enum FromAgent {
         /// Whole lines, or part of one that is longer than a message.
         text: String,
     },
+    /// The pipe of a worker has taken its input, or has no reader.
+    InputTaken {
+        /// Its number.
+        worker: u32,
+    },
     /// A worker has ended.
     WorkerExited {
         /// Its number, which is its rank in a job that is not elastic.
@@ -190,7 +206,7 @@ pub(crate) enum FromAgent {
 }
 
 /// One of a worker's two output streams.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Stream {
     /// Standard output.
@@ -335,8 +351,8 @@ mod tests {
         // No system reports these, but an agent could send them.
         let strange = [Status::Code(256), Status::Signal(128), Status::Signal(i32::MAX), Status::Code(-1)];
         assert_eq!(strange.map(Status::shell_code), [EXIT_UNAVAILABLE, EXIT_UNAVAILABLE, 255, 255]);
-        assert_eq!(Status::Signal(9).to_string(), "was ended by signal 9 (SIGKILL)");
-        assert_eq!(Status::Signal(40).to_string(), "was ended by signal 40");
+        assert_eq!(Status::Signal(9).to_string(), "was killed by signal 9 (SIGKILL)");
+        assert_eq!(Status::Signal(40).to_string(), "was killed by signal 40");
     }
 
     /// The first byte selects the parser: that of a sidecar, of a sidecar's messages, of an agent, of an agent's messages.

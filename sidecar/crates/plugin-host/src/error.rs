@@ -99,6 +99,9 @@ pub enum LoadError {
     /// The module cannot be compiled.
     #[error("the module cannot be compiled: {0}")]
     Compile(String),
+    /// This program was built without the compiler.
+    #[error("this build of ronde has no compiler for plugins, as that of `make demo`; `make build` makes one that has")]
+    NoCompiler,
     /// The plugin does not start, or rejects its own defaults.
     #[error("the plugin does not start: {kind}{}", logged(log))]
     Start {

@@ -1,13 +1,12 @@
 //! The host: one wasmtime engine, one ticker and one policy for all plugins of a process.
 
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use wasmtime::{Cache, CacheConfig, Config, Engine, Linker, Module};
+use wasmtime::{Config, Engine, Linker};
 
+use crate::compiler;
 use crate::error::{HostError, LoadError};
 use crate::guest::{State, link};
 use crate::manifest::{Limits, Parameters};
@@ -57,9 +56,7 @@ impl Host {
     pub fn new(config: HostConfig) -> Result<Self, HostError> {
         check_limits(&config.limits)?;
         let mut engine = engine_config();
-        if let Some(path) = &config.cache_dir {
-            engine.cache(Some(cache(path)?));
-        }
+        compiler::configure(&mut engine, config.cache_dir.as_deref())?;
         let engine = Engine::new(&engine).map_err(|error| HostError::Engine(format!("{error:#}")))?;
         let mut linker = Linker::new(&engine);
         link(&mut linker)?;
@@ -76,8 +73,7 @@ impl Host {
         let signer = self.config.policy.admit(bytes, signature)?;
         let inspection = inspect(bytes)?;
         check_requested(&inspection.manifest.limits, &self.config.limits)?;
-        let module = Module::from_binary(self.linker.engine(), bytes);
-        let module = module.map_err(|error| LoadError::Compile(format!("{error:#}")))?;
+        let module = compiler::compile(self.linker.engine(), bytes)?;
         let module = self.linker.instantiate_pre(&module);
         let module = module.map_err(|error| LoadError::Compile(format!("{error:#}")))?;
         let ticker = Arc::clone(&self.ticker);
@@ -105,7 +101,6 @@ impl fmt::Debug for Host {
 fn engine_config() -> Config {
     let has = |feature| FEATURES.contains(feature);
     let mut config = Config::new();
-    config.cranelift_nan_canonicalization(true);
     config.epoch_interruption(true);
     config.max_wasm_stack(STACK_BYTES);
     config.generate_address_map(false);
@@ -120,55 +115,6 @@ fn engine_config() -> Config {
     config.wasm_extended_const(has(wasmparser::WasmFeatures::EXTENDED_CONST));
     config
 }
-
-/// Opens a cache in a folder that only this user can write to, because its contents are executed unchecked.
-fn cache(path: &Path) -> Result<Cache, HostError> {
-    let refused = |problem: String| HostError::Cache { path: path.to_owned(), problem };
-    if !path.is_absolute() {
-        return Err(refused("it is not an absolute path".to_owned()));
-    }
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.map_err(|error| refused(format!("it cannot be created: {error}")))?;
-    let metadata = fs::symlink_metadata(path).map_err(|error| refused(error.to_string()))?;
-    if !metadata.is_dir() {
-        return Err(refused("it is no folder".to_owned()));
-    }
-    let own = nix::unistd::geteuid().as_raw();
-    if metadata.uid() != own {
-        return Err(refused(format!("it belongs to user {}, but this process is of user {own}", metadata.uid())));
-    }
-    if metadata.mode() & 0o077 != 0 {
-        let mode = metadata.mode() & 0o777;
-        return Err(refused(format!("its mode is {mode:o}, but others must have no access: 700")));
-    }
-    // The canonical path: symbolic links on the way cannot be redirected later.
-    let path = path.canonicalize().map_err(|error| refused(error.to_string()))?;
-    path.ancestors().skip(1).try_for_each(|above| check_ancestor(above, own).map_err(&refused))?;
-    let mut config = CacheConfig::new();
-    config.with_directory(path);
-    Cache::new(config).map_err(|error| refused(format!("{error:#}")))
-}
-
-/// Checks that nobody else can replace what is in this folder: it belongs to this user or to root, and others may not
-/// write to it unless it has the sticky bit, as `/tmp` has.
-fn check_ancestor(folder: &Path, own: u32) -> Result<(), String> {
-    let named = |problem: String| format!("its parent folder {} {problem}", folder.display());
-    let metadata = fs::metadata(folder).map_err(|error| named(format!("cannot be read: {error}")))?;
-    let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
-    if owner != own && owner != ROOT {
-        return Err(named(format!("belongs to user {owner}, who could replace it")));
-    }
-    if mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
-        return Err(named(format!("has mode {mode:o}, so that others could replace it")));
-    }
-    Ok(())
-}
-
-const ROOT: u32 = 0;
-/// The mode bits that let group and others write.
-const OTHERS_WRITE: u32 = 0o022;
-/// The sticky bit: users can remove only their own files from the folder.
-const STICKY: u32 = 0o1000;
 
 fn check_limits(limits: &Limits) -> Result<(), HostError> {
     let max = Limits::MAX;

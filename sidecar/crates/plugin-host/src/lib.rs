@@ -12,6 +12,8 @@
 #![forbid(unsafe_code)]
 
 mod codec;
+#[cfg(feature = "compiler")]
+mod compiler;
 pub mod conformance;
 mod copying;
 pub mod determinism;
@@ -21,12 +23,17 @@ mod host;
 mod instance;
 mod manifest;
 mod module;
+#[cfg(any(test, not(feature = "compiler")))]
+mod no_compiler;
 mod placement;
 mod plugin;
 mod reducer;
 pub mod throughput;
 mod ticker;
 pub mod trust;
+
+#[cfg(not(feature = "compiler"))]
+use no_compiler as compiler;
 
 pub use codec::CodecFacts;
 pub use error::{Fault, FaultKind, HostError, LoadError};

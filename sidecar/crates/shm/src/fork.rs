@@ -53,6 +53,12 @@ impl ForkGuard {
         if self.is_child() { Err(UsedAfterFork) } else { Ok(()) }
     }
 
+    /// The generation of the process that created the guard. It is greater in a child than in its parent, usually by one.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
     /// Whether the calling process is a forked child (or grandchild) of the one that created the guard.
     #[must_use]
     pub fn is_child(&self) -> bool {

@@ -38,8 +38,8 @@ pub use copy::NON_TEMPORAL_BYTES_MIN;
 pub use error::{Blame, ShmError};
 pub use fork::{FdRegistration, ForkGuard, ForkSafe, UsedAfterFork};
 pub use passing::{
-    Credentials, MemClient, MemClientConfig, MemHost, MemReply, MemRequest, ServeOutcome, SessionToken,
-    peer_credentials, serve_one,
+    Credentials, MemClient, MemClientConfig, MemHost, MemReply, MemRequest, PciAddress, ServeOutcome, SessionToken,
+    StreamRequest, WorkerToken, peer_credentials, serve_one,
 };
 pub use segment::{OwnedSegment, PeerSegment, Share, WorkerSegment};
-pub use worker_arena::{LeaseOutcome, LeasedSlot, SegmentHold, SlotHold, WeakSlot, WorkerArena};
+pub use worker_arena::{LeaseOutcome, LeasedSlot, SegmentHold, SharedSlot, SlotHold, WeakSlot, WorkerArena};

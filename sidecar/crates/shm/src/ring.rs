@@ -46,7 +46,7 @@ mod producer;
 pub use bell::Bell;
 pub use consumer::{Consumer, Kick, Wait};
 pub use ends::{PeerRing, RingEnd, WorkerRing};
-pub use memory::{RING_BYTES_MAX, RING_BYTES_MIN};
+pub use memory::{RING_BYTES_MAX, RING_BYTES_MIN, framed};
 pub use producer::{Producer, Pushed};
 
 use crate::fork::UsedAfterFork;

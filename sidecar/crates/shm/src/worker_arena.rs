@@ -108,6 +108,11 @@ pub struct LeasedSlot(Arc<SlotLease>);
 #[derive(Clone, Debug)]
 pub struct SlotHold(#[expect(dead_code, reason = "it is held, never read")] Arc<SlotLease>);
 
+/// A leased slot that threads share. They read and write it by copies only, in disjoint parts or in an order of their own;
+/// what they read in any other case is unspecified.
+#[derive(Clone, Debug)]
+pub struct SharedSlot(Arc<SlotLease>);
+
 /// Keeps a segment mapped, without access to its bytes. For registering it with a device.
 #[derive(Clone, Debug)]
 pub struct SegmentHold(Arc<OwnedSegment>);
@@ -222,6 +227,52 @@ impl SegmentHold {
     }
 }
 
+impl From<LeasedSlot> for SharedSlot {
+    fn from(slot: LeasedSlot) -> Self {
+        Self(slot.0)
+    }
+}
+
+impl SharedSlot {
+    /// The location of the slot.
+    #[must_use]
+    pub fn slot(&self) -> Slot {
+        self.0.slot
+    }
+
+    /// Writes `source` at `offset` within the slot.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`OwnedSegment::copy_from`].
+    pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), ShmError> {
+        self.0.check_part(offset, source.len())?;
+        self.0.segment.copy_from(self.0.slot.offset + offset, source)
+    }
+
+    /// Reads bytes at `offset` within the slot.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`OwnedSegment::copy_to`].
+    pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), ShmError> {
+        self.0.check_part(offset, target.len())?;
+        self.0.segment.copy_to(self.0.slot.offset + offset, target)
+    }
+
+    /// The address of the bytes in this process, valid while this value lives; see [`OwnedSegment::address`].
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.0.pointer_range().0.expose_provenance()
+    }
+
+    /// The segment of the slot.
+    #[must_use]
+    pub fn segment(&self) -> SegmentHold {
+        SegmentHold(Arc::clone(&self.0.segment))
+    }
+}
+
 impl From<LeasedSlot> for SlotHold {
     fn from(slot: LeasedSlot) -> Self {
         Self(slot.0)
@@ -252,7 +303,14 @@ impl SlotLease {
     }
 
     fn check(&self, length: usize) -> Result<(), ShmError> {
-        if length as u64 <= self.slot.len { Ok(()) } else { Err(self.segment.out_of_range(self.slot.offset, length)) }
+        self.check_part(0, length)
+    }
+
+    fn check_part(&self, offset: u64, length: usize) -> Result<(), ShmError> {
+        if offset.checked_add(length as u64).is_some_and(|end| end <= self.slot.len) {
+            return Ok(());
+        }
+        Err(self.segment.out_of_range(self.slot.offset.saturating_add(offset), length))
     }
 }
 
@@ -326,6 +384,26 @@ mod tests {
         assert!(matches!(error, ShmError::OutOfRange { len: 11, .. }), "{error}");
         let error = slot.read(&mut [0; 11]).expect_err("its neighbour's byte");
         assert!(matches!(error, ShmError::OutOfRange { len: 11, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_shared_slot_is_copied_within_its_bounds() {
+        let arena = arena();
+        let shared = SharedSlot::from(leased(&arena, 100));
+        let other = shared.clone();
+        other.write(90, &[7; 10]).expect("its last bytes");
+        let mut copy = [0; 10];
+        shared.read(90, &mut copy).expect("its last bytes");
+        assert_eq!((copy, shared.slot().len), ([7; 10], 100));
+        for offset in [91, u64::MAX] {
+            let error = shared.write(offset, &[0; 10]).expect_err("its neighbour's byte");
+            assert!(matches!(error, ShmError::OutOfRange { .. }), "{error}");
+            shared.read(offset, &mut copy).expect_err("its neighbour's byte");
+        }
+        drop(shared);
+        assert_eq!(arena.usage().slots, 1);
+        drop(other);
+        assert_eq!(arena.usage().slots, 0);
     }
 
     #[test]

@@ -12,8 +12,8 @@ use ronde_shm::error::ProtocolError;
 use ronde_shm::passing::{LINE_BYTES_MAX, Received, recv_with_fd, send_with_fd};
 use ronde_shm::ring::{Bell, PeerRing, Pushed, RingEnd, Wait, WorkerRing};
 use ronde_shm::{
-    MemClient, MemClientConfig, MemHost, OwnedSegment, SegmentId, ServeOutcome, SessionToken, Share, ShmError,
-    WorkerSegment, serve_one,
+    MemClient, MemClientConfig, MemHost, OwnedSegment, PciAddress, SegmentId, ServeOutcome, SessionToken, Share,
+    ShmError, WorkerSegment, serve_one,
 };
 
 const BYTES: usize = 8_192;
@@ -46,14 +46,16 @@ struct OneSession {
     room_bytes: u64,
     ring_is_reserved: bool,
     ring: Option<RingEnd>,
+    devices: Vec<(SegmentId, (u64, PciAddress), OwnedFd)>,
 }
 
 impl OneSession {
     fn new() -> Self {
         let result = OwnedSegment::create("result", BYTES, Share::ReadOnlyForOthers).expect("segment");
         let results = vec![Arc::new(result)];
-        let (reserved, attached) = Default::default();
-        Self { reserved, attached, results, room_bytes: 2 * BYTES as u64, ring_is_reserved: false, ring: None }
+        let (reserved, attached, devices) = Default::default();
+        let room_bytes = 2 * BYTES as u64;
+        Self { reserved, attached, results, room_bytes, ring_is_reserved: false, ring: None, devices }
     }
 
     fn check(given: &SessionToken) -> Result<(), String> {
@@ -107,6 +109,18 @@ impl MemHost for OneSession {
         self.ring = Some(ring.into_end(Bell::over(bell).map_err(|error| error.to_string())?));
         Ok(())
     }
+
+    fn device(
+        &mut self,
+        given: &SessionToken,
+        segment: SegmentId,
+        memory: (u64, PciAddress),
+        descriptor: OwnedFd,
+    ) -> Result<(), String> {
+        Self::check(given)?;
+        self.devices.push((segment, memory, descriptor));
+        Ok(())
+    }
 }
 
 /// Serves on a thread until the worker closes the connection or violates the protocol.
@@ -121,6 +135,25 @@ fn serve(sidecar: UnixStream) -> std::thread::JoinHandle<(OneSession, Result<(),
             }
         }
     })
+}
+
+#[test]
+fn device_memory_is_passed_with_its_gpu_and_only_with_the_sessions_token() {
+    let (worker, sidecar) = pair();
+    let serving = serve(sidecar);
+    let mut client = MemClient::over(worker, config()).expect("a client");
+    // To this crate it is a descriptor of anything.
+    let memory = OwnedSegment::create("device", BYTES, Share::Writable).expect("segment");
+    let gpu: PciAddress = "0000:01:00.0".parse().expect("an address");
+    let other = SessionToken::from_bytes([0xbb; 16]);
+    let error = client.attach_device(&other, SegmentId(7), (123, gpu), memory.fd()).expect_err("of another session");
+    assert!(matches!(&error, ShmError::Refused { reason, .. } if reason == "no such session"), "{error}");
+    client.attach_device(&token(), SegmentId(7), (123, gpu), memory.fd()).expect("taken over");
+    drop(client);
+    let (host, served) = serving.join().expect("no panic");
+    served.expect("no violation");
+    let passed: Vec<_> = host.devices.iter().map(|(segment, memory, _)| (*segment, *memory)).collect();
+    assert_eq!(passed, [(SegmentId(7), (123, gpu))]);
 }
 
 #[test]

@@ -129,6 +129,7 @@ async fn talk(
                 }
             }
             Ok(PortEvent::Down { reason, .. }) => panic!("{reason}"),
+            Ok(PortEvent::StreamSent { .. }) => unreachable!("it sends chunks only"),
             Err(_) => break,
         }
     }

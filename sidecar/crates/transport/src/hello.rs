@@ -84,7 +84,7 @@ pub(crate) fn check_kind(header: &FrameHeader, purpose: Purpose) -> Result<(), S
     let allowed = match header.kind {
         FrameKind::Hello | FrameKind::Refusal | FrameKind::Close => false,
         FrameKind::Control => purpose == Purpose::Control,
-        FrameKind::Chunk => purpose != Purpose::Control,
+        FrameKind::Chunk | FrameKind::Stream => purpose != Purpose::Control,
         FrameKind::Admitted | FrameKind::Renew => true,
     };
     if allowed { Ok(()) } else { Err(format!("a {:?} frame does not belong on a link for {purpose:?}", header.kind)) }

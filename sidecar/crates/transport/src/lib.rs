@@ -2,7 +2,7 @@
 //!
 //! [`links`] connects sidecars over the network with mutual authentication, over QUIC ([`quic`]) or TLS 1.3 over TCP
 //! (`tcp`). [`identity`], `verifier`, [`ca`] and [`secret`] define who may connect to whom. [`MutualTls`] serves
-//! clients that are not sidecars. There is no plaintext transport. The feature `test-util` adds `memory`, a transport
+//! clients that are not sidecars, and [`ServerTls`] connects to servers outside of the job. There is no plaintext transport. The feature `test-util` adds `memory`, a transport
 //! within one process. `tests/ports/port_list.rs` runs one list of tests for every transport.
 
 #![forbid(unsafe_code)]
@@ -19,6 +19,7 @@ mod mutual;
 pub mod port;
 pub mod quic;
 pub mod secret;
+mod server_tls;
 mod tcp;
 mod tls;
 mod verifier;
@@ -27,8 +28,8 @@ pub use ca::{CaError, JobCa, KeyRequest, Validity, bundle};
 pub use hello::LocalHello;
 pub use identity::{Identity, IdentityError, SpiffeId, TrustDomain, utc};
 pub use links::{
-    BoundPort, CertificateFacts, LinkOptions, LinkSecurity, NetworkPort, PathStats, PortError, QuicPath, Routes,
-    SocketOptions,
+    BoundPort, CertificateFacts, Evicted, HandshakePermit, Handshakes, LinkOptions, LinkSecurity, NetworkPort,
+    PathStats, PortError, QuicPath, Routes, SocketOptions,
 };
 #[cfg(feature = "test-util")]
 pub use memory::{MemoryMesh, MemoryPort};
@@ -36,4 +37,7 @@ pub use mutual::{Accepted, MutualTls};
 pub use port::{DownReason, Outgoing, Port, PortEvent, PortStats, Role, SendError, next_event};
 pub use quic::QuicOptions;
 pub use secret::{JobSecret, SecretError};
-pub use tcp::{Congestion, ParseCongestionError};
+pub use server_tls::ServerTls;
+pub use tcp::{
+    CIPHER_RECORD_BYTES, CipherError, CipherRate, Congestion, ParseCongestionError, Pool as FramePool, cipher_rates,
+};

@@ -87,7 +87,7 @@ impl CurrentConfig {
 }
 
 /// All cipher suites of TLS 1.3 and two key exchanges; the client's preference decides.
-fn provider() -> Arc<CryptoProvider> {
+pub(crate) fn provider() -> Arc<CryptoProvider> {
     let mut provider = aws_lc_rs::default_provider();
     provider.cipher_suites = vec![
         aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,

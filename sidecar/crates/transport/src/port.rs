@@ -86,6 +86,13 @@ pub enum PortEvent {
         /// Number of chunks since the last such event.
         chunks: u32,
     },
+    /// The connection has accepted frames about streams that were queued for this peer.
+    StreamSent {
+        /// The peer.
+        peer: SidecarIndex,
+        /// Their bytes, headers included, since the last such event.
+        bytes: usize,
+    },
     /// The link closed or could not be opened. No event of this peer follows until its next `Up`.
     Down {
         /// The peer.

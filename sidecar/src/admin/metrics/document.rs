@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use prometheus::proto::MetricType;
 use ronde_bootstrap::streams::LostLines;
-use ronde_engine::{Engine, EngineConfig, Time};
+use ronde_engine::{AutotuneSample, AutotuneStage, AutotuneStatus, Engine, EngineConfig, Knobs, Time};
 use ronde_transport::{PathStats, PortStats, QuicPath};
 use ronde_wire::control::{Carrier, Transport};
 use ronde_wire::{SidecarIndex, World};
 
 use super::{Kind, METRICS, Snapshot, gather};
+use crate::driver::GpuState;
 use crate::operation::lanes::LaneStats;
 use crate::plugins::PluginStats;
 
@@ -38,6 +39,11 @@ const HEAD: &str = "# Metrics
 Every sidecar serves its metrics in Prometheus' text format at `/metrics` on a loopback port. `ronde run --verbose`
 prints the port, and `ronde status` finds it by itself. Counters start at 0 with the process, those of a link with the
 link. Only the sidecar of rank 0 has the metrics marked *Coordinator*; elsewhere they stay 0 or absent.
+`--otlp-endpoint` sends the same metrics to a collector of OpenTelemetry ([OPERATIONS.md](OPERATIONS.md#opentelemetry)).
+
+Steps that repeat run by a schedule, without negotiation: the coordinator does not learn when each rank was ready. Then each
+sidecar counts how long its own ranks wait for each other (`ronde_waited_for_local_seconds_total`), and a wait for the ranks of
+another sidecar is not counted. `--no-run-ahead` negotiates, and so counts, every step.
 
 Common questions:
 
@@ -96,12 +102,28 @@ fn names_follow_the_rules() {
     }
 }
 
+/// A search with a sample.
+fn autotune() -> AutotuneStatus {
+    let knobs = Knobs {
+        fusion_threshold_bytes: 1,
+        chunk_bytes: None,
+        lanes: 1,
+        eager_bytes: 0,
+        hierarchical_allreduce: true,
+        alpha_us: 1.0,
+    };
+    let best = AutotuneSample { stage: AutotuneStage::Searching, knobs, score: 1.0, gain: 1.0, samples: 1 };
+    AutotuneStatus { stage: AutotuneStage::Searching, samples: 1, samples_max: 2, knobs, best: Some(best) }
+}
+
 /// A sidecar with something to show for every label.
-fn snapshot() -> Snapshot {
+pub(in super::super) fn snapshot() -> Snapshot {
     let me = SidecarIndex(0);
     let world = World::new(vec![me, SidecarIndex(1)]).expect("a world");
     let mut status = Engine::new(EngineConfig::new(me, world), Time(0)).status(Time(0));
     (status.last_to_be_ready, status.waited_for_us) = (vec![1, 2], vec![3, 4]);
+    status.stats.waited_here_us = BTreeMap::from([(0, 5)]);
+    (status.autotune, status.measured_cost) = (Some(autotune()), Some(status.cost));
     let quic = QuicPath {
         round_trip: Duration::from_micros(50),
         datagram_bytes: 1_452,
@@ -126,6 +148,9 @@ fn snapshot() -> Snapshot {
         inline: ronde_engine::ExecutorStats::default(),
         results: ronde_shm::ArenaUsage { mapped_bytes: 0, in_use_bytes: 0, slots: 0, segments: 0 },
         inputs_mapped_bytes: 0,
+        device_bytes: 0,
+        gpus: GpuState::Off,
+        gpu_uses: Default::default(),
         plugins: PluginStats::default(),
         sessions: 0,
         ring_sessions: 0,

@@ -1,7 +1,11 @@
 //! All metrics, in the order of the document.
 
 use ronde_bootstrap::streams::LostLines;
+use ronde_engine::{AutotuneStage, AutotuneStatus, CostStatus};
 use ronde_wire::Invalidation;
+
+use crate::operation::lanes::GpuStats;
+use crate::session::gpu_use::LevelUse;
 
 use super::{Kind, Metric, Sample, Snapshot, by_rank, count, lanes, links, number, one, ports, quic_links};
 
@@ -25,6 +29,40 @@ pub(super) const METRICS: &[Metric] = &[
         one(s.plugins.time.as_secs_f64())
     }),
     gauge("ronde_sessions", "Live sessions of local workers.", &[], |s| one(count(s.sessions))),
+    gauge("ronde_gpu_imported_bytes", "Device memory that live sessions share with the sidecar.", &[], |s| {
+        one(number(s.device_bytes))
+    }),
+    counter(
+        "ronde_gpu_operations_total",
+        "Operations on tensors in device memory: performed by NCCL (`nccl`), by NCCL within the host and ronde between hosts \
+         (`two_levels`), or copied to the host (`copied`).",
+        &["path"],
+        |s| {
+            let GpuStats { nccl, two_levels, copied, .. } = s.gpu_stats();
+            [("copied", copied), ("nccl", nccl), ("two_levels", two_levels)]
+                .map(|(path, operations)| (vec![path.to_owned()], number(operations)))
+                .into()
+        },
+    ),
+    counter("ronde_gpu_level_operations_total", GPU_LEVEL_OPERATIONS, &["level"], |s| {
+        gpu_levels(s, |used| used.operations)
+    }),
+    counter("ronde_gpu_level_bytes_total", GPU_LEVEL_BYTES, &["level"], |s| gpu_levels(s, |used| used.bytes)),
+    counter("ronde_gpu_nccl_bytes_total", "Bytes of contributions to collectives of NCCL.", &[], |s| {
+        one(number(s.gpu_stats().bytes))
+    }),
+    counter(
+        "ronde_gpu_failures_total",
+        "Operations on tensors in device memory that failed there, or whose collective was ended with their epoch.",
+        &[],
+        |s| one(number(s.gpu_stats().failed)),
+    ),
+    counter(
+        "ronde_gpu_aborts_total",
+        "Collectives of NCCL whose communicators were aborted, or could not be made.",
+        &[],
+        |s| one(number(s.gpu_stats().aborted)),
+    ),
     gauge("ronde_suspect_sidecars", "Sidecars that are silent, as far as this sidecar knows.", &[], |s| {
         one(count(s.status.suspect_sidecars.len()))
     }),
@@ -128,13 +166,73 @@ pub(super) const METRICS: &[Metric] = &[
     ),
     counter(
         "ronde_waited_for_seconds_total",
-        "Coordinator: time between the first rank's submission and this rank's, where it was the last.",
+        "Coordinator: time between the first rank's submission and this rank's, where it was the last, in operations that are \
+         negotiated.",
         &["rank"],
         |s| by_rank(&s.status.waited_for_us, MICROSECOND),
+    ),
+    counter(
+        "ronde_waited_for_local_seconds_total",
+        "Time between the first submission of a rank of this sidecar and this rank's, where it was the last of them, in steps that \
+         repeat and run by a schedule.",
+        &["rank"],
+        |s| {
+            let ranks = s.engine.waited_here_us.iter();
+            ranks.map(|(rank, us)| (vec![rank.to_string()], number(*us) * MICROSECOND)).collect()
+        },
     ),
     counter("ronde_mismatches_total", "Coordinator: operations on which ranks disagreed.", &[], |s| {
         one(number(s.engine.mismatches))
     }),
+    // === Search for better settings, and the cost model ===
+    gauge(
+        "ronde_autotune_samples",
+        "Coordinator: samples that the search for better settings has taken; absent without a search.",
+        &[],
+        |s| autotune(s, |found| Some(count(found.samples))),
+    ),
+    gauge(
+        "ronde_autotune_finished",
+        "Coordinator: 1 when the search is over and its best settings stay, 0 before; absent without a search.",
+        &[],
+        |s| autotune(s, |found| Some(f64::from(u8::from(found.stage == AutotuneStage::Finished)))),
+    ),
+    gauge(
+        "ronde_autotune_gain",
+        "Coordinator: how many times as fast as the start the best settings so far are; absent before the first sample.",
+        &[],
+        |s| autotune(s, |found| found.best.map(|best| best.gain)),
+    ),
+    gauge(
+        "ronde_cost_round_seconds",
+        "Coordinator: the latency of a round in the cost model that selects algorithms (alpha).",
+        &[],
+        |s| one(s.status.cost.alpha_us * MICROSECOND),
+    ),
+    gauge(
+        "ronde_cost_sent_byte_seconds",
+        "Coordinator: the time of a byte that is sent in the cost model (beta).",
+        &[],
+        |s| one(s.status.cost.beta_us_per_byte * MICROSECOND),
+    ),
+    gauge(
+        "ronde_cost_reduced_byte_seconds",
+        "Coordinator: the time of a byte that is reduced in the cost model (gamma).",
+        &[],
+        |s| one(s.status.cost.gamma_us_per_byte * MICROSECOND),
+    ),
+    gauge(
+        "ronde_measured_round_seconds",
+        "Coordinator: the latency of a round as measured (`--measure-cost`); absent before enough operations.",
+        &[],
+        |s| measured(s, |cost| cost.alpha_us),
+    ),
+    gauge(
+        "ronde_measured_sent_byte_seconds",
+        "Coordinator: the time of a byte that is sent, as measured; absent before enough operations.",
+        &[],
+        |s| measured(s, |cost| cost.beta_us_per_byte),
+    ),
     // === Operations and fusion ===
     counter(
         "ronde_operations_total",
@@ -193,6 +291,25 @@ pub(super) const METRICS: &[Metric] = &[
         lanes(s, |e| e.chunks_held)
     }),
     counter("ronde_dropped_chunks_total", "Chunks of other epochs, dropped.", &[], |s| lanes(s, |e| e.chunks_dropped)),
+    // === NCCL's net plugin ===
+    gauge("ronde_nccl_connections", "Connections and listeners that NCCL has open in local workers.", &[], |s| {
+        one(count(s.streams().open))
+    }),
+    counter("ronde_nccl_connected_total", "Ends of NCCL's connections that were connected here.", &[], |s| {
+        one(number(s.streams().connected))
+    }),
+    counter(
+        "ronde_nccl_refused_total",
+        "NCCL's connections that were refused here, or closed because a worker broke the rules.",
+        &[],
+        |s| one(number(s.streams().refused)),
+    ),
+    counter("ronde_nccl_sent_bytes_total", "Bytes of NCCL's messages that local workers sent.", &[], |s| {
+        one(number(s.streams().sent_bytes))
+    }),
+    counter("ronde_nccl_received_bytes_total", "Bytes of NCCL's messages for local workers.", &[], |s| {
+        one(number(s.streams().received_bytes))
+    }),
     // === Shared memory ===
     gauge("ronde_input_mapped_bytes", "Shared memory of the live sessions' inputs.", &[], |s| {
         one(number(s.inputs_mapped_bytes))
@@ -250,6 +367,27 @@ pub(super) const METRICS: &[Metric] = &[
         quic_links(s, |p| number(p.window_bytes))
     }),
 ];
+
+/// Figures of local workers' GPUs by level.
+fn gpu_levels(snapshot: &Snapshot, of: fn(LevelUse) -> u64) -> Vec<Sample> {
+    let (_, total) = &snapshot.gpu_uses;
+    let levels = [("one", total.copied), ("sidecar", total.shared), ("two", total.two_levels)];
+    levels.map(|(level, used)| (vec![level.to_owned()], number(of(used)))).into()
+}
+
+const GPU_LEVEL_OPERATIONS: &str = "Operations to which local workers contributed tensors on GPUs: copied to shared memory \
+    by the worker (`one`), in two levels (`two`), or given to the sidecar in device memory (`sidecar`). Those that PyTorch \
+    copies are not among them.";
+const GPU_LEVEL_BYTES: &str = "Bytes of these contributions.";
+/// A value of the search for better settings, if there is one.
+fn autotune(snapshot: &Snapshot, read: impl Fn(&AutotuneStatus) -> Option<f64>) -> Vec<Sample> {
+    snapshot.status.autotune.as_ref().and_then(read).map_or_else(Vec::new, one)
+}
+
+/// A value of the measured cost model, if there is one.
+fn measured(snapshot: &Snapshot, read: fn(&CostStatus) -> f64) -> Vec<Sample> {
+    snapshot.status.measured_cost.as_ref().map_or_else(Vec::new, |cost| one(read(cost) * MICROSECOND))
+}
 
 const fn counter(
     name: &'static str,

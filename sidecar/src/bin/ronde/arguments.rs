@@ -5,12 +5,11 @@ use std::ffi::{OsStr, OsString};
 
 use clap::{Arg, ArgAction, Command};
 
-/// Rewrites the single-dash long options before `run`'s worker command; the worker's arguments stay as they are.
+/// Rewrites the single-dash long options before the worker command of `run` and `tune`; the worker's arguments stay as they
+/// are.
 pub(super) fn normalise(cli: &Command, arguments: Vec<OsString>) -> Vec<OsString> {
-    let Some(run) = cli.find_subcommand("run") else { return arguments };
-    if arguments.get(1).is_none_or(|subcommand| subcommand != run.get_name()) {
-        return arguments;
-    }
+    let named = arguments.get(1).and_then(|subcommand| LAUNCHING.into_iter().find(|name| subcommand == name));
+    let Some(run) = named.and_then(|name| cli.find_subcommand(name)) else { return arguments };
     let mut rest = arguments.into_iter();
     let mut rewritten: Vec<OsString> = rest.by_ref().take(2).collect();
     while let Some(argument) = rest.next() {
@@ -49,6 +48,9 @@ pub(super) fn given(command: &Command, arguments: &[OsString]) -> BTreeMap<Strin
     found
 }
 
+/// The subcommands that start workers.
+const LAUNCHING: [&str; 2] = ["run", "tune"];
+
 /// Stops at `--` as well as at the first positional.
 fn is_option(argument: &OsStr) -> bool {
     argument.to_str().is_some_and(|text| text.len() > 1 && text.starts_with('-') && text != "--")
@@ -80,8 +82,12 @@ fn is_long(arg: &Arg, name: &str) -> bool {
     arg.get_long() == Some(name) || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
 }
 
-const SINGLE_DASH: [(&str, &str); 3] =
-    [("-np", "--num-proc"), ("-hostfile", "--hostfile"), ("-prefix-timestamp", "--prefix-output-with-timestamp")];
+const SINGLE_DASH: [(&str, &str); 4] = [
+    ("-np", "--num-proc"),
+    ("-n", "--num-proc"),
+    ("-hostfile", "--hostfile"),
+    ("-prefix-timestamp", "--prefix-output-with-timestamp"),
+];
 
 #[cfg(test)]
 mod tests {
@@ -108,6 +114,7 @@ mod tests {
     #[test]
     fn single_dash_options_are_rewritten_in_front_of_the_command_only() {
         assert_eq!(normalised("ronde run -np 4 sh -np 5"), "ronde run --num-proc 4 sh -np 5");
+        assert_eq!(normalised("ronde run -n 4 sh -n 5"), "ronde run --num-proc 4 sh -n 5");
         assert_eq!(normalised("ronde run -np=4 --verbose sh"), "ronde run --num-proc=4 --verbose sh");
         assert_eq!(normalised("ronde run -H a:1 -hostfile f sh -np 5"), "ronde run -H a:1 --hostfile f sh -np 5");
         assert_eq!(

@@ -1,4 +1,8 @@
-//! `ronde bench`: executes the Python package `ronde.bench`, which measures ronde through its Python client.
+//! `ronde bench`: executes the Python package `ronde.bench`, which measures ronde through its Python client; and
+//! `ronde bench scale`, which predicts, and `ronde bench cipher`, which need no Python.
+
+mod cipher;
+pub(crate) mod scale;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -21,6 +25,14 @@ pub(super) struct BenchArgs {
 
 /// Replaces this process by the benchmark, whose exit code is then this process's; returns only on failure.
 pub(super) fn main(args: &BenchArgs) -> ExitCode {
+    if let Some((first, rest)) = args.arguments.split_first() {
+        if first == "scale" {
+            return scale::main(rest);
+        }
+        if first == "cipher" {
+            return cipher::main(rest);
+        }
+    }
     let error = match prepare(args, &interpreter()) {
         // On success nothing of this process remains.
         Ok(mut command) => anyhow!(command.exec()).context("the benchmark cannot be started"),
@@ -58,9 +70,13 @@ fn interpreter() -> OsString {
     named.or_else(|| beside().map(OsString::from)).unwrap_or_else(|| PYTHON.into())
 }
 
-/// Returns the packages needed. Showing a report does not need PyTorch; measurements do.
+/// Returns the packages needed. Showing a report needs no framework.
 fn packages(arguments: &[OsString]) -> &'static [&'static str] {
-    if arguments.first().is_some_and(|word| word == "report") { &PACKAGES[..2] } else { &PACKAGES }
+    match arguments.first().and_then(|word| word.to_str()) {
+        Some("report") => &["ronde", "numpy"],
+        Some("keras") => &["ronde", "numpy", "tensorflow"],
+        _ => &["ronde", "numpy", "torch"],
+    }
 }
 
 /// Asks an interpreter which packages it lacks; nothing is imported.
@@ -80,7 +96,6 @@ fn missing_packages(python: &OsStr, packages: &[&str]) -> anyhow::Result<Vec<Str
 const PYTHON: &str = "python3";
 /// Names the interpreter.
 const INTERPRETER_VARIABLE: &str = "RONDE_PYTHON";
-const PACKAGES: [&str; 3] = ["ronde", "numpy", "torch"];
 const PROBE: &str =
     "import importlib.util as u, sys; print(*(name for name in sys.argv[1:] if u.find_spec(name) is None))";
 
@@ -88,7 +103,10 @@ const ABOUT: &str = "Measure ronde against PyTorch Gloo and Open MPI on this mac
 
   ronde bench [collectives]  collectives and a training step, backends taking turns
   ronde bench train          samples a second and scaling efficiency of a model
-  ronde bench report FILE    the tables of an earlier run again
+  ronde bench keras          a step of Keras' fit; needs TensorFlow instead of PyTorch
+  ronde bench cipher         how fast a core encrypts and decrypts, by each library
+  ronde bench report FILE    the tables of an earlier run again; --html PAGE draws runs as one page
+  ronde bench scale          predicted steps on up to 512 GPUs and 1,024 hosts; measures nothing
 
 Each lists its options with --help.";
 
@@ -124,8 +142,9 @@ mod tests {
     }
 
     #[test]
-    fn a_report_needs_no_pytorch() {
+    fn a_report_needs_no_framework_and_keras_needs_tensorflow() {
         assert_eq!(packages(&["report".into(), "a.json".into()]), ["ronde", "numpy"]);
+        assert_eq!(packages(&["keras".into()]), ["ronde", "numpy", "tensorflow"]);
         assert_eq!(packages(&[]), ["ronde", "numpy", "torch"]);
     }
 }

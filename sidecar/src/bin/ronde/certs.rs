@@ -15,7 +15,7 @@ use ronde_wire::{JobName, SidecarIndex, limits};
 
 use files::{NewFile, create_all, replace, replace_all};
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::exit::{EXIT_FAILURE, fail, print};
 use ronde_sidecar::process::credentials::{
     AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, code_of, directory, private_file,
 };
@@ -390,7 +390,6 @@ const AUTHORITY_KEY_FILE: &str = "ca-key.pem";
 const SECONDS_PER_DAY: u64 = 86_400;
 const DAYS_MAX: u64 = 3_650;
 const AUTHORITY_VALIDITY: Duration = Duration::from_secs(DAYS_MAX * SECONDS_PER_DAY);
-const EXIT_FAILURE: u8 = 1;
 
 const EXAMPLES: &str = "Examples:
   ronde certs init --job nightly authority

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::builder::Resettable;
 use clap::{Arg, ArgAction, Command};
+use strsim::levenshtein;
 
 use super::arguments;
 
@@ -31,7 +32,7 @@ pub(super) const CONFIG_VARIABLE: &str = "RONDE_CONFIG";
 pub(super) fn layered(
     cli: Command,
     arguments: &[OsString],
-    lookup: impl Fn(&str) -> Option<String>,
+    environment: &BTreeMap<String, String>,
 ) -> Result<Command, Mistakes> {
     let name = arguments.get(1).and_then(|name| name.to_str()).unwrap_or_default();
     let Some(command) = CONFIGURED.iter().find(|known| **known == name).and_then(|name| cli.find_subcommand(name))
@@ -39,7 +40,9 @@ pub(super) fn layered(
         return Ok(described(cli));
     };
     let given = arguments::given(command, &arguments[2..]);
+    let lookup = |name: &str| environment.get(name).cloned();
     let mut mistakes = Mistakes::default();
+    note_unknown_variables(command, environment, &mut mistakes);
     let path = given.get("config").cloned().flatten().map(PathBuf::from);
     let path = path.or_else(|| lookup(CONFIG_VARIABLE).map(PathBuf::from));
     let mut in_file = path.map(|path| file::read(&cli, &path, &mut mistakes)).unwrap_or_default();
@@ -102,6 +105,35 @@ pub(super) fn variables(command: &Command, arg: &Arg) -> (String, Option<String>
     (own, arg.get_env().map(|name| name.to_string_lossy().into_owned()))
 }
 
+/// Notes variables of `ronde run` that no option has. Other programs read variables of `ronde sidecar`, and Kubernetes sets
+/// some for a service of this name.
+fn note_unknown_variables(command: &Command, environment: &BTreeMap<String, String>, mistakes: &mut Mistakes) {
+    let prefix = "RONDE_RUN_";
+    if command.get_name() != "run" {
+        return;
+    }
+    let known: Vec<String> = options(command).map(|arg| variables(command, arg).0).collect();
+    let of_kubernetes = |name: &str| name.ends_with("_PORT") || name.contains("_SERVICE_") || name.contains("_PORT_");
+    let given = environment.keys().filter(|name| name.starts_with(prefix) && !of_kubernetes(name));
+    for name in given.filter(|name| !known.contains(name)) {
+        let named = name[prefix.len()..].replace('_', "-").to_ascii_lowercase();
+        let near =
+            nearest(command, &named).map(|long| format!("{prefix}{}", long.replace('-', "_").to_ascii_uppercase()));
+        let hint = near.map(|near| format!("; is {near} meant?")).unwrap_or_default();
+        mistakes.note(name, format!("no option of `ronde run` has this variable{hint}"));
+    }
+}
+
+/// Returns the long option with one typing error less: another separator, or one letter added, removed or replaced; also that
+/// of other launchers' names.
+fn nearest(command: &Command, name: &str) -> Option<String> {
+    let name = name.replace('_', "-").to_ascii_lowercase();
+    let name = if ["np", "n", "nproc"].contains(&name.as_str()) { "num-proc" } else { &name };
+    let (slips, found) =
+        options(command).filter_map(Arg::get_long).map(|long| (levenshtein(long, name), long)).min()?;
+    (slips <= SLIPS_MAX).then(|| found.to_owned())
+}
+
 /// The source of a value, the strongest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Source {
@@ -122,7 +154,10 @@ fn of_environment(
     let (source, name, value) = [(Source::Environment, own)]
         .into_iter()
         .chain(horovod)
-        .find_map(|(source, name)| lookup(&name).map(|value| (source, name, value)))?;
+        .find_map(|(source, name)| lookup(&name).map(|value| (source, name, value)))
+        // Horovod's programs take an empty variable as one that is not set.
+        .filter(|(source, _, value)| *source != Source::Horovod || !value.is_empty())?;
+    let value = if source == Source::Horovod { horovods_switch(arg, value) } else { value };
     let values = match arg.get_value_delimiter() {
         Some(delimiter) => value.split(delimiter).map(str::to_owned).collect(),
         None => vec![value],
@@ -133,6 +168,14 @@ fn of_environment(
             mistakes.note(name, what);
             None
         }
+    }
+}
+
+/// Horovod reads a switch as a number, of which each but 0 means on. Words are checked as those of other variables.
+fn horovods_switch(arg: &Arg, value: String) -> String {
+    match value.trim().parse::<i64>() {
+        Ok(number) if matches!(arg.get_action(), ArgAction::SetTrue) => (number != 0).to_string(),
+        _ => value,
     }
 }
 
@@ -206,9 +249,12 @@ fn described(cli: Command) -> Command {
     })
 }
 
+const SLIPS_MAX: usize = 2;
 /// Options that exclude each other.
-const ALTERNATIVES: [(&str, &str); 6] = [
+const ALTERNATIVES: [(&str, &str); 8] = [
+    ("autotune", "no_autotune"),
     ("hosts", "hostfile"),
+    ("num_proc", "nproc_per_node"),
     ("timeline_mark_cycles", "no_timeline_mark_cycles"),
     ("hierarchical_allreduce", "no_hierarchical_allreduce"),
     ("hierarchical_allgather", "no_hierarchical_allgather"),

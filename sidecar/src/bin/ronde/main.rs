@@ -6,22 +6,25 @@
 //! | `sidecar` | serves the workers of one host | [`ronde_sidecar`] |
 //! | `check` | checks whether hosts are fit for jobs | [`ronde_launcher::check`] |
 //! | `certs` | makes and shows keys and certificates | [`certs`] |
-//! | `status` | shows what sidecars are doing | [`status`] |
+//! | `debug` | reads what sidecars have recorded | [`debug`] |
+//! | `status`, `top` | shows what sidecars are doing | [`status`], [`top`] |
 //! | `job` | shows and changes an elastic job | [`job`] |
 //! | `plugin` | builds, tests and signs plugins | [`plugin`] |
+//! | `tune` | searches for the best settings of jobs | [`tune`] |
 //! | `bench` | measures ronde against its peers | [`mod@bench`] |
 //! | `explain` | explains an error code | [`explain`] |
 //! | `completions`, `version` | prints a shell's completion script, the versions | here |
 
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{EXIT_USAGE, fail, print};
+use ronde_bootstrap::exit::{EXIT_UNAVAILABLE, EXIT_USAGE, fail, print};
 use ronde_launcher::{agent, check, job, run};
 use ronde_sidecar::process;
 use ronde_sidecar::process::arguments::SidecarArgs;
@@ -30,6 +33,7 @@ use ronde_wire::frame::{PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
 mod arguments;
 mod bench;
 mod certs;
+mod debug;
 #[cfg(test)]
 #[path = "../../documents.rs"]
 mod documents;
@@ -37,6 +41,8 @@ mod explain;
 mod layers;
 mod plugin;
 mod status;
+mod top;
+mod tune;
 
 /// Encrypted communication for data-parallel training.
 #[derive(Parser)]
@@ -66,10 +72,19 @@ enum Command {
     Check(check::CheckArgs),
     /// Show what the sidecars of this host are doing.
     Status(status::StatusArgs),
+    /// Read the newest operations that sidecars have recorded: which ranks are missing, and what was slow.
+    Debug(debug::DebugArgs),
+    /// Show running jobs in this terminal: ranks, links, throughput, and who waits for whom.
+    Top(top::TopArgs),
     /// Show an elastic job that runs, drain one of its hosts, or change its number of workers.
     Job(job::JobArgs),
     /// Write, build, test, sign and inspect plugins: codecs and reducers in a sandbox.
     Plugin(plugin::PluginArgs),
+    /// Search for the settings with which jobs are fastest on this machine or these hosts, and write them as a profile.
+    Tune(Box<tune::TuneArgs>),
+    /// Perform the steps of a training program for `ronde tune`.
+    #[command(hide = true)]
+    TuneWorker(tune::TuneWorkerArgs),
     /// Measure ronde against its peers on this machine, and check every result.
     Bench(bench::BenchArgs),
     /// Print a shell's completion script for `ronde`.
@@ -92,17 +107,17 @@ struct CompletionsArgs {
 /// Parses the command line and runs its subcommand.
 fn main() -> ExitCode {
     let arguments = arguments::normalise(&Cli::command(), std::env::args_os().collect());
-    let cli = match layers::layered(Cli::command(), &arguments, |name| std::env::var(name).ok()) {
+    let cli = match layers::layered(Cli::command(), &arguments, &environment()) {
         Ok(cli) => cli,
         Err(mistakes) => return fail(Code::ConfigFile, &mistakes.to_string(), EXIT_USAGE),
     };
-    let parsed = cli.try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches));
+    let parsed = cli.try_get_matches_from(arguments.clone()).and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => return refused(&error),
     };
     match cli.command {
-        Command::Run(args) => run::main(*args),
+        Command::Run(args) => run_job(*args, &arguments),
         Command::Sidecar(args) => process::main(&args),
         Command::Agent => agent::main(),
         Command::ExecWorker(args) => agent::exec::main(&args),
@@ -110,17 +125,44 @@ fn main() -> ExitCode {
         Command::Certs(args) => certs::main(&args),
         Command::Check(args) => check::main(&args),
         Command::Status(args) => status::main(&args),
+        Command::Debug(args) => debug::main(&args),
+        Command::Top(args) => top::main(&args),
         Command::Job(args) => job::main(&args),
         Command::Plugin(args) => plugin::main(&args),
+        Command::Tune(args) => tune::main(&args),
+        Command::TuneWorker(args) => tune::worker(&args),
         Command::Bench(args) => bench::main(&args),
         Command::Completions(args) => {
-            clap_complete::generate(args.shell, &mut Cli::command(), "ronde", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(args.shell, &mut Cli::command(), "ronde", &mut script);
+            print(&String::from_utf8_lossy(&script));
             ExitCode::SUCCESS
         }
         Command::Explain(args) => explain::main(&args),
         Command::Version => {
             print(&version());
             ExitCode::SUCCESS
+        }
+    }
+}
+
+/// The variables that are valid Unicode; an option cannot have another value.
+fn environment() -> BTreeMap<String, String> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
+/// Runs a job, after a measurement of the cost model if it was asked for.
+fn run_job(args: run::RunArgs, arguments: &[std::ffi::OsString]) -> ExitCode {
+    if !args.calibrate {
+        return run::main(args);
+    }
+    match tune::calibrated(arguments, args.command.len()) {
+        Ok(cost) => run::main(args.with_cost(cost)),
+        Err(error) => {
+            let error = error.context("the cost model was not measured, and the job not started");
+            fail(Code::TuneFailed, &ronde_bootstrap::codes::coded(&error, Code::TuneFailed), EXIT_UNAVAILABLE)
         }
     }
 }

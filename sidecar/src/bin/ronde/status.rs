@@ -1,21 +1,24 @@
 //! `ronde status`: shows the state of the sidecars of this host, from their admin pages.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
 
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::directory::{self, ADMIN_FILE};
 use ronde_bootstrap::exit::EXIT_UNAVAILABLE;
+use ronde_wire::Failure;
 
 mod render;
+mod source;
+
+pub(super) use render::{bytes, duration};
+pub(super) use source::{Target, address_in, address_of, ask_all, directories, fetch, get, targets};
 
 /// Arguments of `ronde status`.
 #[derive(Args, Debug)]
@@ -33,15 +36,24 @@ pub(super) struct StatusArgs {
     /// Print the pages as JSON, one line for each sidecar.
     #[arg(long)]
     json: bool,
+    /// Show the state again and again, each time after it was measured, until the sidecars have ended.
+    #[arg(long)]
+    watch: bool,
 }
 
 /// Prints the state of each sidecar that is found.
 pub(super) fn main(args: &StatusArgs) -> ExitCode {
-    match run(args) {
-        Ok(text) => {
-            ronde_bootstrap::exit::print(&text);
-            ExitCode::SUCCESS
-        }
+    let state = || targets(args.url.as_deref(), args.socket.as_deref()).and_then(|targets| state_of(targets, args));
+    let shown = if args.watch {
+        watch(state, &mut std::io::stdout(), &mut std::io::stderr(), std::io::stdout().is_terminal() && !args.json)
+    } else {
+        state().map(|state| {
+            ronde_bootstrap::exit::print(&state.text);
+            state.silent.iter().for_each(|line| eprintln!("ronde: {line}"));
+        })
+    };
+    match shown {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => ronde_bootstrap::exit::fail(
             Code::StatusUnreachable,
             &coded(&error, Code::StatusUnreachable),
@@ -50,94 +62,127 @@ pub(super) fn main(args: &StatusArgs) -> ExitCode {
     }
 }
 
-fn run(args: &StatusArgs) -> anyhow::Result<String> {
-    let addresses = match (&args.url, &args.socket) {
-        (Some(url), _) => vec![address_of(url)?],
-        (None, Some(directory)) => vec![address_in(directory)?],
-        (None, None) => found(std::env::var_os("RONDE_SOCKET").map(PathBuf::from), &directory::default_base())?,
-    };
-    let first: Vec<Value> = addresses.iter().map(|address| page(*address)).collect::<anyhow::Result<_>>()?;
+/// The state of the sidecars that answer.
+#[derive(Debug)]
+struct State {
+    text: String,
+    /// The line that names those that do not answer, if there are any.
+    silent: Option<String>,
+}
+
+/// Shows states until the sidecars have ended or nobody reads. A terminal shows the last one only. Sidecars that do not
+/// answer are named in `notices`, each time that they are others.
+fn watch(
+    mut state: impl FnMut() -> anyhow::Result<State>,
+    output: &mut impl Write,
+    notices: &mut impl Write,
+    is_terminal: bool,
+) -> anyhow::Result<()> {
+    let mut now = state()?;
+    let mut named = None;
+    loop {
+        let clear = if is_terminal { CLEAR } else { "" };
+        if write!(output, "{clear}{}", now.text).and_then(|()| output.flush()).is_err() {
+            return Ok(());
+        }
+        // In a terminal the line would be cleared with the rest.
+        if let Some(line) = now.silent.as_ref().filter(|_| is_terminal || named != now.silent) {
+            // Nobody may read these.
+            let _ = writeln!(notices, "ronde: {line}");
+        }
+        named = now.silent;
+        now = match state() {
+            Ok(now) => now,
+            // They answered before, so they have ended, or end just now.
+            Err(_) => return Ok(()),
+        };
+    }
+}
+
+/// Asks the sidecars twice, and shows what they have done in between. At least one has to answer.
+fn state_of(targets: Vec<Target>, args: &StatusArgs) -> anyhow::Result<State> {
+    let mut silent = Vec::new();
+    let first = ask(targets, &mut silent)?;
     if args.json {
-        return Ok(first.iter().map(|page| format!("{page}\n")).collect());
+        if args.watch {
+            std::thread::sleep(Duration::from_secs(args.measure));
+        }
+        let text = first.iter().map(|(_, page)| format!("{}\n", page.content)).collect();
+        return Ok(State { text, silent: silent_line(&silent) });
     }
-    let began = Instant::now();
     std::thread::sleep(Duration::from_secs(args.measure));
-    let second: Vec<Value> = addresses.iter().map(|address| page(*address)).collect::<anyhow::Result<_>>()?;
-    let seconds = began.elapsed().as_secs_f64();
-    let texts: Vec<String> =
-        first.iter().zip(&second).map(|(before, now)| render::render(before, now, seconds)).collect();
-    Ok(texts.join("\n"))
-}
-
-/// Returns the admin pages of the given directory, or of all this user's below `base`.
-fn found(given: Option<PathBuf>, base: &Path) -> anyhow::Result<Vec<SocketAddr>> {
-    if let Some(directory) = given {
-        return Ok(vec![address_in(&directory)?]);
-    }
-    let entries = std::fs::read_dir(base).with_context(|| format!("cannot read {}", base.display()));
-    let entries = entries.context(Code::NoSidecarFound)?;
-    let mut directories: Vec<PathBuf> = entries
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("ronde-") && is_own(entry))
-        .map(|entry| entry.path())
-        .filter(|path| path.join(ADMIN_FILE).exists())
-        .collect();
-    directories.sort();
-    let text = "no sidecar is found below {}; start a job, or name its socket directory with --socket";
-    ensure_some(&directories, &text.replace("{}", &base.display().to_string()))?;
-    directories.iter().map(|directory| address_in(directory)).collect()
-}
-
-/// Whether an entry is a directory of this user; another user's could lead to any address.
-fn is_own(entry: &std::fs::DirEntry) -> bool {
-    let user = nix::unistd::geteuid().as_raw();
-    // Root looks at the jobs of all users. Links are not followed.
-    entry.metadata().is_ok_and(|found| found.is_dir() && (found.uid() == user || user == 0))
-}
-
-fn ensure_some(directories: &[PathBuf], text: &str) -> anyhow::Result<()> {
-    if directories.is_empty() { Err(anyhow!(text.to_owned())).context(Code::NoSidecarFound) } else { Ok(()) }
-}
-
-fn address_in(directory: &Path) -> anyhow::Result<SocketAddr> {
-    let path = directory.join(ADMIN_FILE);
-    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()));
-    let text = text.context(Code::NoSidecarFound)?;
-    text.trim()
-        .parse()
-        .with_context(|| format!("{} does not contain an address", path.display()))
-        .context(Code::NoSidecarFound)
-}
-
-/// Parses `http://HOST:PORT` with an IP address as the host; a path after it is ignored.
-fn address_of(url: &str) -> anyhow::Result<SocketAddr> {
-    let rest = url.strip_prefix("http://").unwrap_or(url);
-    let host = rest.split('/').next().unwrap_or_default().replace("localhost", "127.0.0.1");
-    host.parse().with_context(|| format!("{url:?} is not http://ADDRESS:PORT, for example http://127.0.0.1:41234"))
-}
-
-/// Requests the status page.
-fn page(address: SocketAddr) -> anyhow::Result<Value> {
-    let ask = || -> anyhow::Result<String> {
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        write!(stream, "GET /status HTTP/1.1\r\nHost: sidecar\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.take(PAGE_BYTES_MAX).read_to_string(&mut answer)?;
-        Ok(answer)
+    let second = ask(first.iter().map(|(target, _)| target.clone()).collect(), &mut silent)?;
+    let before = |target: &Target| first.iter().find(|(asked, _)| asked == target).map(|(_, page)| page);
+    let text = |(target, now): &(Target, Page)| {
+        let before = before(target)?;
+        let seconds = now.at.duration_since(before.at).as_secs_f64();
+        Some(render::render(&before.content, &now.content, seconds))
     };
-    let answer = ask().with_context(|| format!("no sidecar answers at {address}; it may have ended"))?;
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
-    let line = head.lines().next().unwrap_or_default();
-    ensure!(line.contains(" 200 "), "the sidecar at {address} answers {line:?}; it may be ending");
-    serde_json::from_str(body).with_context(|| format!("the answer of {address} is not a status page"))
+    let texts: Vec<String> = second.iter().filter_map(text).collect();
+    Ok(State { text: texts.join("\n"), silent: silent_line(&silent) })
 }
 
+/// Requests the status pages, of all sidecars at the same time. A sidecar that was killed leaves its directory behind, so
+/// those that do not answer are added to `silent`.
+///
+/// # Errors
+/// The first one's, when none answers.
+fn ask(targets: Vec<Target>, silent: &mut Vec<Target>) -> anyhow::Result<Vec<(Target, Page)>> {
+    let (mut pages, mut problem) = (Vec::new(), None);
+    let addresses: Vec<SocketAddr> = targets.iter().map(|target| target.address).collect();
+    for (target, answer) in targets.into_iter().zip(ask_all(&addresses, page)) {
+        match answer {
+            Ok(page) => pages.push((target, page)),
+            Err(error) => {
+                problem.get_or_insert(error);
+                silent.push(target);
+            }
+        }
+    }
+    match problem {
+        Some(error) if pages.is_empty() => Err(error),
+        _ => Ok(pages),
+    }
+}
+
+/// One line that names the sidecars that do not answer.
+fn silent_line(silent: &[Target]) -> Option<String> {
+    let names: Vec<String> = silent.iter().take(NAMED_MAX).map(Target::to_string).collect();
+    let more = silent.len() - names.len();
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let (who, left) = match silent.len() {
+        0 => return None,
+        1 => ("1 sidecar does not answer, and is left out".to_owned(), "its directory if its job has"),
+        count => (format!("{count} sidecars do not answer, and are left out"), "their directories if their jobs have"),
+    };
+    Some(format!("{who}: {}{more}; remove {left} ended", Failure::line(&names.join(", "))))
+}
+
+/// A status page.
+#[derive(Debug)]
+struct Page {
+    /// When it arrived. Others may have been waited for since.
+    at: Instant,
+    content: Value,
+}
+
+/// Requests the status page of a sidecar.
+fn page(address: SocketAddr) -> anyhow::Result<Page> {
+    let (body, at) = (fetch(address, PATIENCE)?, Instant::now());
+    let content =
+        serde_json::from_str(&body).with_context(|| format!("the answer of {address} is not a status page"))?;
+    Ok(Page { at, content })
+}
+
+/// How many sidecars that do not answer are named.
+const NAMED_MAX: usize = 8;
+/// Moves a terminal's cursor to the upper left corner and clears what follows.
+const CLEAR: &str = "\x1b[H\x1b[J";
+/// How long a sidecar may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-const PAGE_BYTES_MAX: u64 = 16 << 20;
 
 const EXAMPLES: &str = "Examples:
-  ronde status
+  ronde status --watch
   ronde status --url http://127.0.0.1:41234 --measure 5";
 
 #[cfg(test)]
@@ -145,40 +190,107 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read() {
-        let address: SocketAddr = "127.0.0.1:41234".parse().expect("an address");
-        for url in
-            ["http://127.0.0.1:41234", "http://127.0.0.1:41234/status", "127.0.0.1:41234", "http://localhost:41234/"]
-        {
-            assert_eq!(address_of(url).expect("good"), address, "{url}");
-        }
-        assert!(address_of("http://example.org").is_err());
+    fn states_are_shown_until_the_sidecars_have_ended() {
+        let states = |count: usize| {
+            let mut left = count;
+            move || {
+                left = left.checked_sub(1).context("no sidecar answers")?;
+                Ok(State { text: format!("state {left}\n"), silent: None })
+            }
+        };
+        let mut output = Vec::new();
+        watch(states(2), &mut output, &mut Vec::new(), false).expect("they have ended");
+        assert_eq!(String::from_utf8_lossy(&output), "state 1\nstate 0\n");
+        output.clear();
+        watch(states(2), &mut output, &mut Vec::new(), true).expect("they have ended");
+        assert_eq!(String::from_utf8_lossy(&output), "\x1b[H\x1b[Jstate 1\n\x1b[H\x1b[Jstate 0\n");
+        let error = watch(states(0), &mut Vec::new(), &mut Vec::new(), false).expect_err("there was none");
+        assert_eq!(error.to_string(), "no sidecar answers");
+        let full: &mut [u8] = &mut [];
+        watch(states(9), &mut std::io::Cursor::new(full), &mut Vec::new(), false).expect("nobody reads");
     }
 
     #[test]
-    fn session_directories_are_found_and_a_missing_one_is_an_error() {
-        let base = tempfile::tempdir().expect("a temporary directory");
-        let error = found(None, base.path()).expect_err("nothing is there");
-        assert!(coded(&error, Code::StatusUnreachable).contains("no sidecar is found below"), "{error:#}");
-        for (name, address) in [("ronde-b-0-1", "127.0.0.1:2\n"), ("ronde-a-0-1", "127.0.0.1:1\n"), ("other", "x")] {
-            let directory = base.path().join(name);
-            std::fs::create_dir(&directory).expect("ours");
-            std::fs::write(directory.join(ADMIN_FILE), address).expect("ours");
-        }
-        let ports =
-            |given| found(given, base.path()).map(|found| found.iter().map(SocketAddr::port).collect::<Vec<_>>());
-        assert_eq!(ports(None).expect("two"), [1, 2]);
-        assert_eq!(ports(Some(base.path().join("ronde-b-0-1"))).expect("one"), [2]);
-        let error = ports(Some(base.path().join("other"))).expect_err("no address");
-        assert!(coded(&error, Code::StatusUnreachable).contains("[RONDE-E602]"), "{error:#}");
+    fn the_sidecars_that_do_not_answer_are_named_once_while_they_stay_the_same() {
+        let lines = ["one", "one", "two"];
+        let mut left = lines.iter();
+        let states = || {
+            let silent = Some((*left.next().context("all have ended")?).to_owned());
+            Ok(State { text: "page\n".to_owned(), silent })
+        };
+        let mut notices = Vec::new();
+        watch(states, &mut Vec::new(), &mut notices, false).expect("they have ended");
+        assert_eq!(String::from_utf8_lossy(&notices), "ronde: one\nronde: two\n");
     }
 
-    #[test]
-    fn a_sidecar_that_has_ended_is_reported() {
+    /// The address of a server that answers so many times with an empty page.
+    fn server(answers: usize) -> SocketAddr {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound");
-        drop(listener);
-        let error = page(address).expect_err("no listener");
-        assert!(coded(&error, Code::StatusUnreachable).contains("no sidecar answers at 127.0.0.1:"), "{error:#}");
+        std::thread::spawn(move || {
+            for _ in 0..answers {
+                let (mut stream, _) = listener.accept().expect("it connects");
+                let mut request = Vec::new();
+                // To its end: the kernel resets a connection that is closed with unread bytes.
+                while !request.ends_with(b"\r\n\r\n") {
+                    let mut byte = [0];
+                    std::io::Read::read_exact(&mut stream, &mut byte).expect("a request");
+                    request.push(byte[0]);
+                }
+                stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n{\"job\":\"night\"}").expect("it reads");
+            }
+        });
+        address
+    }
+
+    #[test]
+    fn stopped_sidecars_take_the_time_of_one() {
+        // Their kernels accept connections, and no program answers.
+        let stopped: Vec<_> =
+            (0..3).map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
+        let addresses = stopped.iter().map(|listener| listener.local_addr().expect("it is bound"));
+        let mut targets: Vec<_> = addresses.map(|address| Target { address, directory: None }).collect();
+        targets.push(Target { address: server(1), directory: None });
+        let (began, mut silent) = (Instant::now(), Vec::new());
+        let pages = ask(targets.clone(), &mut silent).expect("one answers");
+        assert_eq!(pages.iter().map(|(target, _)| target).collect::<Vec<_>>(), [&targets[3]]);
+        assert_eq!(silent, targets[..3]);
+        assert!(began.elapsed() < 2 * PATIENCE, "{:?}", began.elapsed());
+        assert!(
+            pages[0].1.at.elapsed() > PATIENCE / 2,
+            "its counters are of the time before the others were waited for"
+        );
+    }
+
+    fn args(json: bool) -> StatusArgs {
+        StatusArgs { socket: None, url: None, measure: 1, json, watch: false }
+    }
+
+    #[test]
+    fn a_sidecar_that_was_killed_is_left_out_and_named() {
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let killed =
+            Target { address: closed.expect("a free port"), directory: Some("/run/ronde-night-1-a\u{1b}".into()) };
+        let lives = |answers| Target { address: server(answers), directory: Some("/run/ronde-night-0-a".into()) };
+        let state = state_of(vec![killed.clone(), lives(1)], &args(true)).expect("one answers");
+        assert_eq!(state.text, "{\"job\":\"night\"}\n");
+        let expected = "1 sidecar does not answer, and is left out: /run/ronde-night-1-a\\u{1b}; remove its directory if its \
+                        job has ended";
+        assert_eq!(state.silent.as_deref(), Some(expected));
+        let state = state_of(vec![killed.clone(), lives(2)], &args(false)).expect("one answers");
+        assert!(state.text.contains("night") && state.silent.is_some(), "{state:?}");
+        let ended = state_of(vec![lives(2), lives(1)], &args(false)).expect("one answers");
+        assert!(ended.silent.is_some_and(|line| line.starts_with("1 sidecar does not answer")), "it ended meanwhile");
+        let error = state_of(vec![killed], &args(true)).expect_err("none answers");
+        assert!(format!("{error:#}").contains("no sidecar answers at 127.0.0.1:"), "{error:#}");
+    }
+
+    #[test]
+    fn many_silent_sidecars_are_counted_in_one_line() {
+        let target = Target { address: "127.0.0.1:1".parse().expect("an address"), directory: None };
+        let line = silent_line(&vec![target; 1_000]).expect("many");
+        assert!(line.starts_with("1000 sidecars do not answer, and are left out: 127.0.0.1:1, "), "{line}");
+        assert!(line.contains(" and 992 more; ") && line.len() < 400, "{line}");
+        assert_eq!(silent_line(&[]), None);
     }
 }

@@ -50,11 +50,12 @@ impl LocalLane {
                     self.report(report);
                 }
             }
-            // The receiver may have given up.
-            LaneCommand::Stats(reply) => drop(reply.send(self.core.stats())),
+            LaneCommand::Stats(request) => request.answer(self.core.stats()),
             // It has no links.
             LaneCommand::Enter { membership, .. } => self.report(LaneReport::Entered(membership)),
-            LaneCommand::Identity(_) | LaneCommand::Stop(_) => {}
+            LaneCommand::Gpu(command) => self.report(command.misplaced()),
+            // It makes no links with a certificate, and waits for no room; `run` stops.
+            LaneCommand::Identity(_) | LaneCommand::Room | LaneCommand::Stop(_) => {}
         }
     }
 

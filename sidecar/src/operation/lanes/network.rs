@@ -9,13 +9,14 @@ use tokio::sync::mpsc;
 
 use super::core::{LaneCore, Step};
 use super::{EndReport, LaneCommand, LaneConfig, LaneHandle, LaneReport, LaneStats};
+use crate::streams::{StreamConfig, StreamEvent, Streams};
 
 /// Starts a lane's thread. `make_port` runs on it, inside its runtime, so that encryption happens there.
 ///
 /// # Errors
 /// When the thread cannot be started.
 pub(crate) fn spawn(
-    config: LaneConfig,
+    (config, streams): (LaneConfig, StreamConfig),
     make_port: impl FnOnce() -> anyhow::Result<NetworkPort> + Send + 'static,
     reports: mpsc::Sender<LaneReport>,
 ) -> anyhow::Result<LaneHandle> {
@@ -26,7 +27,8 @@ pub(crate) fn spawn(
         let result = runtime.context("cannot start the lane's runtime").and_then(|runtime| {
             runtime.block_on(async move {
                 let port = make_port()?;
-                NetworkLane { me: config.me, core: LaneCore::new(&config), port, reports }.run(receiver).await;
+                let (core, streams) = (LaneCore::new(&config), Streams::new(streams));
+                NetworkLane { me: config.me, core, streams, port, reports }.run(receiver).await;
                 Ok(())
             })
         });
@@ -41,6 +43,7 @@ pub(crate) fn spawn(
 struct NetworkLane {
     me: SidecarIndex,
     core: LaneCore,
+    streams: Streams,
     port: NetworkPort,
     reports: mpsc::Sender<LaneReport>,
 }
@@ -49,6 +52,7 @@ struct NetworkLane {
 enum Turn {
     Command(Option<LaneCommand>),
     Port(PortEvent),
+    Stream(StreamEvent),
     Work,
 }
 
@@ -62,6 +66,7 @@ impl NetworkLane {
                 biased;
                 command = commands.recv() => Turn::Command(command),
                 event = next_event(&mut self.port) => Turn::Port(event),
+                event = self.streams.next_event() => Turn::Stream(event),
                 () = tokio::task::yield_now(), if busy => Turn::Work,
             };
             match turn {
@@ -72,9 +77,16 @@ impl NetworkLane {
                 }
                 Turn::Command(Some(command)) => self.handle_command(command).await,
                 Turn::Port(event) => self.handle_port(event).await,
+                Turn::Stream(event) => self.streams.handle_event(event, &mut self.port),
                 Turn::Work => {}
             }
+            // Operations and streams take turns.
             busy = self.work().await;
+            busy |= self.streams.work(&mut self.port);
+            while let Some((peer, reason)) = self.streams.take_broken(&mut self.port) {
+                self.port.close(peer, &reason);
+                self.link_down(peer, DownReason::Lost(reason)).await;
+            }
         }
     }
 
@@ -91,16 +103,24 @@ impl NetworkLane {
                 }
             }
             LaneCommand::Enter { membership, peers } => {
+                let sidecars = peers.keys().copied().chain([self.me]).collect();
                 self.port.enter(membership, peers);
+                self.streams.enter(sidecars, &mut self.port);
                 self.core.executor.handle_membership();
                 self.report(LaneReport::Entered(membership)).await;
             }
-            LaneCommand::Stats(reply) => {
-                let stats = LaneStats { port: self.port.stats(), paths: self.port.paths(), ..self.core.stats() };
-                // The receiver may have given up.
-                let _ = reply.send(stats);
+            LaneCommand::Stats(request) => {
+                let stats = LaneStats {
+                    port: self.port.stats(),
+                    paths: self.port.paths(),
+                    streams: self.streams.stats(),
+                    ..self.core.stats()
+                };
+                request.answer(stats);
             }
-            LaneCommand::Stop(_) => {}
+            LaneCommand::Gpu(command) => self.report(command.misplaced()).await,
+            // It waits for no room; the loop stops.
+            LaneCommand::Room | LaneCommand::Stop(_) => {}
         }
     }
 
@@ -108,10 +128,17 @@ impl NetworkLane {
         match event {
             PortEvent::Up { peer, hello } => {
                 self.core.executor.handle_link_up(peer, hello.early_credit_bytes);
+                self.streams.handle_up(peer);
             }
             PortEvent::Sent { peer, chunks } => self.core.executor.handle_sent(peer, chunks),
             PortEvent::Frame { from, frame } if frame.header.kind == FrameKind::Admitted => {
                 self.core.executor.handle_admitted(from, frame.header.epoch, frame.header.seq);
+            }
+            PortEvent::StreamSent { peer, bytes } => self.streams.handle_sent(peer, bytes),
+            PortEvent::Frame { from, frame } if frame.header.kind == FrameKind::Stream => {
+                if let Err(violation) = self.streams.handle_frame(&mut self.port, from, &frame.payload) {
+                    self.disconnect(from, &violation).await;
+                }
             }
             PortEvent::Frame { from, frame } => {
                 let taken = match Chunk::from_frame(frame) {
@@ -138,6 +165,7 @@ impl NetworkLane {
 
     async fn link_down(&mut self, peer: SidecarIndex, reason: DownReason) {
         self.core.executor.handle_link_down(peer);
+        self.streams.handle_down(peer, &reason, &mut self.port);
         self.report(LaneReport::LinkDown { peer, reason }).await;
     }
 

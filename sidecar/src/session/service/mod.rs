@@ -22,10 +22,11 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::session::command::{Access, SessionCommand};
 use crate::session::gate::{self, AcceptGate, Peer, Place};
-use crate::session::memory_service;
+use crate::session::memory_service::{self, StreamAccess};
 use crate::session::outgoing::{OutgoingStream, PARTS_MAX, outgoing};
 use crate::session::segments::Segments;
 use crate::session::worker_uids::WorkerUids;
+use crate::streams::StreamGate;
 use crate::timeline::BATCHES_MAX;
 use reader::Reader;
 
@@ -38,6 +39,8 @@ pub(crate) struct Service {
     commands: mpsc::Sender<SessionCommand>,
     /// The table to which sessions attach their rings.
     segments: Segments,
+    /// Admits streams.
+    streams: StreamGate,
     /// The answer to `Describe`.
     pub(crate) description: v1::Description,
     /// The users of workers.
@@ -56,15 +59,15 @@ impl Service {
     /// `sidecars` is their number in the job. Readers spin only in a job of one sidecar: an answer from another sidecar
     /// takes longer, and meanwhile the data threads need the core (docs/adr/0015).
     pub(crate) fn new(
-        (commands, segments): (mpsc::Sender<SessionCommand>, Segments),
+        (commands, segments, streams): (mpsc::Sender<SessionCommand>, Segments, StreamGate),
         description: v1::Description,
         uids: WorkerUids,
         sidecars: usize,
     ) -> Self {
-        let spin = if sidecars == 1 { SPIN } else { Duration::ZERO };
+        let (spin, uids) = (if sidecars == 1 { SPIN } else { Duration::ZERO }, Arc::new(uids));
         let gate = |socket| AcceptGate::new(socket, uids.all().clone());
         let (gate, memory_gate) = (gate("rpc.sock"), gate("mem.sock"));
-        Self { commands, segments, description, uids: Arc::new(uids), gate, memory_gate, spin }
+        Self { commands, segments, streams, description, uids, gate, memory_gate, spin }
     }
 
     /// Serves rpc.sock in this directory until the task is dropped, and mem.sock for as long as the process runs.
@@ -76,7 +79,9 @@ impl Service {
         directory: &Path,
     ) -> anyhow::Result<impl Future<Output = Result<(), tonic::transport::Error>> + use<>> {
         let socket = paths::rpc_socket(directory);
-        memory_service::serve(&paths::mem_socket(directory), self.segments.clone(), self.memory_gate.clone())?;
+        let streams = StreamAccess { gate: self.streams.clone(), uids: Arc::clone(&self.uids) };
+        let served = (self.segments.clone(), streams);
+        memory_service::serve(&paths::mem_socket(directory), served, self.memory_gate.clone())?;
         let listener = UnixListener::bind(&socket).with_context(|| format!("cannot listen on {}", socket.display()))?;
         let (admitted, connections) = mpsc::channel(1);
         tokio::spawn(gate::accept(listener, self.gate.clone(), admitted));

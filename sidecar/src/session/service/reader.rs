@@ -17,6 +17,7 @@ use super::Incoming;
 use crate::session::command::{Access, ClaimRequest, SessionCommand};
 use crate::session::directory::random_bytes;
 use crate::session::gate::Place;
+use crate::session::gpu_use::GpuUse;
 use crate::session::outgoing::{Outgoing, OutgoingWatch};
 use crate::session::ring::RingIn;
 use crate::session::segments::Segments;
@@ -201,6 +202,9 @@ impl Reader {
                 SessionCommand::Release { session, request: RequestId(m.request) }
             }
             Some(client_message::Message::Heartbeat(_)) => SessionCommand::Heartbeat { session },
+            Some(client_message::Message::GpuUse(m)) => {
+                SessionCommand::GpuUse { session, used: Box::new(GpuUse::parse(&m)?) }
+            }
             Some(client_message::Message::Goodbye(m)) => SessionCommand::ShutDown { session, reason: m.reason },
             Some(client_message::Message::Claim(_)) => return Err("it claimed twice in one session".to_owned()),
             Some(client_message::Message::RingReady(_)) => {

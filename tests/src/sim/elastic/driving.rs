@@ -329,7 +329,11 @@ impl Sim {
                 self.violate(format!("sidecar {host} calls {peer} a violator: {reason}"));
             }
             Action::EndSession { rank, .. } => self.violate(format!("sidecar {host} takes {rank} for dead")),
-            Action::Commit { .. } | Action::SetForgotten { .. } | Action::Notice { .. } | Action::Hung { .. } => {}
+            Action::Commit { .. }
+            | Action::SetForgotten { .. }
+            | Action::Notice { .. }
+            | Action::Hung { .. }
+            | Action::Autotuned(_) => {}
         }
     }
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-EXTENSIONS = ["torch", "tensorflow"]
+EXTENSIONS = ["torch", "tensorflow", "mxnet"]
 
 _VERSION = re.compile(
     r"v?(?P<release>\d+(\.\d+)*)([-_.]?(?P<stage>alpha|a|beta|b|preview|pre|c|rc)[-_.]?(?P<candidate>\d*))?"
@@ -44,9 +44,9 @@ def get_extension_full_path(pkg_path: str, *args: str) -> str:
 
 
 def check_extension(ext_name: str, *_: Any, **__: Any) -> None:
-    """Does nothing for `horovod.torch` and `horovod.tensorflow`. Raises ImportError for others."""
+    """Does nothing for `horovod.torch`, `horovod.tensorflow` and `horovod.mxnet`. Raises ImportError for others."""
     if ext_name.rpartition(".")[2] not in EXTENSIONS:
-        raise ImportError(f"{ext_name} is not there: horovod-compat answers for PyTorch and TensorFlow only")
+        raise ImportError(f"{ext_name} is not there: horovod-compat answers for PyTorch, TensorFlow and MXNet only")
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
@@ -61,7 +61,7 @@ def check_installed_version(name: str, version: str, exception: Exception | None
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Returns whether the module for a framework can be imported. Only "torch" can.
+    """Returns whether the module for a framework, such as "torch", can be imported.
 
     verbose -- whether to print the reason
     """
@@ -72,13 +72,14 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Returns whether the framework detects a GPU."""
     if not extension_available(ext_base_name, verbose):
         return False
-    import torch
-
-    return torch.cuda.is_available()
+    framework = importlib.import_module(ext_base_name)
+    if ext_base_name == "tensorflow":
+        return bool(framework.config.list_physical_devices("GPU"))
+    return bool(framework.context.num_gpus() if ext_base_name == "mxnet" else framework.cuda.is_available())
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Returns `ronde.torch.mpi_built()`. This and the functions below return False without PyTorch."""
+    """Returns `ronde.torch.mpi_built()`. This and the functions below return False without a framework."""
     return bool(_ask("mpi_built", verbose))
 
 
@@ -103,8 +104,10 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def _ask(name: str, verbose: bool) -> Any:
-    found = _module_of("torch", verbose)
-    return False if found is None else getattr(found, name)()
+    for framework in EXTENSIONS:
+        if (found := _module_of(framework, verbose)) is not None:
+            return getattr(found, name)()
+    return False
 
 
 def _module_of(ext_base_name: str, verbose: bool) -> Any:

@@ -4,11 +4,47 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from horovod.ray.adapter import BaseParams, ExecutorAdapter
 from ronde.ray.discovery import RayHostDiscovery
-from ronde.ray.elastic import ElasticOptions as ElasticParams
 
-__all__ = ["ElasticParams", "RayHostDiscovery", "TestDiscovery"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ronde.ray.settings import MiniSettings
+
+__all__ = ["ElasticAdapter", "ElasticParams", "RayHostDiscovery", "TestDiscovery"]
+
+
+class ElasticAdapter(ExecutorAdapter):
+    """Starts an elastic job for each call: `ElasticAdapter(settings, min_workers=2)`."""
+
+    def __init__(self, settings: MiniSettings, min_workers: int, max_workers: int | None = None, **params: Any) -> None:
+        super().__init__(settings, min_workers=min_workers, max_workers=max_workers, **params)
+
+
+@dataclass
+class ElasticParams(BaseParams):
+    """The parameters of an elastic job, as for `RayExecutor`: `ElasticAdapter(settings, **params.named())`."""
+
+    min_workers: int = 1
+    max_workers: int | None = None
+    reset_limit: int | None = None
+    cooldown_range: Sequence[int] | None = None
+    elastic_timeout: float = 600
+    override_discovery: bool = True
+
+    @property
+    def elastic(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def adapter(self) -> type[ElasticAdapter]:
+        """`ElasticAdapter`."""
+        return ElasticAdapter
 
 
 class TestDiscovery(RayHostDiscovery):
@@ -25,7 +61,9 @@ class TestDiscovery(RayHostDiscovery):
         cpus_per_slot: float = 1,
         gpus_per_slot: float = 1,
         verbose: bool = True,
+        _graceful: bool = True,
     ) -> None:
+        del _graceful  # the launcher decides how workers of a node that has gone end
         super().__init__(use_gpu, cpus_per_slot, gpus_per_slot)
         self._min_hosts, self._max_hosts, self._period_s = min_hosts, max_hosts, change_frequency_s
         self._changed_at, self._removed = time.monotonic(), 0

@@ -1,13 +1,61 @@
-"""`RayExecutor`, and the class by which Horovod numbers its ranks."""
+"""`RayExecutor`, its parameters for a fixed number of workers, and the class by which Horovod numbers its ranks."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
+from horovod.ray.adapter import BaseParams, ExecutorAdapter
 from ronde.ray import RayExecutor
 from ronde.ray.settings import MiniSettings
 
-__all__ = ["Coordinator", "MiniSettings", "RayExecutor"]
+__all__ = ["Coordinator", "MiniSettings", "RayExecutor", "StaticAdapter", "StaticParams"]
+
+
+class StaticAdapter(ExecutorAdapter):
+    """Starts a fixed number of workers: `StaticAdapter(settings, num_workers=4)`."""
+
+    def __init__(
+        self,
+        settings: MiniSettings,
+        num_workers: int | None = None,
+        num_hosts: int | None = None,
+        num_workers_per_host: int = 1,
+        cpus_per_worker: float = 1,
+        use_gpu: bool = False,
+        gpus_per_worker: float | None = None,
+        use_current_placement_group: bool = True,
+    ) -> None:
+        super().__init__(
+            settings,
+            num_workers=num_workers,
+            num_hosts=num_hosts,
+            num_workers_per_host=num_workers_per_host,
+            cpus_per_worker=cpus_per_worker,
+            use_gpu=use_gpu,
+            gpus_per_worker=gpus_per_worker,
+            use_current_placement_group=use_current_placement_group,
+        )
+
+
+@dataclass
+class StaticParams(BaseParams):
+    """The parameters of a fixed number of workers: `StaticAdapter(settings, **params.named())`."""
+
+    num_workers: int | None = None
+    num_hosts: int | None = None
+    num_workers_per_host: int = 1
+    use_current_placement_group: bool = True
+
+    @property
+    def elastic(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def adapter(self) -> type[StaticAdapter]:
+        """`StaticAdapter`."""
+        return StaticAdapter
 
 
 class Coordinator:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import ronde
 from horovod.runner import mpi
-from horovod.runner.translation import is_elastic, notes_of_variables, translate
+from horovod.runner.translation import is_elastic, translate
 from ronde import command
 from ronde.run import Call, LauncherError, environment, run_by
 
@@ -100,7 +100,6 @@ def run_translated(
 ) -> list[Any]:
     """Calls a function on all ranks of the job that Horovod's flags, by name, describe."""
     given = dict(given)
-    _print_notes(notes_of_variables(os.environ))
     if is_elastic(given):
         return _run_elastically(Call(func, tuple(args), dict(kwargs or {})), given, executable)
     if given.get("use_mpi"):

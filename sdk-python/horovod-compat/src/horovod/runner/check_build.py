@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 
 import ronde
+from horovod.build_variables import build_variables
 from horovod.version import __version__
 
 
 def table(is_verbose: bool = False) -> str:
     """Returns the capabilities of this installation, in Horovod's form."""
-    found = {name: _found(module) for name, module in (("TensorFlow", "tensorflow"), ("PyTorch", "torch"))}
+    modules = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
+    found = {name: _found(module) for name, module in modules.items()}
     blocks = {
-        "Available Frameworks": {**{name: not problem for name, problem in found.items()}, "MXNet": False},
+        "Available Frameworks": {name: not problem for name, problem in found.items()},
         "Available Controllers": {"MPI": False, "Gloo": True, "ronde": True},
         "Available Tensor Operations": {
             "NCCL": False,
@@ -31,6 +34,8 @@ def table(is_verbose: bool = False) -> str:
     lines.append(
         f"Answered by ronde {ronde.__version__}, which does what is marked as Gloo's; there is no Gloo inside."
     )
+    if given := build_variables(os.environ):
+        lines.append(f"Nothing is compiled, so these variables have no effect: {', '.join(given)}.")
     problems = [f"{name}: {problem}" for name, problem in found.items() if problem]
     if is_verbose and problems:
         lines += ["", *problems]

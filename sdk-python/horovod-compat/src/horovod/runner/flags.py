@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     _job(found.add_argument_group("the job"))
     _hosts(found.add_argument_group("hosts"))
     _tuning(found.add_argument_group("tuning"))
-    _autotune(found.add_argument_group("autotune: not yet"))
+    _autotune(found.add_argument_group("autotune"))
     _elastic(found.add_argument_group("elastic jobs"))
     _observing(found.add_argument_group("timeline, stalls, logs"), found)
     _libraries(found.add_argument_group("who starts processes, and libraries"), found)

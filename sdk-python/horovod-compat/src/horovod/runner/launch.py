@@ -9,7 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from horovod.runner import check_build, config_file, flags, js_run, mpi
-from horovod.runner.translation import Launcher, interfaces, is_elastic, notes_of_variables, translate
+from horovod.runner.translation import Launcher, interfaces, is_elastic, translate
+from horovod.runner.util.lsf import LSFUtils
 from ronde import command
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def run_commandline(arguments: Sequence[str] | None = None) -> None:
             print(check_build.table(is_verbose=given.get("verbose", False)), end="")
             return
         worker = command_of(given.pop("command", []))
+        given.update(of_lsf(given))
         if "num_proc" not in given:
             parser.error("the number of processes is missing: give -np N")
         if not worker:
@@ -35,9 +37,24 @@ def run_commandline(arguments: Sequence[str] | None = None) -> None:
         launcher = launcher_of(given)
     except (ValueError, NotImplementedError, FileNotFoundError) as error:
         parser.error(str(error))
-    for note in notes + launcher.notes + notes_of_variables(os.environ):
+    for note in notes + launcher.notes:
         print(f"horovodrun: {note}", file=sys.stderr, flush=True)
     os.execv(launcher.words[0], [*launcher.words, *worker])
+
+
+def of_lsf(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns hosts and number of processes of the LSF job that this process is in, if the flags leave them out.
+
+    One process for each slot of LSB_MCPU_HOSTS. Nothing where jsrun starts the processes, which finds hosts by itself.
+    """
+    is_jsrun = given.get("use_jsrun") or js_run.is_default(given)
+    if is_elastic(given) or is_jsrun or not LSFUtils.using_lsf() or "hosts" in given or "hostfile" in given:
+        return {}
+    slots = LSFUtils.get_slots()
+    if not slots:
+        return {}
+    hosts = ",".join(f"{host}:{count}" for host, count in slots)
+    return {"hosts": hosts, "num_proc": given.get("num_proc", sum(count for _, count in slots))}
 
 
 def launcher_of(given: dict[str, Any]) -> Launcher:

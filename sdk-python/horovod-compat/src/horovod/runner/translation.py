@@ -57,20 +57,9 @@ IGNORED = {
     "mpi_threads_disable": ("--mpi-threads-disable", "there is no MPI"),
     "mpi_args": ("--mpi-args", "without --mpi there is no mpirun"),
     "binding_args": ("--binding-args", "without --mpi there is no mpirun"),
-    "num_nccl_streams": ("--num-nccl-streams", "there is no NCCL"),
+    "num_nccl_streams": ("--num-nccl-streams", "each set of ranks has one NCCL communicator"),
     "gloo_timeout_seconds": ("--gloo-timeout-seconds", "there is no Gloo; see --start-timeout"),
 }
-# Variables about what Horovod compiles for GPUs, and what they mean here.
-_GPU_VARIABLES = (
-    "HOROVOD_GPU",
-    "HOROVOD_GPU_OPERATIONS",
-    "HOROVOD_GPU_ALLREDUCE",
-    "HOROVOD_GPU_ALLGATHER",
-    "HOROVOD_GPU_BROADCAST",
-    "HOROVOD_GPU_ALLTOALL",
-    "HOROVOD_GPU_REDUCESCATTER",
-    "HOROVOD_ALLOW_MIXED_GPU_IMPL",
-)
 # Switches without an opposite: off, they have no effect.
 _ONLY_ON = {"disable_cache"}
 # Flags of elastic jobs. One of the first two makes a job elastic.
@@ -86,13 +75,13 @@ _ELASTIC = {
 }
 _COOLDOWN = "cooldown_range"
 # These flags take effect only with --autotune.
-_SEARCH = (
-    "autotune_log_file",
-    "autotune_warmup_samples",
-    "autotune_steps_per_sample",
-    "autotune_bayes_opt_max_samples",
-    "autotune_gaussian_process_noise",
-)
+_SEARCH = {
+    "autotune_log_file": "--autotune-log-file",
+    "autotune_warmup_samples": "--autotune-warmup-samples",
+    "autotune_steps_per_sample": "--autotune-steps-per-sample",
+    "autotune_bayes_opt_max_samples": "--autotune-bayes-opt-max-samples",
+    "autotune_gaussian_process_noise": "--autotune-gaussian-process-noise",
+}
 
 
 @dataclass
@@ -124,11 +113,12 @@ class Launcher(NamedTuple):
 def translate(given: Mapping[str, Any]) -> Translation:
     """Translates the given flags, by name, to `ronde run`.
 
-    Raises ValueError for invalid flags, and NotImplementedError for unsupported ones.
+    Raises ValueError for invalid flags.
     """
     check(given)
     found = Translation(exports={"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", **exports_of(given)})
     found.options += _elastic_options(given)
+    found.options += _autotune_options(given)
     for name, flag in _VALUES.items():
         if name in given:
             found.options.append(f"{flag}={given[name]}")
@@ -146,8 +136,7 @@ def translate(given: Mapping[str, Any]) -> Translation:
 
 
 def check(given: Mapping[str, Any]) -> None:
-    """Raises ValueError for invalid flags, and NotImplementedError for unsupported ones."""
-    _reject_unsupported(given)
+    """Raises ValueError for invalid flags."""
     _check_elastic(given)
     _check_hosts(given)
 
@@ -171,22 +160,23 @@ def _elastic_options(given: Mapping[str, Any]) -> list[str]:
     return options
 
 
+def _autotune_options(given: Mapping[str, Any]) -> list[str]:
+    if "autotune" not in given:
+        return []
+    if not given["autotune"]:
+        return ["--no-autotune"]
+    options = ["--autotune", *(f"{flag}={given[name]}" for name, flag in _SEARCH.items() if name in given)]
+    # As in Horovod, a value that is given stays as it is.
+    fixed = "fusion_threshold_mb" in given
+    return [*options, "--autotune-parameters=chunk-bytes,lanes"] if fixed else options
+
+
 def interfaces(given: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Returns the given network interfaces, and messages to the user about deprecated forms."""
     single = given.get("network_interface", [])
     names = [name for text in [given.get("network_interfaces", ""), *single] for name in text.split(",") if name]
     note = "several names in --network-interface are deprecated; use --network-interfaces"
     return names, [note] if any("," in text for text in single) else []
-
-
-def notes_of_variables(variables: Mapping[str, str]) -> list[str]:
-    """Returns a message for each variable about GPUs that is set, as none has an effect."""
-    return [
-        f"{name}={variables[name]} has no effect here: nothing is compiled, and tensors on GPUs go through page-locked "
-        "shared memory whatever it says (docs/GPU.md)"
-        for name in _GPU_VARIABLES
-        if variables.get(name)
-    ]
 
 
 def notes_of(given: Mapping[str, Any], ignored: Mapping[str, tuple[str, str]]) -> list[str]:
@@ -196,8 +186,8 @@ def notes_of(given: Mapping[str, Any], ignored: Mapping[str, tuple[str, str]]) -
         for name, (flag, reason) in ignored.items()
         if name in given and (given[name] or name not in _ONLY_ON)
     ]
-    if any(name in given for name in _SEARCH):
-        notes.append("--autotune-... has no effect here: the search itself (--autotune) is not supported yet")
+    if any(name in given for name in _SEARCH) and not given.get("autotune"):
+        notes.append("--autotune-... has no effect without --autotune")
     return notes
 
 
@@ -213,14 +203,6 @@ def _check_elastic(given: Mapping[str, Any]) -> None:
     for (low, few), (high, many) in zip(numbers, numbers[1:]):
         if few > many:
             raise ValueError(f"{low} is {few}, and {high} is {many}: it is at least {few}")
-
-
-def _reject_unsupported(given: Mapping[str, Any]) -> None:
-    if given.get("autotune"):
-        raise NotImplementedError(
-            "--autotune: the search for the best settings is not supported yet; omit it, and set what you know, such "
-            "as --fusion-threshold-mb"
-        )
 
 
 def _check_hosts(given: Mapping[str, Any]) -> None:

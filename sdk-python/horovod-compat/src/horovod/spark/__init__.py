@@ -1,5 +1,6 @@
-"""`horovod.spark`, which is not supported yet."""
+"""`horovod.spark`: Horovod's names for `ronde.spark`. Importing it needs PySpark."""
 
-from horovod.absent import unsupported_module
+from horovod.spark import conf
+from horovod.spark.runner import run, run_elastic
 
-raise unsupported_module("horovod.spark")
+__all__ = ["conf", "run", "run_elastic"]

@@ -31,6 +31,14 @@ class Backend(Protocol):
         """Returns the object by which a variable is the same."""
         ...
 
+    def value_of(self, variable: Any) -> Any:
+        """Returns the value of a variable: a number or an array."""
+        ...
+
+    def multiply(self, variable: Any, factor: float) -> None:
+        """Multiplies a variable in place."""
+        ...
+
 
 class BroadcastGlobalVariablesCallback:
     """Assigns the variables of rank `root_rank`'s model and optimizer to all ranks, after the first batch.
@@ -66,12 +74,19 @@ class BroadcastGlobalVariablesCallback:
         del batch, logs
         if self.broadcast_done:
             return
+        write_back(self.model)
         optimizer = getattr(self.model, "optimizer", None)
         variables = [*self.model.variables, *_variables_of(optimizer)]
         unique = {id(self.backend.reference(each)): each for each in variables}
         sent = [each for number, each in unique.items() if number not in self._local]
         self.backend.broadcast_variables(sent, self.root_rank)
         self.broadcast_done = True
+
+
+def write_back(model: Any) -> None:
+    """Makes the variables of a model those of the training. With JAX, `fit` keeps these in its program meanwhile."""
+    if (synchronize := getattr(model, "jax_state_sync", None)) is not None:
+        synchronize()
 
 
 def _variables_of(optimizer: Any) -> list[Any]:
@@ -121,6 +136,7 @@ class LearningRateScheduleCallback:
     Raises ValueError without `initial_lr`, and when training begins if the number of batches is not known.
     """
 
+    backend: Backend
     model: Any
     params: dict[str, Any]
 
@@ -151,7 +167,7 @@ class LearningRateScheduleCallback:
         """Finds the number of batches of an epoch, if it is needed."""
         del logs
         if not self.staircase and not self.steps_per_epoch:
-            self.steps_per_epoch = self.params.get("steps")
+            self.steps_per_epoch = _steps_of(self.params)
             if not self.steps_per_epoch:
                 raise ValueError(
                     "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter "
@@ -178,14 +194,21 @@ class LearningRateScheduleCallback:
         """Adds the rate to the metrics, as `lr`."""
         del epoch
         if logs is not None:
-            logs["lr"] = learning_rate(self.model.optimizer)
+            logs["lr"] = learning_rate(self.model.optimizer, self.backend)
 
     def _adjust(self, epoch: float) -> None:
+        write_back(self.model)
         optimizer = self.model.optimizer
-        before, after = learning_rate(optimizer), self.initial_lr * self.multiplier(epoch)
+        before, after = learning_rate(optimizer, self.backend), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = after
         if self.momentum_correction and before and after != before:
-            correct_momentum(optimizer, after / before)
+            correct_momentum(optimizer, after / before, self.backend)
+
+
+def _steps_of(params: dict[str, Any]) -> int | None:
+    """The number of batches of an epoch, if Keras knows it; in a session, Keras 2 knows the number of rows instead."""
+    steps, samples, batch = (params.get(name) for name in ("steps", "samples", "batch_size"))
+    return -(-samples // batch) if not steps and samples and batch else steps
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -225,7 +248,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         """Prints the rate after the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0:
-            rate = learning_rate(self.model.optimizer)
+            rate = learning_rate(self.model.optimizer, self.backend)
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 
@@ -261,29 +284,31 @@ def checkpoint_arguments(
     }
 
 
-def learning_rate(optimizer: Any) -> float:
+def learning_rate(optimizer: Any, backend: Backend) -> float:
     """Returns the learning rate of an optimizer. Raises ValueError if a schedule of Keras sets it."""
-    rate = optimizer.learning_rate
-    if hasattr(rate, "numpy"):
-        rate = rate.numpy()
-    elif hasattr(rate, "value"):
-        rate = rate.value
     try:
-        return float(rate)
+        return _number(optimizer.learning_rate, backend)
     except TypeError as error:
         raise ValueError("the learning rate of this optimizer is a schedule; give a number") from error
 
 
-def correct_momentum(optimizer: Any, ratio: float) -> None:
+def _number(given: Any, backend: Backend) -> float:
+    """Returns a number, or the one in a variable."""
+    is_variable = hasattr(given, "numpy") or hasattr(given, "value")
+    return float(backend.value_of(given) if is_variable else given)
+
+
+def correct_momentum(optimizer: Any, ratio: float, backend: Backend) -> None:
     """Scales the momentum of an optimizer by the change of the learning rate.
 
     Momentum includes the rate with which gradients were added. A larger rate with the momentum of a smaller one slows
     training down, so it is scaled once. Optimizers without momentum stay as they are.
     """
-    if not float(getattr(optimizer, "momentum", 0.0) or 0.0):
+    momentum = getattr(optimizer, "momentum", None)
+    if momentum is None or not _number(momentum, backend):
         return
-    # There are none before the first step, and then nothing to correct.
-    slots = getattr(optimizer, "momentums", None) or []
-    for slot in slots:
-        if slot is not None:
-            slot.assign(slot * ratio)
+    # There are none before the first step, and then nothing to correct. The older optimizers of Keras 2 have slots.
+    of_older = [slots.get("momentum") for slots in getattr(optimizer, "_slots", {}).values()]
+    for each in getattr(optimizer, "momentums", None) or of_older:
+        if each is not None:
+            backend.multiply(each, ratio)

@@ -1,14 +1,8 @@
-"""The callbacks of elastic training, without their base class, and how ranks agree without a framework."""
+"""The callbacks of elastic training, without their base class."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import numpy
-
-from ronde.elastic.state import ObjectState
-from ronde.frameworks import basics, objects, process_sets, world
-from ronde.ops import Max
 
 
 class CommitStateCallback:
@@ -88,50 +82,3 @@ class UpdateEpochStateCallback:
         """Counts the epoch."""
         del logs
         self._state.epoch = self._initial_epoch + epoch + 1
-
-
-class AgreeingState(ObjectState):
-    """A state of plain objects, on the session of `init`. Ranks agree by small operations on arrays."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(_broadcast_of_rank_0, basics.rank, **kwargs)
-
-    def agree_on_state(self, has_state: bool) -> bool:
-        """Returns on all ranks whether rank 0, the oldest worker, has the state of the training."""
-        if basics.size() == 1:
-            return has_state
-        flag = numpy.array([int(has_state)], dtype=numpy.int32)
-        root = process_sets.root_of(0, process_sets.global_process_set)
-        return bool(_client().broadcast(flag, root, "ronde.elastic.has_state", process_set=_members())[0])
-
-    def agree_on_sync(self, needed: bool) -> bool:
-        """Returns on all ranks whether any of them needs to synchronize."""
-        if basics.size() == 1:
-            return needed
-        flag = numpy.array([int(needed)], dtype=numpy.int32)
-        return bool(_client().allreduce(flag, Max, "ronde.elastic.needs_sync", process_set=_members())[0])
-
-    def wait_for_all(self) -> None:
-        """Waits until all ranks have called this."""
-        if basics.size() > 1:
-            _client().barrier("ronde.elastic.wait_for_all", process_set=_members())
-
-    def _of_rank_0(self, previous: float, latest: float, changes: int) -> tuple[float, float, int]:
-        if basics.size() == 1:
-            return previous, latest, changes
-        values = numpy.array([previous, latest, changes], dtype=numpy.float64)
-        root = process_sets.root_of(0, process_sets.global_process_set)
-        previous, latest, bits = _client().broadcast(values, root, "ronde.elastic.hosts", process_set=_members())
-        return float(previous), float(latest), int(bits)
-
-
-def _client() -> Any:
-    return world.current().client
-
-
-def _members() -> Any:
-    return process_sets.members_of(process_sets.global_process_set)
-
-
-def _broadcast_of_rank_0(obj: Any) -> Any:
-    return objects.broadcast_object(obj, 0, "ronde.elastic.objects")

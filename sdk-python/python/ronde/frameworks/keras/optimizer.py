@@ -88,7 +88,7 @@ _LOSS_SCALES = {"LossScaleOptimizer", "BaseLossScaleOptimizer"}
 
 
 class _Keras3(_Distributed):
-    """For Keras 3, whose trainers all call `apply`, that for JAX apart."""
+    """For Keras 3, whose trainers call `apply`, and that for JAX `stateless_apply`, which calls `apply`."""
 
     built: bool
     _trainable_variables: list[Any]
@@ -103,7 +103,8 @@ class _Keras3(_Distributed):
         """Updates variables by gradients that are reduced over all ranks."""
         gradients = list(grads)
         parent: Any = super()
-        if not gradients or (trainable_variables is None and not self.built):
+        is_reduced = self.__dict__.get("_ronde_has_reduced", False)
+        if is_reduced or not gradients or (trainable_variables is None and not self.built):
             return parent.apply(gradients, trainable_variables)
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if not self.built:
@@ -116,12 +117,18 @@ class _Keras3(_Distributed):
         me: Any = getattr(self, "inner_optimizer", self)
         me._iterations.assign_add(1)
 
-    def stateless_apply(self, *_: Any, **__: Any) -> Any:
-        """Raises NotImplementedError: Keras calls it inside a program of JAX only."""
-        raise NotImplementedError(
-            "this DistributedOptimizer does not work with Keras' back end JAX; use tensorflow or torch, or "
-            "train with ronde.jax"
-        )
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """Returns the variables after an update by gradients that are reduced over all ranks, for Keras on JAX."""
+        parent: Any = super()
+
+        def apply(reduced: list[Any]) -> Any:
+            self.__dict__["_ronde_has_reduced"] = True
+            try:
+                return parent.stateless_apply(optimizer_variables, reduced, trainable_variables)
+            finally:
+                del self.__dict__["_ronde_has_reduced"]
+
+        return self._ronde_run(list(grads), self._trainable_variables, apply, self._ronde_skip)
 
 
 class _Keras2(_Distributed):
@@ -152,6 +159,17 @@ class _Keras2(_Distributed):
         return me.iterations.assign_add(1)
 
 
+def variables_of_layers(layers: Any) -> list[Any]:
+    """Returns the trainable variables of layers of Keras, one or a list. Raises ValueError for anything else."""
+    if layers is None:
+        return []
+    listed = layers if isinstance(layers, (list, tuple)) else [layers]
+    for layer in listed:
+        if not all(hasattr(layer, name) for name in ("trainable_weights", "add_weight", "build")):
+            raise ValueError(f"all local layers must be of type tf.keras.layers.Layer, not {type(layer).__name__}")
+    return [variable for layer in listed for variable in layer.trainable_weights]
+
+
 def is_keras_3(optimizer: Any) -> bool:
     """Returns whether an object is an optimizer of Keras 3."""
     return all(hasattr(optimizer, name) for name in ("apply", "apply_gradients", "stateless_apply"))
@@ -165,6 +183,8 @@ def is_keras_2(optimizer: Any) -> bool:
 def wrap(optimizer: Any, name: str | None, reducer: Reducer) -> Any:
     """Returns a copy of an optimizer, with its state, that reduces gradients. Do not use the given one any more.
 
+    name -- of the copy; default: "Distributed" and the name of the class
+
     Its class has the name and the module of the given one's, so saved models contain nothing of ronde.
 
     Raises ValueError for anything that is no optimizer of Keras, and one that reduces already.
@@ -175,12 +195,16 @@ def wrap(optimizer: Any, name: str | None, reducer: Reducer) -> Any:
         raise ValueError(f"{type(optimizer).__name__} is no optimizer of tf.compat.v1.train, Keras 3 or tf-keras")
     kind = distributed_class(type(optimizer), reducer)
     config = optimizer.get_config()
-    if name is not None:
-        config["name"] = name
+    # One whose configuration has no name may have no argument for it.
+    if name or "name" in config:
+        config["name"] = name or f"Distributed{type(optimizer).__name__}"
     if is_keras_2(optimizer) and _has_state(optimizer):
         # It does not know for which variables it was built. The copy has the same variables of state.
         wrapped = copy.copy(optimizer)
         wrapped.__class__ = kind
+        if "name" in config:
+            # Optimizers of the older kind have this attribute.
+            setattr(wrapped, "_name" if hasattr(wrapped, "_name") else "name", config["name"])
         return wrapped
     wrapped = kind.from_config(config)
     if is_keras_3(optimizer) and optimizer.built:

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ronde.frameworks.keras import models
+from ronde.frameworks.keras.optimizer import variables_of_layers
 from ronde.frameworks.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ronde.ops import Average, Sum
 from ronde.tensorflow import (
@@ -48,7 +49,6 @@ from ronde.tensorflow.functions import broadcast_global_variables as _broadcast_
 from ronde.tensorflow.keras import callbacks, elastic
 from ronde.tensorflow.keras.optimizer import wrap
 from ronde.tensorflow.reduction import Options
-from ronde.tensorflow.tape import local_variables
 
 __all__ = [
     "Average",
@@ -169,7 +169,7 @@ def PartialDistributedOptimizer(  # noqa: N802 -- Horovod's name
         process_set,
         scale_local_gradients,
     )
-    for variable in local_variables(local_layers):
+    for variable in variables_of_layers(local_layers):
         distributed.register_local_var(variable)
     return distributed
 
@@ -230,6 +230,7 @@ def load_model(
 ) -> Any:
     """Loads a model. Its optimizer reduces gradients, whether or not the saved one did, and has the saved state.
 
+    filepath          -- a path, or an open `h5py.File`
     custom_optimizers -- classes of optimizers that are not Keras' own
     custom_objects    -- further classes and functions, by name
     legacy_opts       -- accepted for Horovod's programs; has no effect

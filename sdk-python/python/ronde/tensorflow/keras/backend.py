@@ -29,6 +29,20 @@ class TensorFlowBackend:
         return reference(variable)
 
     @staticmethod
+    def value_of(variable: Any) -> Any:
+        """Returns the value of a variable: a number or an array."""
+        if tf.executing_eagerly():
+            return variable.numpy()
+        return tf.compat.v1.keras.backend.get_session().run(variable)
+
+    def multiply(self, variable: Any, factor: float) -> None:
+        """Multiplies a variable in place."""
+        if tf.executing_eagerly():
+            variable.assign(variable * factor)
+        else:
+            tf.compat.v1.keras.backend.set_value(variable, self.value_of(variable) * factor)
+
+    @staticmethod
     def is_variable(given: Any) -> bool:
         """Whether an object is a variable of TensorFlow or Keras 3."""
         return isinstance(given, tf.Variable) or isinstance(getattr(given, "_value", None), tf.Variable)

@@ -19,10 +19,12 @@ class BroadcastGlobalVariablesCallback(callbacks.BroadcastGlobalVariablesCallbac
 class MetricAverageCallback(callbacks.MetricAverageCallback, _Base): ...
 
 
-class LearningRateScheduleCallback(callbacks.LearningRateScheduleCallback, _Base): ...
+class LearningRateScheduleCallback(callbacks.LearningRateScheduleCallback, _Base):
+    backend = _backend
 
 
-class LearningRateWarmupCallback(callbacks.LearningRateWarmupCallback, _Base): ...
+class LearningRateWarmupCallback(callbacks.LearningRateWarmupCallback, _Base):
+    backend = _backend
 
 
 class BestModelCheckpoint(callbacks.BestModelCheckpoint, tf.keras.callbacks.ModelCheckpoint):

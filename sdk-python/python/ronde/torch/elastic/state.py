@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from ronde.elastic.state import ObjectState
 from ronde.frameworks import basics
-from ronde.ops import Max
+from ronde.frameworks.agreement import AgreeingState
 from ronde.torch import functions, mpi_ops, objects, optimizer_state
 from ronde.torch.elastic import alike, handover
 from ronde.torch.elastic.chunks import Part
@@ -123,7 +122,7 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> Non
     _registry = registry
 
 
-class TorchState(ObjectState):
+class TorchState(AgreeingState):
     """The state of a training: a model, an optimizer, and keyword arguments, as attributes.
 
     Saving copies modules, optimizers and samplers under any name; other objects are as in `ronde.elastic.ObjectState`.
@@ -145,7 +144,7 @@ class TorchState(ObjectState):
             else:
                 super().__setattr__(name, value)
                 self._handlers[name] = handler(value)
-        super().__init__(objects.broadcast_object, mpi_ops.rank, **plain)
+        super().__init__(**plain)
 
     def save(self) -> None:
         """Saves a copy of the current state in memory."""
@@ -193,42 +192,24 @@ class TorchState(ObjectState):
         for handler in handed_over:
             handler.save()
 
-    def agree_on_state(self, has_state: bool) -> bool:
-        """Returns on all ranks whether rank 0, the oldest worker, has the state of the training."""
-        if mpi_ops.size() == 1:
-            return has_state
-        answer = torch.tensor([int(has_state)], dtype=torch.int32)
-        return bool(mpi_ops.broadcast(answer, 0, name="ronde.elastic.has_state").item())
+    def _is_alone(self) -> bool:
+        return mpi_ops.size() == 1
 
-    def agree_on_sync(self, needed: bool) -> bool:
-        """Returns on all ranks whether any of them needs to synchronize."""
-        if mpi_ops.size() == 1:
-            return needed
-        answer = torch.tensor([int(needed)], dtype=torch.int32)
-        return bool(mpi_ops.allreduce(answer, op=Max, name="ronde.elastic.needs_sync").item())
+    def _rank_here(self) -> int:
+        return mpi_ops.rank()
 
-    def wait_for_all(self) -> None:
-        """Waits until all ranks have called this."""
-        if mpi_ops.size() > 1:
-            mpi_ops.barrier()
+    def _object_of_rank_0(self, obj: Any) -> Any:
+        return objects.broadcast_object(obj)
 
     def _replays_operations(self) -> bool:
         return basics.is_initialized() and basics.client().replay is not None
 
     def _of_all_ranks(self, changes: int) -> int:
         """Returns the changes of all ranks together, by one small operation, because each commit needs it."""
-        bits = torch.tensor([changes >> bit & 1 for bit in range(3)], dtype=torch.int32)
-        if mpi_ops.size() > 1:
-            bits = mpi_ops.allreduce(bits, op=Max, name="ronde.elastic.changes")
-        return sum(flag << bit for bit, flag in enumerate(bits.tolist()))
-
-    def _of_rank_0(self, previous: float, latest: float, changes: int) -> tuple[float, float, int]:
-        """Returns the values of rank 0 on all ranks, by one small operation, because each commit needs it."""
-        if mpi_ops.size() == 1:
-            return previous, latest, changes
-        values = torch.tensor([previous, latest, changes], dtype=torch.float64)
-        previous, latest, changes = mpi_ops.broadcast(values, 0, name="ronde.elastic.hosts").tolist()
-        return previous, latest, int(changes)
+        bits = [changes >> bit & 1 for bit in range(3)]
+        if not self._is_alone():
+            bits = self._maximum(bits, "ronde.elastic.changes")
+        return sum(flag << bit for bit, flag in enumerate(bits))
 
     def reset(self) -> None:
         """Resets samplers after the session restarts: they divide the rest of the epoch among the current ranks."""

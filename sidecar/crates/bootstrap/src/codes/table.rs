@@ -35,6 +35,12 @@ pub const TABLE: &[Entry] = &[
         remedy: "See all codes with `ronde explain --list`; a code of a newer release is explained by that release.",
     },
     Entry {
+        code: Code::Profile,
+        title: "the profile cannot be used",
+        meaning: "The file of --tuning cannot be read, or has a table, key or value that is not known. Nothing was started.",
+        remedy: "Correct what the message names, or have `ronde tune` write the profile again; docs/TUNING.md has all keys and their values.",
+    },
+    Entry {
         code: Code::LauncherStart,
         title: "the launcher cannot start",
         meaning: "The system denies something that every start needs: the path of the ronde binary, the working directory, a thread, or a signal handler.",
@@ -185,6 +191,84 @@ pub const TABLE: &[Entry] = &[
         remedy: "See what the rank did after its last call, which the message has: a deadlock in a data loader, a lock, a file system that does not answer. If it was only slow, as while rank 0 writes a checkpoint, give --replace-stalled more seconds.",
     },
     Entry {
+        code: Code::LeftEarly,
+        title: "a rank left the job while others had operations",
+        meaning: "The named rank called `shutdown`, closed its client or reached the end of its program, while other ranks had submitted operations that need it, or submitted some afterwards. Usually it has fewer batches than the others, or left its loop by a condition that only it met. --stall-check-shutdown-time-seconds ends operations that wait for a rank with this code, too.",
+        remedy: "Compare the numbers of operations below the launcher's message. Have all ranks take the same number of steps (drop the last incomplete batch, or give all ranks the same number of samples), or call `join()` after the loop: ranks that have finished then take part with zeros until the last one has.",
+    },
+    Entry {
+        code: Code::RanksDisagree,
+        title: "ranks disagree on an operation",
+        meaning: "Ranks submitted different shapes, types, roots or kinds of operations under one name. The operation failed on all of them; the job continues.",
+        remedy: "Compare the values in the message. If the ranks mean different tensors, they call operations without names in different orders: use the same order, or give names.",
+    },
+    Entry {
+        code: Code::RequestRejected,
+        title: "an operation was rejected or withdrawn",
+        meaning: "The request of a rank cannot be performed, or the rank withdrew it; the message has the reason. The operation failed on all ranks; the job continues.",
+        remedy: "Do what the reason says on the rank that it names.",
+    },
+    Entry {
+        code: Code::LimitReached,
+        title: "a limit of a worker is reached",
+        meaning: "The request would exceed the shared memory of the worker or the length of its queue. Nothing was submitted; ronde does not wait for room, because that could deadlock.",
+        remedy: "Raise the option that the message names, such as --arena-mb, or keep fewer tensors in flight: wait for earlier operations first. /dev/shm is not used, so its size does not matter; the memory counts as that of the worker.",
+    },
+    Entry {
+        code: Code::OperationTimedOut,
+        title: "an operation did not complete in time",
+        meaning: "The timeout that this rank set for its operations has passed. Nothing else failed.",
+        remedy: "See in the report of stalled tensors, or in `ronde status`, which ranks have not submitted the operation. If they are only slow, raise the timeout.",
+    },
+    Entry {
+        code: Code::SidecarNotFound,
+        title: "a worker does not find its sidecar",
+        meaning: "Nothing answers in the session directory, or the environment does not define job, rank and directory consistently. The message lists what is missing.",
+        remedy: "Start the program with `ronde run`, which sets all variables. In containers mount the session directory into the worker's container. With another launcher start sidecars first, or see docs/MIGRATING.md.",
+    },
+    Entry {
+        code: Code::ClaimRejected,
+        title: "a sidecar rejected a worker",
+        meaning: "The rank's token cannot be read or belongs to another rank or job, another process holds the rank, or worker and sidecar run as different users.",
+        remedy: "Do what the message says. Usual causes are a second process that inherited the variables of the first, and variables of an earlier job.",
+    },
+    Entry {
+        code: Code::UsedAfterFork,
+        title: "a client was used after a fork",
+        meaning: "A child process, for example of a data loader or of `multiprocessing` with the start method fork, used the client of its parent.",
+        remedy: "Use the client in the training process only. A child that takes part in a job needs a rank and a client of its own.",
+    },
+    Entry {
+        code: Code::ClientClosed,
+        title: "a client was used after it was closed",
+        meaning: "The program called an operation after `shutdown`, `close` or the end of `with ronde.connect()`.",
+        remedy: "Move the call before the end of the session, or connect again on all ranks.",
+    },
+    Entry {
+        code: Code::WorkerSystem,
+        title: "a worker's shared memory, GPU or thread failed",
+        meaning: "The system, a GPU's driver or NCCL denied something that the worker needs. The message has its reason.",
+        remedy: "Do what the reason says: usually there is no memory left on the host or the GPU, or a limit on processes, descriptors or locked memory is reached (`ulimit -a`).",
+    },
+    Entry {
+        code: Code::SessionProtocol,
+        title: "a worker and its sidecar do not understand each other",
+        meaning: "The sidecar sent a message that the worker's SDK cannot parse, because they are of different releases.",
+        remedy: "Compare `ronde version` with `python -c \"import ronde; print(ronde.__version__)\"` in the program's environment, and install the same release on both sides.",
+    },
+    Entry {
+        code: Code::TimelineFailed,
+        title: "a timeline cannot be recorded",
+        meaning: "The worker of rank 0 cannot create or write the file. The job continues without it.",
+        remedy: "Name a file in a directory that exists on the host of rank 0 and that its user may write to.",
+    },
+    Entry {
+        code: Code::Bug,
+        title: "an invariant of ronde broke",
+        meaning: "ronde found a contradiction in its own state and ended the session instead of computing wrong results.",
+        remedy: "Please report it with the message and the lines of the sidecars' logs (--log-level debug).",
+    },
+    Entry {
         code: Code::SidecarEnded,
         title: "a sidecar ended while it was needed",
         meaning: "The process that serves the named ranks ended without reporting a reason: it was killed, or it crashed. The last lines of its log are below the message.",
@@ -231,6 +315,12 @@ pub const TABLE: &[Entry] = &[
         title: "the launcher does not read a sidecar's messages",
         meaning: "A sidecar reports to `ronde run` which workers have come and left. Its messages have waited too long, or too many of them wait: the launcher, or its agent on the sidecar's host, was stopped or hangs. The sidecar ends, because the launcher would not see that a worker has failed.",
         remedy: "Continue a stopped launcher (`fg`, or `kill -CONT`) within 20 s, and see why the agent on that host does not run.",
+    },
+    Entry {
+        code: Code::AutotuneLog,
+        title: "the log of the search for better settings cannot be written",
+        meaning: "The file of --autotune-log-file (or HOROVOD_AUTOTUNE_LOG) cannot be made on the host of rank 0. The job was not started.",
+        remedy: "Give a path in a directory that exists on that host and that you may write to.",
     },
     Entry {
         code: Code::CertificateNotIssued,
@@ -347,6 +437,12 @@ pub const TABLE: &[Entry] = &[
         remedy: "See whether `ronde run` still runs, and run the same `ronde` as the same user.",
     },
     Entry {
+        code: Code::FlightRecord,
+        title: "a flight record cannot be read or written",
+        meaning: "What was given to `ronde debug analyze` is not a flight record: another file, a truncated one, or one of another version of ronde. Or a record or its timeline cannot be written.",
+        remedy: "The message names the file and the reason. Give files that end in .flight.json, or the directory that the failure names; read a file of another version with that version.",
+    },
+    Entry {
         code: Code::PythonNotRun,
         title: "the benchmark cannot be started",
         meaning: "`ronde bench` is a Python package; the interpreter that RONDE_PYTHON names, else `python3` beside ronde or on PATH, cannot be run or ended with an error.",
@@ -357,6 +453,12 @@ pub const TABLE: &[Entry] = &[
         title: "the benchmark's Python lacks packages",
         meaning: "The interpreter that RONDE_PYTHON names, else `python3` beside ronde or on PATH, does not find packages that the benchmark needs: ronde itself, NumPy, or PyTorch, whose Gloo it compares with.",
         remedy: "Run the pip command of the message. When they are in an environment that is not active, name its interpreter in RONDE_PYTHON.",
+    },
+    Entry {
+        code: Code::TuneFailed,
+        title: "the search of `ronde tune` did not come to its end",
+        meaning: "The job in which settings are tried failed, or ended before all samples were taken, or its files cannot be read or written. No profile was written.",
+        remedy: "Do what the messages of the job say. If its command ended too early, let it perform more steps, or ask for fewer samples with --samples.",
     },
     Entry {
         code: Code::PluginFile,

@@ -20,7 +20,7 @@ use ronde_wire::{
 pub use self::shared::config::{EngineConfig, RunAhead};
 pub use self::shared::stats::Stats;
 pub use self::shared::status::{
-    EnginePhase, LinkStatus, PendingStatus, STATUS_ENTRIES_MAX, ScheduleStatus, Status, WaitingTensor,
+    CostStatus, EnginePhase, LinkStatus, PendingStatus, STATUS_ENTRIES_MAX, ScheduleStatus, Status, WaitingTensor,
 };
 
 use self::coordinator::Coordinator;
@@ -228,6 +228,12 @@ impl Engine {
     #[must_use]
     pub fn record(&self, rank: Rank, now: Time) -> Record {
         self.participant.record(&self.context, rank, now)
+    }
+
+    /// How many operations a local rank has called in the last epoch.
+    #[must_use]
+    pub fn calls(&self, rank: Rank) -> u64 {
+        self.participant.calls(rank)
     }
 
     /// A snapshot for status pages.

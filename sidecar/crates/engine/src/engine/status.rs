@@ -3,7 +3,7 @@
 use super::coordinator::Coordinator;
 use super::participant::Participant;
 use super::shared::context::Context;
-use super::shared::status::Status;
+use super::shared::status::{CostStatus, Status};
 use crate::event::Time;
 
 /// A snapshot at `now`.
@@ -18,6 +18,7 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         phase: participant.engine_phase(),
         epoch: participant.epoch(),
         world_size: cx.config.world.size(),
+        placement: cx.config.world.placement().to_vec(),
         ranks_in_epoch: requests.ranks_in_epoch,
         ranks_waiting: requests.ranks_waiting,
         ranks_missing: if is_coordinator { negotiation.ranks_missing } else { requests.ranks_missing },
@@ -28,9 +29,13 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         pending_requests: requests.oldest,
         negotiating: negotiation.names,
         waiting_tensors: negotiation.oldest,
+        waited_at_end: negotiation.oldest_at_end,
         selections: cx.selections.iter().cloned().collect(),
         last_to_be_ready: negotiation.last_to_be_ready,
         waited_for_us: negotiation.waited_for_us,
+        cost: cx.config.cost.into(),
+        measured_cost: measured_cost(cx),
+        autotune: cx.tuner.status(),
         schedule: requests.schedule,
         in_flight: requests.in_flight,
         suspect_sidecars: suspects.sidecars.clone(),
@@ -40,4 +45,11 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         links: cx.link_status(now),
         stats: cx.stats.clone(),
     }
+}
+
+/// Latency and bandwidth as measured here; the time of a reduced byte is that of the settings.
+fn measured_cost(cx: &Context) -> Option<CostStatus> {
+    let found = cx.calibration.as_ref()?.fit(cx.config.cost.gamma_us_per_byte)?;
+    let (alpha_us, beta_us_per_byte) = (found.alpha_us, found.beta_us_per_byte);
+    Some(CostStatus { alpha_us, beta_us_per_byte, ..cx.config.cost.into() })
 }

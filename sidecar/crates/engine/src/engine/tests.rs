@@ -2,6 +2,7 @@
 
 mod any_source;
 mod arbitrary;
+mod autotune;
 mod cluster;
 mod collectives;
 mod dynamic;

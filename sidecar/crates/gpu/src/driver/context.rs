@@ -9,10 +9,11 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent_flags, CUresult, CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus};
-use ronde_shm::LeasedSlot;
+use ronde_shm::{LeasedSlot, SegmentHold, SharedSlot};
 
 use super::Driver;
 use super::table::{DriverTable, Handle};
+use super::vmm::VmmTable;
 use crate::error::GpuError;
 use crate::span::{CallerStream, DeviceSpan};
 
@@ -45,8 +46,30 @@ impl Context {
         self.ordinal
     }
 
+    /// Describes the device.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn info(&self) -> Result<super::DeviceInfo, GpuError> {
+        self.driver.info(self.ordinal)
+    }
+
+    /// The driver's handle of the device.
+    pub(super) fn device(&self) -> c_int {
+        self.device
+    }
+
+    /// The driver's functions for memory that processes share.
+    pub(super) fn vmm(&self) -> &VmmTable {
+        &self.driver.vmm
+    }
+
     /// Calls the driver with this context on top of the calling thread's stack.
-    fn call(&self, function: &'static str, call: impl FnOnce(&DriverTable) -> c_int) -> Result<(), GpuError> {
+    pub(super) fn call(
+        &self,
+        function: &'static str,
+        call: impl FnOnce(&DriverTable) -> c_int,
+    ) -> Result<(), GpuError> {
         let code = self.with(|| call(&self.driver.table))?;
         self.driver.check(function, code)
     }
@@ -65,7 +88,7 @@ impl Context {
     }
 
     /// Calls the driver when a value is dropped.
-    fn call_on_drop(&self, function: &'static str, call: impl FnOnce(&DriverTable) -> c_int) {
+    pub(super) fn call_on_drop(&self, function: &'static str, call: impl FnOnce(&DriverTable) -> c_int) {
         if !self.driver.is_own_process() {
             return;
         }
@@ -75,7 +98,7 @@ impl Context {
     }
 
     /// Checks that a stream does not capture a CUDA graph, which could not contain what ronde does on the host.
-    fn check_not_capturing(&self, stream: CallerStream) -> Result<(), GpuError> {
+    pub(super) fn check_not_capturing(&self, stream: CallerStream) -> Result<(), GpuError> {
         let mut status = 0;
         // SAFETY: the place for the result is a local of the right type; the stream exists by the contract of
         // `CallerStream::new`.
@@ -167,12 +190,17 @@ impl Stream {
         self.handle
     }
 
+    /// The context of the stream's device.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     /// Lets this thread query events while other threads capture CUDA graphs: in the default mode a query makes their captures
     /// invalid.
     ///
     /// # Errors
     /// The driver's.
-    pub(crate) fn relax_capture(&self) -> Result<(), GpuError> {
+    pub fn relax_capture(&self) -> Result<(), GpuError> {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int;
         // SAFETY: the place for the mode is a local of the right type.
         self.context.call("cuThreadExchangeStreamCaptureMode", |table| unsafe {
@@ -197,15 +225,37 @@ impl Stream {
         slot: &LeasedSlot,
         range: std::ops::Range<usize>,
     ) -> Result<(), GpuError> {
+        self.copy_at(direction, memory, (slot.address(), slot.slot().len), range)
+    }
+
+    /// Starts a copy between all of the memory and a shared slot from an offset on, as [`Stream::copy`] does.
+    pub(crate) fn copy_shared(
+        &self,
+        direction: Direction,
+        memory: &DeviceSpan,
+        (slot, offset): (&SharedSlot, usize),
+    ) -> Result<(), GpuError> {
+        let room = slot.slot().len.checked_sub(offset as u64);
+        let room = room.ok_or_else(|| GpuError::argument(format!("byte {offset} is after the end of its slot")))?;
+        self.copy_at(direction, memory, (slot.address() + offset, room), 0..memory.bytes())
+    }
+
+    fn copy_at(
+        &self,
+        direction: Direction,
+        memory: &DeviceSpan,
+        (host, room): (usize, u64),
+        range: std::ops::Range<usize>,
+    ) -> Result<(), GpuError> {
         let (offset, bytes) = (range.start, range.len());
-        if range.end > memory.bytes() || range.end as u64 > slot.slot().len {
+        if range.end > memory.bytes() || range.end as u64 > room {
             return Err(GpuError::argument(format!("a copy of bytes {range:?} of {} bytes", memory.bytes())));
         }
-        let (device, host) = (memory.address() + offset as u64, slot.address() + offset);
+        let (device, host) = (memory.address() + offset as u64, host + offset);
         let host = std::ptr::with_exposed_provenance_mut::<c_void>(host);
         // SAFETY: both ranges were checked above to lie within the device's memory and the slot. Until the copy ends, the
-        // span's owner keeps that memory (contract of `DeviceSpan::new`), and `Staging`, the only caller, keeps the slot: it
-        // owns it and makes no reference to its bytes.
+        // span's owner keeps that memory (contract of `DeviceSpan::new`), and the callers, `Staging` and `Transfers`, keep the
+        // slot: they own it and make no reference to its bytes.
         self.context.call("cuMemcpyAsync", |table| unsafe {
             match direction {
                 Direction::ToHost => (table.cuMemcpyDtoHAsync_v2)(host, device, bytes, self.handle),
@@ -309,16 +359,15 @@ impl Drop for Event {
 pub(crate) struct Registration {
     context: Arc<Context>,
     /// Keeps the segment mapped.
-    segment: ronde_shm::SegmentHold,
+    segment: SegmentHold,
 }
 
 impl Registration {
-    /// Registers the segment of a slot, at about 1 GB/s.
+    /// Registers a segment, at about 1 GB/s.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`] when the system cannot lock so much memory, and the driver's other errors.
-    pub(crate) fn new(context: &Arc<Context>, slot: &LeasedSlot) -> Result<Self, GpuError> {
-        let segment = slot.segment();
+    pub(crate) fn new(context: &Arc<Context>, segment: SegmentHold) -> Result<Self, GpuError> {
         let (address, bytes) = (std::ptr::with_exposed_provenance_mut::<c_void>(segment.address()), segment.len());
         // SAFETY: `segment` keeps so many bytes mapped there.
         context.call("cuMemHostRegister", |table| unsafe { (table.cuMemHostRegister_v2)(address, bytes, PORTABLE) })?;

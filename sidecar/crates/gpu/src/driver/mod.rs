@@ -2,8 +2,10 @@
 
 #![allow(unsafe_code, reason = "calls of the driver")]
 
+mod buffer;
 mod context;
 mod table;
+mod vmm;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
@@ -14,14 +16,18 @@ use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute, CUresult};
 use crate::error::GpuError;
 use crate::library::Library;
 use table::DriverTable;
+use vmm::VmmTable;
 
+pub use buffer::DeviceBuffer;
 pub use context::{Context, Event, Stream};
 pub(crate) use context::{Direction, Registration};
+pub use vmm::DeviceSegment;
 
 /// The driver, initialized, with at least one device. Processes that are forked from this one must not use it.
 #[derive(Debug)]
 pub struct Driver {
     table: DriverTable,
+    vmm: VmmTable,
     path: PathBuf,
     version: c_int,
     devices: u32,
@@ -66,9 +72,9 @@ impl Driver {
     /// Those of [`Driver::get`].
     pub fn open(path: &Path) -> Result<Arc<Self>, GpuError> {
         let library = Library::open(LIBRARY, vec![path.to_owned()])?;
-        let table = DriverTable::load(&library)?;
+        let (table, vmm) = (DriverTable::load(&library)?, VmmTable::load(&library)?);
         let path = library.path().to_owned();
-        let mut driver = Self { table, path, version: 0, devices: 0, process: std::process::id() };
+        let mut driver = Self { table, vmm, path, version: 0, devices: 0, process: std::process::id() };
         let unusable = |error: GpuError| GpuError::NoDevice { reason: error.to_string() };
         // SAFETY: the first call of the library, with the only value that it allows.
         driver.check("cuInit", unsafe { (table.cuInit)(0) }).map_err(unusable)?;

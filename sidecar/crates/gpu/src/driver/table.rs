@@ -37,6 +37,10 @@ function_table! {
         cuEventSynchronize(Handle);
         cuMemHostRegister_v2(*mut c_void, usize, c_uint);
         cuMemHostUnregister(*mut c_void);
+        cuMemAlloc_v2(*mut u64, usize);
+        cuMemFree_v2(u64);
+        cuMemcpyDtoDAsync_v2(u64, u64, usize, Handle);
+        cuMemcpyDtoH_v2(*mut c_void, u64, usize);
         cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, Handle);
         cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, Handle);
         cuPointerGetAttribute(*mut c_void, c_int, u64);

@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use cudarc::nccl::sys::{ncclDataType_t, ncclRedOp_t, ncclUniqueId};
+use cudarc::nccl::sys::{ncclRedOp_t, ncclUniqueId};
 
 use super::Nccl;
 use super::table::Handle;
-use crate::driver::{Context, Event, Stream};
+use crate::driver::{Context, Event};
 use crate::error::GpuError;
-use crate::span::DeviceSpan;
 
 /// The bytes by which the ranks of a communicator find each other. One rank makes them, and gives them to the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,14 +38,20 @@ pub enum ReduceOp {
     Max,
     /// Their least.
     Min,
+    /// Their product.
+    Product,
+    /// Their mean; of floating-point numbers only.
+    Average,
 }
 
 impl ReduceOp {
-    fn number(self) -> c_int {
+    pub(super) fn number(self) -> c_int {
         let op = match self {
             Self::Sum => ncclRedOp_t::ncclSum,
             Self::Max => ncclRedOp_t::ncclMax,
             Self::Min => ncclRedOp_t::ncclMin,
+            Self::Product => ncclRedOp_t::ncclProd,
+            Self::Average => ncclRedOp_t::ncclAvg,
         };
         op as c_int
     }
@@ -55,8 +60,8 @@ impl ReduceOp {
 /// A communicator that does not block. It is aborted when it fails, when a wait takes too long, and when it is dropped.
 #[derive(Debug)]
 pub struct Communicator {
-    nccl: Arc<Nccl>,
-    context: Arc<Context>,
+    pub(super) nccl: Arc<Nccl>,
+    pub(super) context: Arc<Context>,
     /// `None` once it has ended.
     handle: Option<Handle>,
     ranks: u32,
@@ -75,6 +80,21 @@ impl Communicator {
         (rank, ranks): (u32, u32),
         deadline: Instant,
     ) -> Result<Self, GpuError> {
+        let mut joined = Self::begin(nccl, context, id, (rank, ranks))?;
+        joined.wait_while_in_progress(deadline, || format!("not all {ranks} ranks joined in time"))?;
+        Ok(joined)
+    }
+
+    /// Begins to join a communicator of `ranks` ranks as rank `rank`. It is usable once it [is ready](Self::is_ready).
+    ///
+    /// # Errors
+    /// [`GpuError::Argument`] for a rank that is not below `ranks`; [`GpuError::Call`].
+    pub fn begin(
+        nccl: &Arc<Nccl>,
+        context: &Arc<Context>,
+        id: UniqueId,
+        (rank, ranks): (u32, u32),
+    ) -> Result<Self, GpuError> {
         let numbers = c_int::try_from(rank).ok().zip(c_int::try_from(ranks).ok()).filter(|(rank, ranks)| rank < ranks);
         let Some((number, count)) = numbers else {
             return Err(GpuError::argument(format!("rank {rank} of {ranks} ranks; ranks count from 0")));
@@ -82,48 +102,21 @@ impl Communicator {
         let id = ncclUniqueId { internal: id.0.map(|byte| byte as c_char) };
         let begun = context.with(|| nccl.table.begin(id, count, number))?;
         let handle = nccl.check("ncclCommInitRankConfig", begun)?;
-        let mut joined = Self { nccl: Arc::clone(nccl), context: Arc::clone(context), handle: Some(handle), ranks };
-        joined.wait_while_in_progress(deadline, || format!("not all {ranks} ranks joined in time"))?;
-        Ok(joined)
+        Ok(Self { nccl: Arc::clone(nccl), context: Arc::clone(context), handle: Some(handle), ranks })
+    }
+
+    /// Whether nothing that was started is in progress.
+    ///
+    /// # Errors
+    /// [`GpuError::Aborted`] when a rank has failed.
+    pub fn is_ready(&mut self) -> Result<bool, GpuError> {
+        self.poll().map(|is_in_progress| !is_in_progress)
     }
 
     /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.ranks
-    }
-
-    /// Enqueues an all-reduce of float32 on a stream: when this returns, an event of the stream comes after it. Source and
-    /// target may be the same memory. [`Communicator::wait`] waits until it is complete.
-    ///
-    /// # Errors
-    /// [`GpuError::Argument`] for memory of another device or of other lengths; [`GpuError::Aborted`], also when NCCL has not
-    /// enqueued it by `deadline`.
-    pub fn all_reduce_f32(
-        &mut self,
-        source: &DeviceSpan,
-        target: &DeviceSpan,
-        op: ReduceOp,
-        stream: &Stream,
-        deadline: Instant,
-    ) -> Result<(), GpuError> {
-        let bytes = source.bytes();
-        if bytes != target.bytes() || !bytes.is_multiple_of(4) {
-            let target = target.bytes();
-            return Err(GpuError::argument(format!("{bytes} bytes of float32 into {target} bytes; give as many")));
-        }
-        self.context.check_span(source)?;
-        self.context.check_span(target)?;
-        let (handle, table) = (self.handle()?, self.nccl.table);
-        let kind = (ncclDataType_t::ncclFloat32 as c_int, op.number());
-        let addresses = (source.address(), target.address(), bytes / 4);
-        // SAFETY: both spans were checked to be this device's; their owners keep them (contract of `DeviceSpan::new`).
-        let enqueue = || unsafe { table.all_reduce(handle, addresses, kind, stream.handle()) };
-        let enqueued = self.context.with(enqueue)?;
-        let checked = self.nccl.check("ncclAllReduce", enqueued);
-        checked.inspect_err(|error| self.abort(&error.to_string()))?;
-        // A communicator that does not block may return before the kernel is on the stream.
-        self.wait_while_in_progress(deadline, || "NCCL did not enqueue a collective in time".to_owned())
     }
 
     /// Waits until an event after the communicator's work has occurred.
@@ -158,12 +151,16 @@ impl Communicator {
         self.nccl.check("ncclCommDestroy", destroyed)
     }
 
-    fn handle(&self) -> Result<Handle, GpuError> {
+    pub(super) fn handle(&self) -> Result<Handle, GpuError> {
         self.handle.ok_or_else(|| GpuError::Aborted { reason: "it had been aborted before".to_owned() })
     }
 
+    pub(super) fn is_aborted(&self) -> bool {
+        self.handle.is_none()
+    }
+
     /// Whether something is in progress. Aborts when a rank has failed.
-    fn poll(&mut self) -> Result<bool, GpuError> {
+    pub(super) fn poll(&mut self) -> Result<bool, GpuError> {
         let (handle, table) = (self.handle()?, self.nccl.table);
         let state = self.context.with(|| table.state(handle))?;
         let checked = self.nccl.check("ncclCommGetAsyncError", state);
@@ -171,7 +168,11 @@ impl Communicator {
     }
 
     /// Polls until nothing is in progress.
-    fn wait_while_in_progress(&mut self, deadline: Instant, late: impl Fn() -> String) -> Result<(), GpuError> {
+    pub(super) fn wait_while_in_progress(
+        &mut self,
+        deadline: Instant,
+        late: impl Fn() -> String,
+    ) -> Result<(), GpuError> {
         let mut pause = PAUSE_MIN;
         while self.poll()? {
             if Instant::now() >= deadline {
@@ -189,8 +190,13 @@ impl Communicator {
         GpuError::Aborted { reason }
     }
 
+    /// Aborts it, which ends its kernels, unless it has ended. Takes a bounded time.
+    pub fn end(&mut self, reason: &str) {
+        self.abort(reason);
+    }
+
     /// Aborts. NCCL may block in that call, so a thread makes it: this one waits a bounded time.
-    fn abort(&mut self, reason: &str) {
+    pub(super) fn abort(&mut self, reason: &str) {
         let Some(handle) = self.handle.take() else { return };
         let (nccl, context) = (Arc::clone(&self.nccl), Arc::clone(&self.context));
         let (done, ended) = channel();
@@ -217,6 +223,28 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         self.abort("it was dropped");
+    }
+}
+
+/// The pauses of a wait that polls, which ends at a deadline.
+pub(super) struct Pause {
+    deadline: Instant,
+    next: Duration,
+}
+
+impl Pause {
+    pub(super) fn new(deadline: Instant) -> Self {
+        Self { deadline, next: PAUSE_MIN }
+    }
+
+    /// Sleeps; an error with the reason once the deadline has passed.
+    pub(super) fn take(&mut self, late: &str) -> Result<(), GpuError> {
+        if Instant::now() >= self.deadline {
+            return Err(GpuError::Aborted { reason: late.to_owned() });
+        }
+        std::thread::sleep(self.next);
+        self.next = (self.next * 2).min(PAUSE_MAX);
+        Ok(())
     }
 }
 

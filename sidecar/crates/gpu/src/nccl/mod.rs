@@ -3,7 +3,9 @@
 //! Communicators are non-blocking: no call waits for another rank longer than its bound. When a rank fails or its time is
 //! up, the communicator is aborted, also by a drop, and the error has the reason.
 
+pub mod collective;
 mod communicator;
+mod local;
 mod table;
 
 use std::ffi::CStr;
@@ -12,14 +14,17 @@ use std::sync::Arc;
 
 use crate::error::GpuError;
 use crate::library::Library;
+use local::GroupTable;
 use table::NcclTable;
 
 pub use communicator::{Communicator, ReduceOp, UniqueId};
+pub use local::{Buffers, LocalCommunicators, Step};
 
 /// NCCL, of a supported version.
 #[derive(Debug)]
 pub struct Nccl {
     table: NcclTable,
+    group: GroupTable,
     path: PathBuf,
     version: (u32, u32, u32),
 }
@@ -43,8 +48,8 @@ impl Nccl {
     /// Those of [`Nccl::find`].
     pub fn open(files: Vec<PathBuf>) -> Result<Arc<Self>, GpuError> {
         let library = Library::open(LIBRARY, files)?;
-        let table = NcclTable::load(&library)?;
-        let mut nccl = Self { table, path: library.path().to_owned(), version: (0, 0, 0) };
+        let (table, group) = (NcclTable::load(&library)?, GroupTable::load(&library)?);
+        let mut nccl = Self { table, group, path: library.path().to_owned(), version: (0, 0, 0) };
         let number = nccl.number()?;
         nccl.version = (number / 10_000, number / 100 % 100, number % 100);
         let (major, minor, patch) = nccl.version;

@@ -23,6 +23,11 @@ function_table! {
         ncclCommDestroy(Handle);
         ncclCommAbort(Handle);
         ncclAllReduce(*const c_void, *mut c_void, usize, c_int, c_int, Handle, usize);
+        ncclReduceScatter(*const c_void, *mut c_void, usize, c_int, c_int, Handle, usize);
+        ncclAllGather(*const c_void, *mut c_void, usize, c_int, Handle, usize);
+        ncclBroadcast(*const c_void, *mut c_void, usize, c_int, c_int, Handle, usize);
+        ncclRedOpCreatePreMulSum(*mut c_int, *mut c_void, c_int, c_int, Handle);
+        ncclRedOpDestroy(c_int, Handle);
     }
 }
 
@@ -39,6 +44,11 @@ const SUCCESS: c_int = ncclResult_t::ncclSuccess as c_int;
 
 fn checked(code: c_int) -> Result<(), c_int> {
     if code == SUCCESS { Ok(()) } else { Err(code) }
+}
+
+/// The result of a call that may only have begun its work.
+pub(super) fn accepted(code: c_int) -> Result<(), c_int> {
+    if code == IN_PROGRESS { Ok(()) } else { checked(code) }
 }
 
 impl NcclTable {
@@ -98,24 +108,49 @@ impl NcclTable {
         if state == IN_PROGRESS { Ok(true) } else { checked(state).map(|()| false) }
     }
 
-    /// Enqueues an all-reduce.
+    /// Enqueues a collective.
     ///
     /// # Safety
-    /// Both addresses have `count` elements of the type in memory of the communicator's device, which stay there until the
-    /// stream has executed it.
-    pub(super) unsafe fn all_reduce(
+    /// Both addresses are in memory of the communicator's device, with as many elements of the type as NCCL defines for the
+    /// collective and `count`. They stay there until the stream has executed it.
+    pub(super) unsafe fn collective(
         &self,
         handle: Handle,
+        call: Call,
         (source, target, count): (u64, u64, usize),
         (dtype, op): (c_int, c_int),
         stream: usize,
     ) -> Result<(), c_int> {
-        let (source, target) = (source as *const c_void, target as *mut c_void);
+        let (source, target, table) = (source as *const c_void, target as *mut c_void, &self.functions);
         // SAFETY: by this function's contract; the communicator lives.
-        match unsafe { (self.functions.ncclAllReduce)(source, target, count, dtype, op, handle, stream) } {
+        let code = unsafe {
+            match call {
+                Call::AllReduce => (table.ncclAllReduce)(source, target, count, dtype, op, handle, stream),
+                Call::ReduceScatter => (table.ncclReduceScatter)(source, target, count, dtype, op, handle, stream),
+                Call::AllGather => (table.ncclAllGather)(source, target, count, dtype, handle, stream),
+                Call::Broadcast { root } => (table.ncclBroadcast)(source, target, count, dtype, root, handle, stream),
+            }
+        };
+        match code {
             SUCCESS | IN_PROGRESS => Ok(()),
             code => Err(code),
         }
+    }
+
+    /// Makes an operation that multiplies each contribution by a scalar of the type, given as its bytes, and adds.
+    pub(super) fn create_scaled_sum(&self, handle: Handle, scalar: &mut [u8; 8], dtype: c_int) -> Result<c_int, c_int> {
+        let mut op = 0;
+        let scalar = scalar.as_mut_ptr().cast::<c_void>();
+        // SAFETY: both places are locals; no type has more than 8 bytes, and NCCL reads the scalar before it returns.
+        let code =
+            unsafe { (self.functions.ncclRedOpCreatePreMulSum)(&raw mut op, scalar, dtype, HOST_IMMEDIATE, handle) };
+        checked(code).map(|()| op)
+    }
+
+    /// Releases such an operation. Collectives that were enqueued with it keep its value.
+    pub(super) fn destroy_op(&self, handle: Handle, op: c_int) -> Result<(), c_int> {
+        // SAFETY: the communicator lives, and the operation is one of its own.
+        checked(unsafe { (self.functions.ncclRedOpDestroy)(op, handle) })
     }
 
     pub(super) fn finalize(&self, handle: Handle) -> Result<(), c_int> {
@@ -138,6 +173,18 @@ impl NcclTable {
         checked(unsafe { (self.functions.ncclCommAbort)(handle) })
     }
 }
+
+/// A collective of NCCL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    Broadcast { root: c_int },
+}
+
+/// `ncclScalarHostImmediate`.
+const HOST_IMMEDIATE: c_int = 1;
 
 /// NCCL's name of a code. Later versions have more codes.
 pub(super) fn name_of(code: c_int) -> &'static str {

@@ -10,6 +10,7 @@
 mod pipeline;
 mod registrations;
 mod thread;
+mod transfers;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -23,7 +24,8 @@ use crate::driver::{Context, Direction, Driver, Event, Stream};
 use crate::error::GpuError;
 use crate::span::{CallerStream, DeviceSpan};
 pub use registrations::Registrations;
-use thread::{Fetch, Message, Thread};
+use thread::{Fetch, Kept, Message, Share, Thread};
+pub use transfers::Transfers;
 
 /// How a [`Staging`] copies.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +59,9 @@ pub struct Staging {
     process: u32,
     thread: ThreadId,
 }
+
+/// Receives that a copy within the device has ended, or why it has not.
+pub type Shared = Box<dyn FnOnce(Result<(), GpuError>) + Send>;
 
 /// Receives a slot that a copy has filled, or why it has not.
 pub type Filled = Box<dyn FnOnce(Result<LeasedSlot, GpuError>) + Send>;
@@ -93,6 +98,12 @@ impl Staging {
         })
     }
 
+    /// The device's context.
+    #[must_use]
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     /// The device's number.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
@@ -120,7 +131,7 @@ impl Staging {
     /// # Errors
     /// [`GpuError::OutOfMemory`] when the system cannot lock so much memory, and the driver's other errors.
     pub fn register(&self, slot: &LeasedSlot) -> Result<(), GpuError> {
-        self.registrations.ensure(&self.context, slot)
+        self.registrations.ensure(&self.context, slot.segment())
     }
 
     /// Copies device memory into the start of a slot, after an event. Returns at once. The thread then calls `filled`, which
@@ -144,7 +155,7 @@ impl Staging {
                 slot.slot().len
             )));
         }
-        self.registrations.ensure(&self.context, &slot)?;
+        self.registrations.ensure(&self.context, slot.segment())?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         self.send(Message::Fetch(Fetch { id, source, after, slot, filled }))
     }
@@ -156,7 +167,7 @@ impl Staging {
     /// [`GpuError::Argument`] for memory of another device or of more bytes than the slot; the driver's.
     pub fn deliver(&self, slot: LeasedSlot, target: DeviceSpan, after: &Event) -> Result<Arrival, GpuError> {
         self.context.check_span(&target)?;
-        self.registrations.ensure(&self.context, &slot)?;
+        self.registrations.ensure(&self.context, slot.segment())?;
         self.up.wait(after)?;
         if target.bytes() > 0 {
             self.up.copy(Direction::ToDevice, &target, &slot, 0..target.bytes())?;
@@ -164,8 +175,50 @@ impl Staging {
         let arrived = Event::after(&self.up).map(Arc::new);
         let event = arrived.as_ref().ok().map(Arc::clone);
         // The copy has begun, also if its event could not be recorded: the thread keeps what it uses.
-        self.send(Message::Arriving { event, slot, target })?;
+        self.send(Message::Arriving { event, kept: Kept::Slot(slot, target) })?;
         arrived.map(Arrival)
+    }
+
+    /// Copies memory of the device to memory of the same device, after an event, or copies nothing. Returns at once. The thread
+    /// then calls `shared`, which must not block, when all of that has happened.
+    ///
+    /// # Errors
+    /// [`GpuError::Argument`] for memory of another device or of different lengths; `shared` is not called then. Later failures
+    /// are passed to `shared`.
+    pub fn share(
+        &self,
+        copy: Option<(DeviceSpan, DeviceSpan)>,
+        after: Arc<Event>,
+        shared: Shared,
+    ) -> Result<(), GpuError> {
+        for span in copy.iter().flat_map(|(source, target)| [source, target]) {
+            self.context.check_span(span)?;
+        }
+        self.send(Message::Share(Share { after, copy, shared }))
+    }
+
+    /// Copies memory of the device to memory of the same device, after an event. Returns at once. Work that uses the target must
+    /// be ordered after the returned arrival. Both are kept until the copy has ended.
+    ///
+    /// # Errors
+    /// [`GpuError::Argument`] for memory of another device or of different lengths; the driver's.
+    pub fn deliver_within(&self, source: DeviceSpan, target: DeviceSpan, after: &Event) -> Result<Arrival, GpuError> {
+        self.context.check_span(&source)?;
+        self.context.check_span(&target)?;
+        self.up.wait(after)?;
+        self.up.copy_device(&source, &target)?;
+        let arrived = Event::after(&self.up).map(Arc::new);
+        let event = arrived.as_ref().ok().map(Arc::clone);
+        self.send(Message::Arriving { event, kept: Kept::Device(source, target) })?;
+        arrived.map(Arrival)
+    }
+
+    /// An event that has nothing before it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn now(&self) -> Result<Event, GpuError> {
+        Event::after(&Stream::new(&self.context)?)
     }
 
     fn send(&self, message: Message) -> Result<(), GpuError> {
@@ -203,6 +256,18 @@ impl Drop for Staging {
 pub struct Arrival(Arc<Event>);
 
 impl Arrival {
+    /// An arrival whose copy ends with an event.
+    #[must_use]
+    pub fn at(event: Arc<Event>) -> Self {
+        Self(event)
+    }
+
+    /// The event after the copy.
+    #[must_use]
+    pub fn event(&self) -> &Arc<Event> {
+        &self.0
+    }
+
     /// Makes later work of a stream of the caller's wait for the copy. Does not block the thread.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ronde_shm::LeasedSlot;
+use ronde_shm::SegmentHold;
 
 use crate::driver::{Context, Registration};
 use crate::error::GpuError;
@@ -13,15 +13,15 @@ use crate::error::GpuError;
 pub struct Registrations(Mutex<HashMap<usize, Registration>>);
 
 impl Registrations {
-    /// Registers the segment of a slot, unless it is registered.
+    /// Registers a segment, unless it is registered.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`] when the system cannot lock so much memory, and the driver's other errors.
-    pub(super) fn ensure(&self, context: &Arc<Context>, slot: &LeasedSlot) -> Result<(), GpuError> {
+    pub(crate) fn ensure(&self, context: &Arc<Context>, segment: SegmentHold) -> Result<(), GpuError> {
         // A panic elsewhere leaves the map whole: the only change is an insertion.
         let mut registered = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let std::collections::hash_map::Entry::Vacant(vacant) = registered.entry(slot.segment().address()) {
-            vacant.insert(Registration::new(context, slot)?);
+        if let std::collections::hash_map::Entry::Vacant(vacant) = registered.entry(segment.address()) {
+            vacant.insert(Registration::new(context, segment)?);
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use ronde_shm::LeasedSlot;
 
 use super::pipeline::{Action, JobId, Outcome, Pipeline};
 use super::registrations::Registrations;
-use super::{Filled, StagingConfig};
+use super::{Filled, Shared, StagingConfig};
 use crate::driver::{Direction, Event, Stream};
 use crate::error::GpuError;
 use crate::span::DeviceSpan;
@@ -31,16 +31,32 @@ pub(super) enum Message {
     /// What a copy to the device uses. Without an event nobody knows when that ends.
     Arriving {
         event: Option<Arc<Event>>,
-        slot: LeasedSlot,
-        target: DeviceSpan,
+        kept: Kept,
     },
+    Share(Share),
+}
+
+/// What a copy to the device uses.
+#[expect(dead_code, reason = "it is held, never read")]
+pub(super) enum Kept {
+    /// A slot, and where it goes.
+    Slot(LeasedSlot, DeviceSpan),
+    /// Device memory, and where it goes.
+    Device(DeviceSpan, DeviceSpan),
+}
+
+/// A copy within the device, or none: then only the order counts.
+pub(super) struct Share {
+    pub(super) after: Arc<Event>,
+    pub(super) copy: Option<(DeviceSpan, DeviceSpan)>,
+    pub(super) shared: Shared,
 }
 
 impl Message {
     /// Never releases what a copy may use. For a message that no thread receives.
     pub(super) fn leak(self) {
-        if let Self::Arriving { slot, target, .. } = self {
-            std::mem::forget((slot, target));
+        if let Self::Arriving { kept, .. } = self {
+            std::mem::forget(kept);
         }
     }
 }
@@ -56,7 +72,14 @@ struct Job {
 struct Arriving {
     event: Arc<Event>,
     /// Released with this value.
-    _kept: (LeasedSlot, DeviceSpan),
+    _kept: Kept,
+}
+
+/// A copy within the device that has begun.
+struct Sharing {
+    event: Event,
+    copy: Option<(DeviceSpan, DeviceSpan)>,
+    shared: Shared,
 }
 
 pub(super) struct Thread {
@@ -67,6 +90,7 @@ pub(super) struct Thread {
     /// Chunks in flight, oldest first. They end in this order, because they are on one stream.
     chunks: VecDeque<(JobId, Event)>,
     arriving: Vec<Arriving>,
+    sharing: Vec<Sharing>,
     is_closed: bool,
     /// How long the next wait for the oldest chunk lasts.
     interval: Duration,
@@ -90,6 +114,7 @@ impl Thread {
             jobs: HashMap::new(),
             chunks: VecDeque::new(),
             arriving: Vec::new(),
+            sharing: Vec::new(),
             is_closed: false,
             registrations,
             interval: POLL_INTERVAL_MIN,
@@ -107,7 +132,8 @@ impl Thread {
                 self.perform(action);
             }
             self.release_arrived();
-            if self.is_closed && self.pipeline.is_empty() && self.arriving.is_empty() {
+            self.pass_shared_on();
+            if self.is_closed && self.pipeline.is_empty() && self.arriving.is_empty() && self.sharing.is_empty() {
                 return;
             }
             self.wait();
@@ -180,7 +206,9 @@ impl Thread {
         }
         let Some((id, event)) = self.chunks.front() else {
             if self.pipeline.is_empty() {
-                self.receive_or_poll(POLL_INTERVAL_MAX);
+                let interval = if self.sharing.is_empty() { POLL_INTERVAL_MAX } else { self.interval };
+                self.receive_or_poll(interval);
+                self.interval = (self.interval * 2).min(POLL_INTERVAL_MAX);
             }
             return;
         };
@@ -203,7 +231,7 @@ impl Thread {
         if self.is_closed {
             // Not a busy wait: what is in flight is polled.
             std::thread::sleep(interval);
-        } else if self.arriving.is_empty() && self.chunks.is_empty() {
+        } else if self.arriving.is_empty() && self.chunks.is_empty() && self.sharing.is_empty() {
             match self.received.recv() {
                 Ok(message) => self.receive(message),
                 Err(_) => self.is_closed = true,
@@ -223,10 +251,38 @@ impl Thread {
                 self.pipeline.add(fetch.id, fetch.source.bytes());
                 self.jobs.insert(fetch.id, Job { fetch, has_begun: false, failed: None });
             }
-            Message::Arriving { event: Some(event), slot, target } => {
-                self.arriving.push(Arriving { event, _kept: (slot, target) });
-            }
+            Message::Arriving { event: Some(event), kept } => self.arriving.push(Arriving { event, _kept: kept }),
+            Message::Share(share) => self.share(share),
             message @ Message::Arriving { event: None, .. } => message.leak(),
+        }
+    }
+
+    fn share(&mut self, Share { after, copy, shared }: Share) {
+        self.interval = POLL_INTERVAL_MIN;
+        let begun = self.down.wait(&after).and_then(|()| match &copy {
+            Some((source, target)) => self.down.copy_device(source, target),
+            None => Ok(()),
+        });
+        if let Err(error) = begun {
+            return pass_on(shared, Err(error));
+        }
+        match Event::after(&self.down) {
+            Ok(event) => self.sharing.push(Sharing { event, copy, shared }),
+            Err(error) => {
+                // As for a chunk: no event reports the end of the copy.
+                std::mem::forget(copy);
+                pass_on(shared, Err(error));
+            }
+        }
+    }
+
+    /// Passes on which copies within the device have ended.
+    fn pass_shared_on(&mut self) {
+        let ended = |sharing: &mut Sharing| !matches!(sharing.event.has_occurred(), Ok(false));
+        for Sharing { event, copy, shared } in self.sharing.extract_if(.., ended) {
+            let outcome = event.has_occurred().map(drop);
+            drop(copy);
+            pass_on(shared, outcome);
         }
     }
 
@@ -242,17 +298,18 @@ impl Drop for Thread {
         for (_, Job { fetch: Fetch { source, slot, .. }, .. }) in self.jobs.drain() {
             std::mem::forget((source, slot));
         }
-        if !self.arriving.is_empty() || !self.chunks.is_empty() {
+        if !self.arriving.is_empty() || !self.chunks.is_empty() || !self.sharing.is_empty() {
             std::mem::forget(std::mem::take(&mut self.arriving));
+            std::mem::forget(std::mem::take(&mut self.sharing));
             std::mem::forget(Arc::clone(&self.registrations));
         }
     }
 }
 
-/// Passes a slot on. A panic there must not end the thread, whose copies would lose their memory.
-fn pass_on(filled: Filled, slot: Result<LeasedSlot, GpuError>) {
-    if catch_unwind(AssertUnwindSafe(|| filled(slot))).is_err() {
-        tracing::error!(target: "ronde", "the receiver of a slot that was copied from a GPU panicked; this is a bug of ronde");
+/// Passes the outcome of a copy on. A panic there must not end the thread, whose copies would lose their memory.
+fn pass_on<T>(receiver: Box<dyn FnOnce(Result<T, GpuError>) + Send>, outcome: Result<T, GpuError>) {
+    if catch_unwind(AssertUnwindSafe(|| receiver(outcome))).is_err() {
+        tracing::error!(target: "ronde", "the receiver of a tensor that was copied from a GPU panicked; this is a bug of ronde");
     }
 }
 

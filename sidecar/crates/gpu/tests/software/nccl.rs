@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ronde_gpu::nccl::collective::{Collective, ElementType, Reduction, Work};
 use ronde_gpu::nccl::{Communicator, Nccl, ReduceOp, UniqueId};
-use ronde_gpu::{Context, Event, GpuError, Stream};
+use ronde_gpu::{Context, DeviceBuffer, DeviceSpan, Event, GpuError, Stream};
 
 use crate::device::{Allocation, Device, library};
 
@@ -32,6 +33,13 @@ fn pair(device: &Device, nccl: &Arc<Nccl>) -> (Communicator, Communicator) {
 
 fn floats(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Enqueues an all-reduce in place.
+fn all_reduce(one: &mut Communicator, memory: &DeviceSpan, op: ReduceOp, stream: &Stream) -> Result<(), GpuError> {
+    let (dtype, reduction) = (ElementType::F32, Reduction { op, factor: 1.0 });
+    let work = Work { collective: Collective::AllReduce, source: memory, target: memory, dtype, reduction };
+    one.enqueue(&work, stream, soon())
 }
 
 #[test]
@@ -71,9 +79,7 @@ fn two_ranks_add() {
     let reduce = |mut communicator: Communicator, memory: &Allocation<'_>| {
         let context = Context::retain(&device.driver, 0).expect("a device");
         let stream = Stream::new(&context).expect("a stream");
-        communicator
-            .all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Sum, &stream, soon())
-            .expect("it is enqueued");
+        all_reduce(&mut communicator, &memory.span(), ReduceOp::Sum, &stream).expect("it is enqueued");
         communicator.wait(&Event::after(&stream).expect("an event"), soon()).expect("both take part");
         communicator.finish(soon()).expect("no failure");
     };
@@ -85,6 +91,84 @@ fn two_ranks_add() {
         assert_eq!(memory.read(), floats(&[11.0, 22.0]));
     }
     assert_eq!(device.count("communicators"), before);
+}
+
+/// Performs a collective of two ranks on a buffer of two elements each, and returns both buffers.
+fn performed(device: &Device, given: [[f32; 2]; 2], work: impl Fn(&DeviceSpan, u32) -> Parts + Sync) -> [Vec<u8>; 2] {
+    let (one, other) = pair(device, &nccl());
+    let memory = [device.allocate(8), device.allocate(8)];
+    for (memory, given) in memory.iter().zip(&given) {
+        memory.write(&floats(given));
+    }
+    let call = |mut communicator: Communicator, rank: u32, memory: &Allocation<'_>| {
+        let context = Context::retain(&device.driver, 0).expect("a device");
+        let stream = Stream::new(&context).expect("a stream");
+        let (collective, source, target, reduction) = work(&memory.span(), rank);
+        let work = Work { collective, source: &source, target: &target, dtype: ElementType::F32, reduction };
+        communicator.enqueue(&work, &stream, soon()).expect("it is enqueued");
+        communicator.wait(&Event::after(&stream).expect("an event"), soon()).expect("both take part");
+        // An abort could reach the other rank before it has polled.
+        communicator.finish(soon()).expect("no failure");
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| call(one, 0, &memory[0]));
+        call(other, 1, &memory[1]);
+    });
+    [memory[0].read(), memory[1].read()]
+}
+
+/// A collective, its memory and its reduction.
+type Parts = (Collective, DeviceSpan, DeviceSpan, Reduction);
+
+#[test]
+fn parts_are_reduced_gathered_and_sent() {
+    let device = Device::take();
+    let given = [[1.0, 2.0], [10.0, 20.0]];
+    let mine = |whole: &DeviceSpan, rank: u32| {
+        let start = rank as usize * 4;
+        whole.part(start..start + 4).expect("within")
+    };
+    let scattered = performed(&device, given, |whole, rank| {
+        let reduction = Reduction { op: ReduceOp::Sum, factor: 0.5 };
+        (Collective::ReduceScatter, whole.clone(), mine(whole, rank), reduction)
+    });
+    assert_eq!(scattered, [floats(&[5.5, 2.0]), floats(&[10.0, 11.0])]);
+    let gathered = performed(&device, given, |whole, rank| {
+        (Collective::AllGather, mine(whole, rank), whole.clone(), Reduction::NONE)
+    });
+    assert_eq!(gathered, [floats(&[1.0, 20.0]), floats(&[1.0, 20.0])]);
+    let sent = performed(&device, given, |whole, _| {
+        (Collective::Broadcast { root: 1 }, whole.clone(), whole.clone(), Reduction::NONE)
+    });
+    assert_eq!(sent, [floats(&[10.0, 20.0]), floats(&[10.0, 20.0])]);
+    let product = performed(&device, given, |whole, _| {
+        let reduction = Reduction { op: ReduceOp::Product, factor: 1.0 };
+        (Collective::AllReduce, whole.clone(), whole.clone(), reduction)
+    });
+    assert_eq!(product, [floats(&[10.0, 40.0]), floats(&[10.0, 40.0])]);
+}
+
+#[test]
+fn memory_of_ronde_is_copied_and_freed() {
+    let device = Device::take();
+    let before = device.count("allocated");
+    let context = Context::retain(&device.driver, 0).expect("a device");
+    let (given, stream) = (device.allocate(8), Stream::new(&context).expect("a stream"));
+    given.write(&floats(&[3.0, 4.0]));
+    let own = Arc::new(DeviceBuffer::new(&context, 8).expect("room"));
+    stream.copy_device(&given.span(), &own.span()).expect("as many bytes");
+    stream.copy_device(&given.span(), &own.span().part(0..4).expect("within")).expect_err("other lengths");
+    Event::after(&stream).expect("an event").synchronize().expect("no failure");
+    let mut found = [0; 8];
+    context.read(&own.span(), &mut found).expect("as many bytes");
+    assert_eq!(found.to_vec(), floats(&[3.0, 4.0]));
+    context.read(&own.span(), &mut [0; 4]).expect_err("another length");
+    own.span().part(4..9).expect_err("past the end");
+    device.fail("cuMemAlloc_v2", 2, 1);
+    let error = DeviceBuffer::new(&context, 8).expect_err("no room");
+    assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error:?}");
+    drop((own, given));
+    assert_eq!(device.count("allocated"), before);
 }
 
 #[test]
@@ -109,7 +193,7 @@ fn a_rank_that_dies_in_a_collective_aborts_the_others() {
     let memory = device.allocate(8);
     let context = Context::retain(&device.driver, 0).expect("a device");
     let stream = Stream::new(&context).expect("a stream");
-    one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Sum, &stream, soon()).expect("it is enqueued");
+    all_reduce(&mut one, &memory.span(), ReduceOp::Sum, &stream).expect("it is enqueued");
     let event = Event::after(&stream).expect("an event");
     assert!(!event.has_occurred().expect("no failure"), "the other rank is missing");
     // As when its process ends.
@@ -117,8 +201,7 @@ fn a_rank_that_dies_in_a_collective_aborts_the_others() {
     let error = one.wait(&event, soon()).expect_err("the other rank is gone");
     assert!(matches!(&error, GpuError::Aborted { reason } if reason.contains("ncclRemoteError")), "{error:?}");
     event.synchronize().expect("the kernel has ended");
-    let error =
-        one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Sum, &stream, soon()).expect_err("it is over");
+    let error = all_reduce(&mut one, &memory.span(), ReduceOp::Sum, &stream).expect_err("it is over");
     assert!(matches!(error, GpuError::Aborted { .. }), "{error:?}");
     assert_eq!(device.count("communicators"), before);
 }
@@ -131,10 +214,7 @@ fn a_collective_that_is_late_is_aborted() {
     let memory = device.allocate(8);
     let context = Context::retain(&device.driver, 0).expect("a device");
     let stream = Stream::new(&context).expect("a stream");
-    one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Max, &stream, soon())
-        .expect_err("the software device adds only");
-    let (mut one, _third) = pair(&device, &nccl);
-    one.all_reduce_f32(&memory.span(), &memory.span(), ReduceOp::Sum, &stream, soon()).expect("it is enqueued");
+    all_reduce(&mut one, &memory.span(), ReduceOp::Sum, &stream).expect("it is enqueued");
     let event = Event::after(&stream).expect("an event");
     let error = one.wait(&event, Instant::now() + Duration::from_millis(50)).expect_err("the other never calls");
     assert!(matches!(&error, GpuError::Aborted { reason } if reason.contains("in time")), "{error:?}");

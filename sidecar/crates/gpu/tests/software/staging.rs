@@ -324,6 +324,8 @@ fn an_error_that_stays_fails_what_comes_later_and_does_not_hang_the_drop() {
     let (slots, staging) = (Slots::new(), staging(&device));
     let source = device.allocate(5000);
     device.make_failures_stay();
+    // Long enough for the event behind the copy: a copy without one keeps its slot for good.
+    device.set_copy_delay(Duration::from_millis(20));
     device.fail("copy", 700, 2);
     let arrived = fetch(&staging, source.span(), CallerStream::LEGACY, slots.lease(5000)).expect("device memory");
     let error = filled(&arrived).expect_err("a copy failed");

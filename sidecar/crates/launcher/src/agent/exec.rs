@@ -10,7 +10,7 @@ use clap::Args;
 use nix::sys::signal::Signal;
 
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::fail;
+use ronde_bootstrap::exit::{EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, fail};
 
 /// Arguments of `ronde exec-worker`.
 #[derive(Args, Debug)]
@@ -35,7 +35,11 @@ pub fn main(args: &ExecArgs) -> ExitCode {
     }
     // If the agent ended before prctl, no signal comes.
     if nix::unistd::getppid().as_raw() != args.parent {
-        return ExitCode::from(EXIT_CANNOT_EXECUTE);
+        let text = format!(
+            "process {} is not this one's parent: it has ended, or it started a wrapper that does not exec ronde",
+            args.parent
+        );
+        return fail(Code::WorkerNotRun, &text, EXIT_CANNOT_EXECUTE);
     }
     become_worker(&args.command, |command| command)
 }
@@ -51,7 +55,3 @@ pub(crate) fn become_worker(command: &[String], change: impl FnOnce(&mut Command
     };
     fail(Code::WorkerNotRun, &format!("cannot run {program:?}: {error}{advice}"), code)
 }
-
-/// The exit codes of shells.
-pub(crate) const EXIT_NOT_FOUND: u8 = 127;
-const EXIT_CANNOT_EXECUTE: u8 = 126;

@@ -96,6 +96,8 @@ struct Agent {
     sidecars: JoinSet<()>,
     sidecars_orders: Orders,
     sidecar_lines: BTreeMap<u32, mpsc::Sender<ToSidecar>>,
+    /// The input of the workers that take any.
+    inputs: BTreeMap<u32, mpsc::Sender<String>>,
     memory: MemoryWatch,
     /// When the launcher is to be notified that this host is up.
     beats: Option<Interval>,
@@ -116,6 +118,7 @@ impl Agent {
             sidecars: JoinSet::new(),
             sidecars_orders: Orders::default(),
             sidecar_lines: BTreeMap::new(),
+            inputs: BTreeMap::new(),
             memory: MemoryWatch::new(),
             beats: None,
             notices: None,
@@ -138,9 +141,10 @@ impl Agent {
                 self.start_sidecar(sidecar, program, environment).await;
             }
             ToAgent::Sidecar { sidecar, line } => self.pass_on(sidecar, line).await,
-            ToAgent::StartWorker { worker, sidecar, command, environment } => {
-                self.start_worker((worker, sidecar), command, environment).await;
+            ToAgent::StartWorker { worker, sidecar, command, environment, takes_input } => {
+                self.start_worker((worker, sidecar), command, environment, takes_input).await;
             }
+            ToAgent::Input { worker, text } => self.pass_input(worker, text).await,
             ToAgent::StopWorkers { grace_ms } => self.stop_workers(Duration::from_millis(grace_ms)),
             ToAgent::StopWorker { worker, grace_ms } => {
                 self.workers_orders.stop(worker, Duration::from_millis(grace_ms));
@@ -220,12 +224,34 @@ impl Agent {
         }
     }
 
-    async fn start_worker(&mut self, (number, sidecar): (u32, u32), command: Vec<String>, own: Environment) {
+    /// Passes on a piece of input, of which only one is under way.
+    async fn pass_input(&mut self, worker: u32, text: String) {
+        if text.is_empty() {
+            self.inputs.remove(&worker);
+            return;
+        }
+        let is_passed = self.inputs.get(&worker).is_some_and(|input| input.try_send(text).is_ok());
+        if !is_passed {
+            // Its worker reads no more.
+            self.send(FromAgent::InputTaken { worker }).await;
+        }
+    }
+
+    async fn start_worker(
+        &mut self,
+        (number, sidecar): (u32, u32),
+        command: Vec<String>,
+        own: Environment,
+        takes_input: bool,
+    ) {
         self.port = None;
         let notices = self.notices.as_ref().map(Notices::variable);
         let environment = self.environment.iter().cloned().chain(own).chain(notices);
-        match worker::Worker::start(number, &command, environment, &self.directory) {
-            Ok(worker) => {
+        match worker::Worker::start(number, &command, environment, &self.directory, takes_input) {
+            Ok(mut worker) => {
+                if let Some(input) = worker.pass_input(self.launcher.clone()) {
+                    self.inputs.insert(number, input);
+                }
                 self.send(FromAgent::WorkerStarted { worker: number, pid: worker.pid() }).await;
                 let memory = self.memory.worker(worker.pid());
                 // A weak sender: only this agent decides when the input of a sidecar ends.

@@ -64,7 +64,7 @@ impl Sidecar {
         let directory = Arc::new(OnceLock::new());
         let mut reader = tokio::spawn(read_lines(index, output, launcher.clone(), directory.clone()));
         let wrap = move |text| FromAgent::SidecarLog { sidecar: index, text };
-        let mut log = tokio::spawn(stream::forward(log, launcher.clone(), stream::Tail::default(), wrap));
+        let mut log = tokio::spawn(stream::forward(log, launcher.clone(), stream::Tail::default(), None, wrap));
         // Its input ends with the writer.
         let status = self.group.wait_for(&mut self.child, order, |_| writer.abort()).await;
         writer.abort();

@@ -2,33 +2,42 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::time::timeout;
 
 use super::ToLauncher;
 use crate::envelope::{FromAgent, TEXT_BYTES_MAX};
 
 /// Forwards `source` to its end in texts of whole lines, and records the last ones in `tail`.
 ///
-/// Waits while the queue to the launcher is full, so that backpressure reaches the worker.
+/// Waits while the queue to the launcher is full, so that backpressure reaches the worker. With `patience`, the begin of a
+/// line is forwarded when the rest does not come within that time: it may be a prompt.
 pub(super) async fn forward(
     mut source: impl AsyncRead + Unpin,
     launcher: ToLauncher,
     tail: Tail,
+    patience: Option<Duration>,
     wrap: impl Fn(String) -> FromAgent,
 ) {
     let mut cutter = LineCutter::default();
     let mut buffer = vec![0; READ_BYTES];
     loop {
+        let patience = patience.filter(|_| !cutter.pending.is_empty()).unwrap_or(Duration::MAX);
+        let read = timeout(patience, source.read(&mut buffer)).await;
         // An error of a pipe counts as its end.
-        let count = source.read(&mut buffer).await.unwrap_or(0);
-        let text = if count == 0 { cutter.finish() } else { cutter.push(&buffer[..count]) };
+        let count = read.map(|read| read.unwrap_or(0));
+        let text = match count {
+            Ok(0) | Err(_) => cutter.finish(),
+            Ok(count) => cutter.push(&buffer[..count]),
+        };
         if let Some(text) = text {
             tail.push(&text);
             // The queue closes when the agent exits; then the text has no reader.
             let _ = launcher.send(wrap(text)).await;
         }
-        if count == 0 {
+        if count == Ok(0) {
             return;
         }
     }
@@ -139,6 +148,23 @@ mod tests {
         let mut cutter = LineCutter::default();
         assert_eq!(cutter.push(b"10 %\r20 %\r"), Some("10 %\r".into()));
         assert_eq!(cutter.push(b"\ndone"), Some("20 %\r\n".into()));
+    }
+
+    #[tokio::test]
+    async fn the_begin_of_a_line_is_forwarded_after_a_while() {
+        let (mut worker, source) = tokio::io::duplex(64);
+        let (launcher, mut queue) = tokio::sync::mpsc::channel(8);
+        let wrap = |text| FromAgent::Notice { text };
+        let task = tokio::spawn(forward(source, launcher, Tail::default(), Some(Duration::from_millis(50)), wrap));
+        for (written, forwarded) in [("one\n(Pdb) ", ["one\n", "(Pdb) "]), ("3\n(Pdb) ", ["3\n", "(Pdb) "])] {
+            tokio::io::AsyncWriteExt::write_all(&mut worker, written.as_bytes()).await.expect("it is read");
+            for expected in forwarded {
+                let Some(FromAgent::Notice { text }) = queue.recv().await else { panic!("nothing is forwarded") };
+                assert_eq!(text, expected);
+            }
+        }
+        drop(worker);
+        task.await.expect("it ends");
     }
 
     #[test]

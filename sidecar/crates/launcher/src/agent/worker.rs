@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use nix::sys::signal::Signal;
 use ronde_bootstrap::messages::{ToSidecar, WorkerExited};
+use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
@@ -22,6 +23,7 @@ pub(super) struct Worker {
     number: u32,
     child: Child,
     group: Group,
+    takes_input: bool,
 }
 
 impl Worker {
@@ -34,6 +36,7 @@ impl Worker {
         command: &[String],
         environment: impl Iterator<Item = (String, String)>,
         directory: &Path,
+        takes_input: bool,
     ) -> anyhow::Result<Self> {
         let child = Command::new(super::own_binary()?)
             .args(["exec-worker", "--parent", &std::process::id().to_string(), "--"])
@@ -41,14 +44,30 @@ impl Worker {
             .env_clear()
             .envs(environment)
             .current_dir(directory)
-            .stdin(Stdio::null())
+            .stdin(if takes_input { Stdio::piped() } else { Stdio::null() })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0)
             .spawn()
             .context("cannot start a process")?;
         let group = Group::led_by(&child)?;
-        Ok(Self { number, child, group })
+        Ok(Self { number, child, group, takes_input })
+    }
+
+    /// Returns the queue of its standard input, if that is a pipe. Each text is reported when the pipe has taken it.
+    pub(super) fn pass_input(&mut self, launcher: ToLauncher) -> Option<mpsc::Sender<String>> {
+        let mut input = self.child.stdin.take()?;
+        let (sender, mut texts) = mpsc::channel::<String>(1);
+        let worker = self.number;
+        tokio::spawn(async move {
+            while let Some(text) = texts.recv().await {
+                // A worker that has closed its input takes everything.
+                let _ = input.write_all(text.as_bytes()).await;
+                // Sending fails only when the agent exits.
+                let _ = launcher.send(FromAgent::InputTaken { worker }).await;
+            }
+        });
+        Some(sender)
     }
 
     /// The process id.
@@ -69,8 +88,11 @@ impl Worker {
         let stderr = self.child.stderr.take().expect("piped at start");
         let tail = stream::Tail::default();
         let (unseen, seen) = (stream::Tail::default(), tail.clone());
-        let mut stdout = tokio::spawn(stream::forward(stdout, launcher.clone(), unseen, output(Stream::Stdout)));
-        let mut stderr = tokio::spawn(stream::forward(stderr, launcher.clone(), seen, output(Stream::Stderr)));
+        // A prompt has no end of line.
+        let patience = self.takes_input.then_some(PARTIAL_LINE_WAIT);
+        let (out, err) = (output(Stream::Stdout), output(Stream::Stderr));
+        let mut stdout = tokio::spawn(stream::forward(stdout, launcher.clone(), unseen, patience, out));
+        let mut stderr = tokio::spawn(stream::forward(stderr, launcher.clone(), seen, patience, err));
         let status = wait(&mut self.child, self.group, &mut memory, order).await;
         // Ends the rest of the worker's group. The leader's id was freed just now, so it is not reused yet.
         self.group.signal(Signal::SIGKILL);
@@ -138,6 +160,8 @@ async fn memory_has_run_out(memory: &WorkerWatch) -> bool {
     memory.has_run_out()
 }
 
+/// How long the begin of a line waits for the rest, if the worker takes input.
+const PARTIAL_LINE_WAIT: Duration = Duration::from_millis(50);
 const MEMORY_POLLS: u32 = 4;
 const MEMORY_POLL_PAUSE: Duration = Duration::from_millis(20);
 /// The interval at which the control group of a worker is polled.

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::pci::{self, NetworkDevice, Slot};
+
 /// The facts about a host; `None` where they could not be read.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Facts {
@@ -43,6 +45,9 @@ pub(super) struct Facts {
     pub(super) gpus: Result<Gpus, String>,
     /// NCCL's version and file; why it cannot be used. Asked only where there are GPUs.
     pub(super) nccl: Result<String, String>,
+    /// Interfaces on the PCI bus.
+    #[serde(default)]
+    pub(super) network_devices: Vec<NetworkDevice>,
 }
 
 /// The GPUs of a host.
@@ -65,6 +70,9 @@ pub(super) struct Gpu {
     pub(super) memory_bytes: u64,
     /// The numbers of the GPUs whose memory it can read directly.
     pub(super) peers: Vec<u32>,
+    /// What `/sys` says about its place.
+    #[serde(default)]
+    pub(super) slot: Slot,
 }
 
 /// A network interface.
@@ -286,6 +294,7 @@ fn gpus(facts: &Facts) -> Vec<Finding> {
         }
     });
     findings.extend(peer_access(&found.devices));
+    findings.extend(pci::judge(&found.devices, &facts.network_devices));
     findings
 }
 
@@ -327,7 +336,8 @@ pub(super) fn ok(topic: &'static str, found: String) -> Finding {
     Finding { mark: Mark::Ok, topic, found, fix: None }
 }
 
-fn warn(topic: &'static str, found: String, fix: &str) -> Finding {
+/// A finding that works, but not well.
+pub(super) fn warn(topic: &'static str, found: String, fix: &str) -> Finding {
     Finding { mark: Mark::Warn, topic, found, fix: Some(fix.to_owned()) }
 }
 
@@ -380,6 +390,7 @@ mod tests {
             gpu_files: 0,
             gpus: Err("libcuda.so.1 cannot be opened".to_owned()),
             nccl: Err("not asked".to_owned()),
+            network_devices: Vec::new(),
         }
     }
 
@@ -390,6 +401,7 @@ mod tests {
             bus_id: "0000:01:00.0".to_owned(),
             memory_bytes: 80 << 30,
             peers: peers.to_vec(),
+            slot: Slot::default(),
         };
         facts.gpu_files = peers.len();
         facts.gpus = Ok(Gpus { cuda: (12, 4), devices: peers.iter().map(gpu).collect() });

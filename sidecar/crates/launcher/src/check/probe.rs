@@ -15,6 +15,7 @@ use ronde_gpu::nccl::Nccl;
 use ronde_gpu::{DeviceInfo, Driver, GpuError};
 
 use super::judge::{Facts, Gpu, Gpus, Interface, Limit};
+use super::pci;
 
 /// Reads all facts.
 pub(super) fn probe() -> Facts {
@@ -40,6 +41,7 @@ pub(super) fn probe() -> Facts {
         gpu_files: gpu_files(),
         nccl: if gpus.is_ok() { nccl() } else { Err("no GPU needs it".to_owned()) },
         gpus,
+        network_devices: pci::network_devices(Path::new("/sys")),
     }
 }
 
@@ -95,7 +97,8 @@ fn gpus() -> Result<Gpus, GpuError> {
 
 fn described(info: DeviceInfo) -> Gpu {
     let DeviceInfo { name, bus_id, memory_bytes, peers, .. } = info;
-    Gpu { name, bus_id, memory_bytes, peers }
+    let slot = pci::slot(Path::new("/sys"), &bus_id);
+    Gpu { name, bus_id, memory_bytes, peers, slot }
 }
 
 /// NCCL's version and file.

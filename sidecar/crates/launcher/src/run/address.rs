@@ -1,7 +1,9 @@
 //! The addresses of hosts: which hosts are local, and at which address each host's sidecar is reached.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
 
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, socket};
 use ronde_bootstrap::interfaces::InterfaceAddress;
 
 use super::hosts::{Host, LOCAL};
@@ -41,18 +43,23 @@ pub(super) async fn resolve(host: &Host) -> Vec<IpAddr> {
     found.map(|addresses| addresses.map(|address| address.ip().to_canonical()).collect()).unwrap_or_default()
 }
 
-/// The source address of packets from this host to `peer`. Nothing is sent.
+/// The source address of packets from this host to `peer`. Nothing is sent, and nobody but the peer could send to the socket.
 pub(super) fn towards(peer: IpAddr) -> Option<IpAddr> {
-    let any: IpAddr =
-        if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind(SocketAddr::new(any, 0)).ok()?;
+    let socket = UdpSocket::from(socket_for(peer, SockType::Datagram)?);
     socket.connect(SocketAddr::new(peer, DISCARD_PORT)).ok()?;
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// Whether an address is local: only then binding it succeeds.
+/// Whether an address is local: only then binding it succeeds. Nobody can connect to a socket that does not listen.
 fn is_own(address: IpAddr) -> bool {
-    UdpSocket::bind(SocketAddr::new(address, 0)).is_ok()
+    let bound = |socket: OwnedFd| bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(address, 0)));
+    socket_for(address, SockType::Stream).is_some_and(|socket| bound(socket).is_ok())
+}
+
+/// A socket of the address's family, not bound.
+fn socket_for(address: IpAddr, kind: SockType) -> Option<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    socket(family, kind, SockFlag::SOCK_CLOEXEC, None).ok()
 }
 
 fn is_hostname(name: &str) -> bool {

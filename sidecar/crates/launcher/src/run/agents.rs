@@ -21,6 +21,7 @@ use crate::envelope::{self, FromAgent, Status, ToAgent};
 /// The connection to an agent.
 pub(super) struct Link {
     commands: Option<mpsc::Sender<ToAgent>>,
+    input: mpsc::Sender<ToAgent>,
     kill: watch::Sender<bool>,
 }
 
@@ -76,9 +77,10 @@ impl Link {
             .process_group(0)
             .spawn()?;
         let (commands, queue) = mpsc::channel(commands_max);
+        let (input, inputs) = mpsc::channel(1);
         let (kill, killed) = watch::channel(false);
-        tokio::spawn(supervise((host, scope), child, queue, killed, receivers));
-        Ok(Self { commands: Some(commands), kill })
+        tokio::spawn(supervise((host, scope), child, (queue, inputs), killed, receivers));
+        Ok(Self { commands: Some(commands), input, kill })
     }
 
     /// Sends the agent a command. Does nothing when the connection has ended, which an event reports.
@@ -99,6 +101,11 @@ impl Link {
             // The queue has room for all commands of a job, so this is a bug; the job's deadlines end it.
             eprintln!("ronde: bug: the command queue of an agent is full; dropped {command:?}");
         }
+    }
+
+    /// The queue of the input of a worker, which has no part in the bound of commands.
+    pub(super) fn input(&self) -> mpsc::Sender<ToAgent> {
+        self.input.clone()
     }
 
     /// Ends the agent's input, at which it ends everything and exits.
@@ -126,7 +133,7 @@ impl Link {
 async fn supervise(
     (host, scope): (usize, Scope),
     mut child: Child,
-    queue: mpsc::Receiver<ToAgent>,
+    queues: (mpsc::Receiver<ToAgent>, mpsc::Receiver<ToAgent>),
     mut killed: watch::Receiver<bool>,
     receivers: Receivers,
 ) {
@@ -134,7 +141,7 @@ async fn supervise(
     let input = child.stdin.take().expect("piped at start");
     let output = child.stdout.take().expect("piped at start");
     let stderr = child.stderr.take().expect("piped at start");
-    let writer = tokio::spawn(write_commands(input, queue));
+    let writer = tokio::spawn(write_commands(input, queues));
     let mut reader = tokio::spawn(read_messages((host, scope), output, receivers.clone()));
     let mut stderr_reader = tokio::spawn(read_stderr(host, stderr, receivers.clone()));
     let status = tokio::select! {
@@ -174,8 +181,18 @@ async fn kill_requested(reader: &mut tokio::task::JoinHandle<bool>, killed: &mut
     }
 }
 
-async fn write_commands(mut input: ChildStdin, mut queue: mpsc::Receiver<ToAgent>) {
-    while let Some(command) = queue.recv().await {
+/// Writes commands until their queue is closed, and inputs of workers between them.
+async fn write_commands(
+    mut input: ChildStdin,
+    (mut queue, mut inputs): (mpsc::Receiver<ToAgent>, mpsc::Receiver<ToAgent>),
+) {
+    loop {
+        let command = tokio::select! {
+            biased;
+            command = queue.recv() => command,
+            Some(command) = inputs.recv() => Some(command),
+        };
+        let Some(command) = command else { return };
         // The waiting task detects that the connection has ended.
         if envelope::write(&mut input, &command).await.is_err() || input.flush().await.is_err() {
             return;

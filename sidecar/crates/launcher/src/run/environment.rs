@@ -23,6 +23,11 @@ impl Export {
     pub(super) fn value(name: &str, value: String) -> Self {
         Self { name: name.to_owned(), value: Some(value) }
     }
+
+    /// Whether `horovodrun` has given it, which gives it in every job.
+    pub(super) fn is_horovods(&self) -> bool {
+        self.name == "HOROVOD_CONTROLLER"
+    }
 }
 
 impl FromStr for Export {

@@ -5,13 +5,12 @@ use std::ops::Range;
 
 use nix::sys::signal::Signal;
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::EXIT_UNAVAILABLE;
+use ronde_bootstrap::exit::{EXIT_IO, EXIT_NOT_FOUND, EXIT_UNAVAILABLE};
 use ronde_bootstrap::interfaces::InterfaceAddress;
 use ronde_wire::Exit;
 
 use super::elastic::ElasticFailure;
 use super::shell::Trouble;
-use crate::agent::exec::EXIT_NOT_FOUND;
 use crate::envelope::Status;
 
 /// The first failure of a job. Its consequences are not reported.
@@ -33,6 +32,24 @@ pub(super) enum Failure {
         /// The last lines of its standard error.
         stderr_tail: Vec<String>,
     },
+    /// A rank left, in order, while others had operations.
+    #[error("rank {rank} on host {host} left the job{} while others had operations{}{}{UNEVEN}{}", after(.operations), ended_as(.status), called(.last_call), tail_of_a_leaver(.status, .stderr_tail))]
+    LeftEarly {
+        /// Its rank.
+        rank: u32,
+        /// Its host.
+        host: String,
+        /// How its process ended, if it has.
+        status: Option<Status>,
+        /// How many operations it had called.
+        operations: Option<u64>,
+        /// Its last call.
+        last_call: Option<String>,
+        /// The last lines of its standard error.
+        stderr_tail: Vec<String>,
+        /// How the rank ended that failed first because of that.
+        follower: Status,
+    },
     /// The command that started the workers failed.
     #[error("{command} {status}{}; its output is above", not_found(.status, .command))]
     Starter {
@@ -50,8 +67,10 @@ pub(super) enum Failure {
         error: std::io::Error,
     },
     /// A sidecar ended while it was needed.
-    #[error("the sidecar of {} on host {host} {status} while it was needed{}", ranks(.served), tail("its log", .log_tail))]
+    #[error("sidecar {sidecar} on host {host}, which serves {}, {status}{}{}", ranks(.served), memory_advice(.status), tail("its log", .log_tail))]
     Sidecar {
+        /// Its index.
+        sidecar: u32,
         /// The ranks it served.
         served: Range<u32>,
         /// Its host.
@@ -215,6 +234,7 @@ impl Failure {
             Self::Worker { status, .. } | Self::Starter { status, .. } | Self::Sidecar { status, .. } => {
                 status.shell_code()
             }
+            Self::LeftEarly { follower, .. } => follower.shell_code(),
             Self::Interrupted { signal } => Status::Signal(*signal as i32).shell_code(),
             Self::Output { .. } => EXIT_IO,
             Self::Elastic(failure) => failure.exit_code(),
@@ -227,6 +247,7 @@ impl Failure {
     pub(super) fn code(&self) -> Code {
         match self {
             Self::Worker { status, .. } => code_of_worker(*status),
+            Self::LeftEarly { .. } => Code::LeftEarly,
             Self::Starter { .. } | Self::StarterSpawn { .. } => Code::StarterFailed,
             Self::Sidecar { .. } => Code::SidecarEnded,
             Self::Fatal { reason, .. } => Code::of(reason).unwrap_or(Code::SidecarCannotGoOn),
@@ -281,6 +302,23 @@ pub(super) fn called(last_call: &Option<String>) -> String {
     last_call.as_ref().map(|call| format!("\nits last call was {call}")).unwrap_or_default()
 }
 
+fn after(operations: &Option<u64>) -> String {
+    match operations {
+        Some(1) => " after 1 operation".to_owned(),
+        Some(count) => format!(" after {count} operations"),
+        None => String::new(),
+    }
+}
+
+fn ended_as(status: &Option<Status>) -> String {
+    status.map_or_else(|| "; its process still ran then".to_owned(), |status| format!("; its process {status}"))
+}
+
+/// The last lines of a rank that did not end with success: they may say more than that it left.
+fn tail_of_a_leaver(status: &Option<Status>, lines: &[String]) -> String {
+    if status.is_some_and(Status::is_success) { String::new() } else { tail("its stderr", lines) }
+}
+
 pub(super) fn tail(what: &str, lines: &[String]) -> String {
     if lines.is_empty() {
         return String::new();
@@ -313,9 +351,10 @@ fn existing(hosts: &[(String, Vec<InterfaceAddress>)]) -> String {
     hosts.iter().take(LISTED_MAX).map(line).collect()
 }
 
+/// What to do about a rank that takes fewer steps.
+const UNEVEN: &str = "\nif ranks have different numbers of batches, call join() after the loop: it takes part with zeros until all have finished";
 /// How many hosts, sidecars or ranks one message lists.
 const LISTED_MAX: usize = 32;
-const EXIT_IO: u8 = 74;
 
 #[cfg(test)]
 mod tests {
@@ -332,7 +371,7 @@ mod tests {
         let failure = worker(Status::Signal(11));
         assert_eq!(
             failure.to_string(),
-            "rank 2 on host beta was ended by signal 11 (SIGSEGV)\nits last call was allreduce 'grad' at train.py:88\nlast lines of its stderr:\n  Traceback\n  ValueError"
+            "rank 2 on host beta was killed by signal 11 (SIGSEGV)\nits last call was allreduce 'grad' at train.py:88\nlast lines of its stderr:\n  Traceback\n  ValueError"
         );
         assert_eq!(failure.exit_code(), 139);
         assert!(
@@ -359,8 +398,41 @@ mod tests {
     fn every_failure_has_a_nonzero_exit_code() {
         assert_eq!(worker(Status::Code(256)).exit_code(), EXIT_UNAVAILABLE);
         assert_eq!(Failure::Interrupted { signal: Signal::SIGINT }.exit_code(), 130);
-        let sidecar = Failure::Sidecar { served: 0..2, host: "a".into(), status: Status::Code(0), log_tail: vec![] };
+        let (host, status, log_tail) = ("a".into(), Status::Code(0), vec![]);
+        let sidecar = Failure::Sidecar { sidecar: 0, served: 0..2, host, status, log_tail };
         assert_ne!(sidecar.exit_code(), 0);
+    }
+
+    #[test]
+    fn a_lost_sidecar_is_named_in_words() {
+        let (host, log_tail) = ("beta".into(), vec![]);
+        let sidecar = Failure::Sidecar { sidecar: 1, served: 2..4, host, status: Status::Signal(9), log_tail };
+        let text = sidecar.to_string();
+        let expected =
+            "sidecar 1 on host beta, which serves ranks 2-3, was killed by signal 9 (SIGKILL); unless somebody";
+        assert!(text.starts_with(expected), "{text}");
+        assert_eq!(sidecar.exit_code(), 137);
+    }
+
+    #[test]
+    fn a_rank_that_left_early_is_named_with_the_remedy() {
+        let last_call = Some("allreduce 'grad' at train.py:88".to_owned());
+        let follower = Status::Code(1);
+        let stderr_tail = vec!["saving".to_owned()];
+        let failed = |status| {
+            let (host, last_call, stderr_tail) = (String::from("beta"), last_call.clone(), stderr_tail.clone());
+            Failure::LeftEarly { rank: 2, host, status, operations: Some(3), last_call, stderr_tail, follower }
+        };
+        let failure = failed(Some(Status::Code(0)));
+        let text = failure.to_string();
+        let first = "rank 2 on host beta left the job after 3 operations while others had operations; its process exited \
+                     with code 0\nits last call was allreduce 'grad' at train.py:88\n";
+        assert!(text.starts_with(first) && text.contains("call join() after the loop"), "{text}");
+        assert!(!text.contains("saving"), "{text}");
+        let runs = failed(None).to_string();
+        assert!(runs.contains("; its process still ran then\n"), "{runs}");
+        assert!(runs.ends_with("until all have finished\nlast lines of its stderr:\n  saving"), "{runs}");
+        assert_eq!((failure.exit_code(), failure.code()), (1, Code::LeftEarly));
     }
 
     #[test]

@@ -24,7 +24,7 @@ impl Host {
     }
 }
 
-/// Reads `-H`: `host:slots,...`, an IPv6 address in brackets.
+/// Reads `-H`: `host:slots,...`, an IPv6 address in brackets; a host alone has one slot.
 ///
 /// # Errors
 /// [`HostsError`] for the first invalid or repeated item.
@@ -33,7 +33,7 @@ pub(super) fn parse_list(list: &str) -> Result<Vec<Host>, HostsError> {
     distinct(items.map(parse_item).collect::<Result<_, _>>()?)
 }
 
-/// Reads a host file: `host slots=n` or `host:n` a line; `#` begins a comment; empty lines are ignored.
+/// Reads a host file: `host slots=n`, `host:n` or `host` a line; `#` begins a comment; empty lines are ignored.
 ///
 /// # Errors
 /// [`HostsError`] for the first invalid line or repeated host.
@@ -78,7 +78,9 @@ pub(super) const LOCAL: &str = "localhost";
 
 fn parse_item(item: &str) -> Result<Host, HostsError> {
     let host = || {
-        let (name, slots) = item.rsplit_once(':')?;
+        // A host without a number has one slot, as for Horovod and mpirun.
+        let (name, slots) =
+            if item.contains(':') && !item.ends_with(']') { item.rsplit_once(':')? } else { (item, "1") };
         Some(Host { name: parse_name(name)?, slots: slots.parse().ok()? })
     };
     host().ok_or_else(|| HostsError::Item { item: item.to_owned() })
@@ -128,15 +130,16 @@ mod tests {
     fn lists_and_files_name_the_same_hosts() {
         let expected = Ok(vec![host("alpha", 4), host("10.0.0.2", 2), host("fd00::1", 1)]);
         assert_eq!(parse_list("alpha:4,10.0.0.2:2,[fd00::1]:1"), expected);
+        let single = Ok(vec![host("alpha", 1), host("fd00::1", 1), host("beta", 2)]);
+        assert_eq!(parse_list("alpha,[fd00::1],beta:2"), single);
+        assert_eq!(parse_file("alpha\n[fd00::1] # one\nbeta slots=2"), single);
         let file = "# two machines\nalpha slots=4\n\n10.0.0.2   slots = 2 # the old one\n[fd00::1]:1\n";
         assert_eq!(parse_file(file), expected);
     }
 
     #[test]
     fn errors_name_the_wrong_item() {
-        for item in
-            ["alpha", "alpha:", "alpha:0", "alpha:x", ":4", "fd00::1:4", "[fd00::1:4", "[alpha]:4", "-oX:1", "a b:1"]
-        {
+        for item in ["alpha:", "alpha:0", "alpha:x", ":4", "fd00::1:4", "[fd00::1:4", "[alpha]:4", "-oX:1", "a b:1"] {
             assert_eq!(parse_list(item), Err(HostsError::Item { item: item.into() }));
         }
         let line = "alpha cpus=4".to_owned();

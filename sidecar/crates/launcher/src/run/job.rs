@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use nix::sys::signal::Signal;
 use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::exit::{EXIT_CANNOT_CREATE, EXIT_SYSTEM};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -13,12 +14,13 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::Settings;
 use super::agents::{Event, Link, Receivers};
 use super::failure::{Failure, ranks};
+use super::input::Input;
 use super::output::{Label, Printer};
 use super::placement::Placement;
 use super::report::{HostReport, Report, SidecarReport};
 use super::starter::Starter;
 use super::state::{State, WorkerState};
-use crate::envelope::ToAgent;
+use crate::envelope::{FromAgent, ToAgent};
 
 /// Runs a job and returns the launcher's exit code.
 pub(super) async fn run(settings: &Settings, placement: &Placement) -> u8 {
@@ -27,18 +29,19 @@ pub(super) async fn run(settings: &Settings, placement: &Placement) -> u8 {
         Ok(job) => job,
         Err(error) => {
             eprintln!("ronde: {}", coded(&error, Code::LauncherStart));
-            return EXIT_CANNOT_CREATE;
+            return exit_code_of_start(&error);
         }
     };
     let failure = job.work().await.err();
     if let Some(failure) = &failure {
         job.announce(failure).await;
     }
-    if matches!(failure, Some(Failure::Worker { .. })) {
+    if matches!(failure, Some(Failure::Worker { .. } | Failure::LeftEarly { .. })) {
         // The other ranks are being notified now; their reports are worth more than a quick end.
         job.wait_for_end(REPORT_WAIT, State::workers_ended).await;
     }
     job.end(failure.is_some()).await;
+    let failure = failure.map(|failure| job.reconsidered(failure));
     job.close(failure.as_ref(), began).await
 }
 
@@ -56,6 +59,12 @@ pub(super) struct Job<'a> {
     /// When everything must have started.
     pub(super) start_deadline: Instant,
     pub(super) printer: Printer,
+    /// What reads standard input for a rank.
+    pub(super) input: Option<Input>,
+    /// Whether the failure is one that ranks are to be blamed for, or what they have lost.
+    is_of_ranks: bool,
+    /// Whether the failure has been printed.
+    is_explained: bool,
     receivers: Option<Receivers>,
     events: mpsc::Receiver<(usize, Event)>,
     signals: Signals,
@@ -74,6 +83,9 @@ impl<'a> Job<'a> {
             start_deadline: Instant::now() + settings.start_timeout,
             receivers: Some(Receivers { events: sender, output: printer.sender() }),
             printer,
+            input: None,
+            is_of_ranks: false,
+            is_explained: false,
             events,
             signals: Signals::install()?,
             settings,
@@ -126,7 +138,9 @@ impl<'a> Job<'a> {
             // A rank that left before may be the cause and about to exit; its last lines explain the failure.
             let deadline = Instant::now() + BLAME_WAIT;
             let waited = self.wait_until(Some(deadline), State::worker_failure_is_complete).await;
-            return self.state.worker_failure().map_or_else(|| waited.map(drop), Err);
+            let failure = self.state.worker_failure();
+            self.is_of_ranks = failure.is_some();
+            return failure.map_or_else(|| waited.map(drop), Err);
         }
         Ok(())
     }
@@ -136,28 +150,56 @@ impl<'a> Job<'a> {
             let name = &self.placement.hosts[host].name;
             self.verbose_notice(|| format!("host {name}: {text}")).await;
         }
+        if let (Event::Message(FromAgent::InputTaken { .. }), Some(input)) = (&event, &self.input) {
+            input.note_taken();
+        }
         self.state.handle_event(host, event)
     }
 
+    /// Says at once that ranks are ended. The block that names the cause follows after the output of all ranks; if they
+    /// have ended, it is printed now.
     async fn announce(&mut self, failure: &Failure) {
+        if self.state.workers_ended() {
+            // Records are named at the end, when all are written.
+            self.explain(failure, None).await;
+            self.is_explained = true;
+            return;
+        }
         let runs = |worker: &&WorkerState| worker.started && worker.exited.is_none();
-        let running = if self.state.workers_ended() { 0 } else { self.state.workers.iter().filter(runs).count() };
-        let others = match running {
-            0 => String::new(),
-            1 => "\nending the other rank".to_owned(),
-            more => format!("\nending the other {more} ranks"),
+        let ranks = match self.state.workers.iter().filter(runs).count() {
+            0 => return,
+            1 => "the rank that still runs".to_owned(),
+            more => format!("the {more} ranks that still run"),
         };
-        let again = if matches!(failure, Failure::Interrupted { .. }) && running > 0 {
-            "; once more kills them at once"
-        } else {
-            ""
+        let text = match failure {
+            Failure::Interrupted { signal } => format!("{signal}: ending {ranks}; once more kills them at once"),
+            Failure::Worker { rank, .. } => format!("rank {rank} failed; ending {ranks}"),
+            Failure::LeftEarly { rank, .. } => format!("rank {rank} left early; ending {ranks}"),
+            // At once, as the launcher may be killed before the block comes.
+            _ => format!("{}; ending {ranks}", failure.to_string().lines().next().unwrap_or_default()),
         };
-        let failure = failure.code().mark(&failure.to_string());
-        self.printer.notice(format!("{failure}{others}{again}")).await;
+        self.printer.notice(text).await;
+    }
+
+    /// The failure by what is known at the end: a rank that seemed to have left may have failed since then, and the loss of
+    /// a sidecar may have become known.
+    fn reconsidered(&self, failure: Failure) -> Failure {
+        if !self.is_of_ranks || self.is_explained {
+            return failure;
+        }
+        self.state.worker_failure().unwrap_or(failure)
+    }
+
+    /// Prints the one block that names the root cause, with the line about flight records.
+    async fn explain(&self, failure: &Failure, records: Option<String>) {
+        let records = records.map(|line| format!("\n{line}")).unwrap_or_default();
+        let text = format!("{failure}{}{records}", self.state.consequences(failure));
+        self.printer.block(failure.code().mark(&text)).await;
     }
 
     /// Ends everything that runs, in order: workers, sidecars, agents. Every wait is bounded.
     async fn end(&mut self, failed: bool) {
+        self.state.note_end();
         if failed {
             self.broadcast(&ToAgent::StopWorkers { grace_ms: u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX) });
         }
@@ -202,9 +244,19 @@ impl<'a> Job<'a> {
         if let Some(path) = &self.settings.report {
             exit = written(&self.report(failure, began, exit), path, &self.printer).await;
         }
+        let records = failure.and_then(|_| self.state.records.line());
+        match failure {
+            Some(failure) if !self.is_explained => self.explain(failure, records).await,
+            _ => {
+                if let Some(line) = records {
+                    self.printer.notice(line).await;
+                }
+            }
+        }
         let seconds = began.elapsed().as_secs_f64();
         self.verbose_notice(|| format!("the job ended after {seconds:.1} s")).await;
-        self.receivers = None;
+        // The printer ends when nothing can send to it.
+        (self.receivers, self.input) = (None, None);
         finish_output(self.printer, &mut self.signals, failure.is_some()).await;
         exit
     }
@@ -249,6 +301,11 @@ impl<'a> Job<'a> {
     }
 }
 
+/// The exit code of a launcher that cannot start.
+pub(super) fn exit_code_of_start(error: &anyhow::Error) -> u8 {
+    if error.downcast_ref() == Some(&Code::OutputFiles) { EXIT_CANNOT_CREATE } else { EXIT_SYSTEM }
+}
+
 /// Writes the report. Returns the exit code: the report's own, or that of a file that cannot be written.
 pub(super) async fn written(report: &Report, path: &Path, printer: &Printer) -> u8 {
     let Err(error) = report.write(path) else { return report.exit };
@@ -256,13 +313,16 @@ pub(super) async fn written(report: &Report, path: &Path, printer: &Printer) -> 
     if report.exit == 0 { EXIT_CANNOT_CREATE } else { report.exit }
 }
 
-/// Waits until all output is printed. After success a slow reader gets all of it, unless the user sends a signal.
+/// Waits until all output is printed. After success a slow reader gets all of it, unless the user sends a signal. After a
+/// failure the block that names its cause is written in any case, past output that nobody reads.
 pub(super) async fn finish_output(printer: Printer, signals: &mut Signals, failed: bool) {
     let patience = if failed { SLACK } else { Duration::MAX };
+    let block = printer.pending_block();
     tokio::select! {
         _ = timeout(patience, printer.finish()) => {}
         _ = signals.recv() => {}
     }
+    block.write_past_the_queue(SLACK).await;
 }
 
 /// The signals by which a user ends a job. One that is ignored from the start, as under `nohup`, stays ignored.
@@ -321,5 +381,3 @@ pub(super) const SLACK: Duration = Duration::from_secs(3);
 const REPORT_WAIT: Duration = Duration::from_secs(1);
 /// The time that a failed worker's last lines may take.
 pub(super) const BLAME_WAIT: Duration = Duration::from_secs(3);
-/// A file that cannot be written (`EX_CANTCREAT`).
-pub(super) const EXIT_CANNOT_CREATE: u8 = 73;

@@ -4,6 +4,8 @@
 //! workers (`job`). The job's certificate authority exists only in this process's memory; no secret is in arguments,
 //! environment or shared storage.
 
+use std::io::IsTerminal;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,14 +13,16 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_USAGE, fail};
+use ronde_bootstrap::exit::{EXIT_SYSTEM, EXIT_USAGE, fail};
 use ronde_bootstrap::interfaces::Selector;
 use ronde_bootstrap::logs::{LogArgs, LogFormat};
 use ronde_bootstrap::ports::PortRange;
+use ronde_bootstrap::profile::Cost;
 use ronde_bootstrap::tuning::Tuning;
 use ronde_wire::JobName;
 
 use crate::envelope::Environment;
+use command::{interpreter_of, number_is_missing};
 use elastic::{ELASTIC_TIMEOUT_SECONDS, ElasticArgs, ElasticSettings, Given};
 use environment::Export;
 use hosts::Host;
@@ -31,13 +35,20 @@ pub use world::{WorkerArgs, main as worker};
 
 mod address;
 mod agents;
+mod command;
+mod console;
 pub(crate) mod elastic;
 mod environment;
 mod failure;
 mod hosts;
+mod input;
 mod job;
+mod nccl;
+mod outcome;
 mod output;
+mod own_errors;
 mod placement;
+mod records;
 mod report;
 mod routes;
 mod scope;
@@ -49,13 +60,16 @@ mod world;
 
 /// Arguments of `ronde run`.
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct RunArgs {
-    /// How many worker processes to start (also `-np N`). In an elastic job: how many it needs to start. [default in an
-    /// elastic job: --min-np]
-    #[arg(long = "num-proc", value_name = "N")]
+    /// How many worker processes to start (also `-np N`, `-n N`). In an elastic job: how many it needs to start. [default: all
+    /// slots of the hosts; in an elastic job: --min-np]
+    #[arg(long = "num-proc", alias = "np", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub num_proc: Option<u32>,
-    /// Hosts and their slots, filled in this order; an IPv6 address in brackets. [default: localhost:N]
+    /// How many worker processes to start on each host, whatever its slots, in a job of a fixed size.
+    #[arg(long, alias = "nproc_per_node", value_name = "N", conflicts_with = "num_proc", value_parser = clap::value_parser!(u32).range(1..))]
+    nproc_per_node: Option<u32>,
+    /// Hosts and their slots, 1 if not given, filled in this order; an IPv6 address in brackets. [default: localhost:N]
     #[arg(short = 'H', long, value_name = "HOST:SLOTS,...", conflicts_with = "hostfile")]
     hosts: Option<String>,
     /// A file with a line `HOST slots=N` for each host.
@@ -87,6 +101,10 @@ pub struct RunArgs {
     /// 30, and 100 for ranks to join]
     #[arg(long, value_name = "SECONDS", env = "HOROVOD_START_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub start_timeout: Option<u64>,
+    /// Have NCCL of the workers send between hosts over their sidecars, which encrypt everything, and in no other way: sets
+    /// NCCL_NET_PLUGIN, NCCL_NET, NCCL_MNNVL_ENABLE and LD_LIBRARY_PATH
+    #[arg(long)]
+    nccl_net: bool,
     #[command(flatten)]
     elastic: ElasticArgs,
     #[command(flatten)]
@@ -110,10 +128,16 @@ pub struct RunArgs {
     /// Begin each line of output with the time (also `-prefix-timestamp`).
     #[arg(long)]
     prefix_output_with_timestamp: bool,
+    /// Pass the launcher's standard input to this rank, for a debugger such as pdb; the others have none.
+    #[arg(long, value_name = "RANK", conflicts_with_all = ["starter", "min_np", "host_discovery_script"])]
+    stdin: Option<u32>,
     /// Run COMMAND once, on this host; it starts the workers, as Open MPI's mpirun does, each as `ronde worker COMMAND`. The
     /// command then owns output and processes.
     #[arg(long, conflicts_with_all = ["output_filename", "prefix_output_with_timestamp"])]
     starter: bool,
+    /// Measure latency and bandwidth between the hosts first, with a job of a few seconds, and choose algorithms by them.
+    #[arg(long, conflicts_with_all = ["starter", "min_np", "host_discovery_script"])]
+    pub calibrate: bool,
     /// Write a summary of the job to FILE, as JSON.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -134,6 +158,15 @@ pub struct RunArgs {
     /// The worker's command; everything after its first word belongs to it.
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+impl RunArgs {
+    /// The same with a measured cost model.
+    #[must_use]
+    pub fn with_cost(mut self, cost: Cost) -> Self {
+        self.tuning.cost = Some(cost);
+        self
+    }
 }
 
 /// Runs a job; the exit code is the first failing worker's, or 128 plus the signal that ended it.
@@ -170,6 +203,8 @@ enum Shape {
 /// The validated command line and environment of any job.
 struct Settings {
     job: JobName,
+    /// Distinguishes this run from others of the same name.
+    run: String,
     command: Vec<String>,
     directory: PathBuf,
     caller: Environment,
@@ -189,6 +224,8 @@ struct Settings {
     /// Whether the command starts the workers.
     has_starter: bool,
     timestamps: bool,
+    /// The rank that reads the launcher's standard input.
+    stdin: Option<u32>,
     logs: LogArgs,
     report: Option<PathBuf>,
     verbose: bool,
@@ -203,9 +240,17 @@ impl Settings {
         let timeline = args.timeline_filename.map(|file| (file, marks));
         let waits = args.elastic.is_elastic().then(|| args.elastic.elastic_timeout.unwrap_or(ELASTIC_TIMEOUT_SECONDS));
         let mut exports = exports(args.export, args.start_timeout.max(waits), timeline);
+        if args.nccl_net {
+            // Before those of `-x`, which count.
+            exports.splice(0..0, nccl::exports(&ronde, |name| std::env::var(name).ok())?);
+        }
         exports.extend(args.elastic.max_np.map(|max| Export::value(MAX_NP, max.to_string())));
+        let tuning = args.tuning.resolve(false)?;
+        // Horovod's launcher has its own default, which its users know.
+        let is_watched = std::io::stderr().is_terminal() && !exports.iter().any(Export::is_horovods);
         let settings = Self {
             job: args.job.map_or_else(random_job_name, Ok)?,
+            run: random_text(),
             command: args.command,
             directory: std::env::current_dir()
                 .context("cannot find the working directory")
@@ -221,10 +266,11 @@ impl Settings {
             start_timeout: Duration::from_secs(args.start_timeout.unwrap_or(START_TIMEOUT_SECONDS)),
             join_timeout: Duration::from_secs(args.start_timeout.unwrap_or(JOIN_TIMEOUT_SECONDS)),
             // The job's authority is dropped after the start, so no client of gRPC-Web could get a certificate.
-            tuning: args.tuning.resolve(false)?,
+            tuning: if is_watched { tuning.watched() } else { tuning },
             output_dir: args.output_filename,
             has_starter: args.starter,
             timestamps: args.prefix_output_with_timestamp,
+            stdin: args.stdin,
             logs: args.logs,
             report: args.report,
             verbose: args.verbose,
@@ -235,18 +281,29 @@ impl Settings {
     /// The format of the output.
     fn form(&self, label: Label) -> Form {
         let json_of_job = (self.logs.log_format == LogFormat::Json).then(|| self.job.to_string());
-        Form { timestamps: self.timestamps, label, json_of_job }
+        Form { timestamps: self.timestamps, label, json_of_job, reader: self.stdin }
     }
 }
 
 /// Reads from the options whether the job is elastic, and the placement of one that is not.
 fn shape(args: &RunArgs) -> anyhow::Result<Shape> {
     let hosts = || hosts_of(args).context(Code::Hosts);
+    if let Some(suggestion) = interpreter_of(&args.command) {
+        anyhow::bail!(suggestion);
+    }
     if !args.elastic.is_elastic() {
         args.elastic.check_fixed()?;
-        let ranks = args.num_proc.context("the number of processes is not given; give -np N (--num-proc)")?;
-        return Ok(Shape::Fixed(Placement::new(ranks, &hosts()?, args.sidecars).context(Code::Placement)?));
+        let has_hosts = args.hosts.is_some() || args.hostfile.is_some() || args.nproc_per_node.is_some();
+        anyhow::ensure!(args.num_proc.is_some() || has_hosts, number_is_missing(&args.command));
+        let hosts = hosts()?;
+        let slots = || hosts.iter().map(|host| host.slots.get()).fold(0, u32::saturating_add);
+        let ranks = args.num_proc.unwrap_or_else(slots);
+        if let Some(rank) = args.stdin {
+            anyhow::ensure!(rank < ranks, "--stdin {rank}: the ranks of this job are 0 to {}", ranks.saturating_sub(1));
+        }
+        return Ok(Shape::Fixed(Placement::new(ranks, &hosts, args.sidecars).context(Code::Placement)?));
     }
+    anyhow::ensure!(args.nproc_per_node.is_none(), "--nproc-per-node is for jobs of a fixed size; give -np and -H");
     let conflict = match (args.sidecars, args.starter) {
         (Some(_), _) => Some("--sidecars"),
         (None, true) => Some("--starter"),
@@ -267,14 +324,18 @@ fn hosts_of(args: &RunArgs) -> anyhow::Result<Vec<Host>> {
     let read = |path: &Path| {
         std::fs::read_to_string(path).with_context(|| format!("cannot read the host file {}", path.display()))
     };
-    Ok(match (&args.hosts, &args.hostfile) {
+    let mut hosts = match (&args.hosts, &args.hostfile) {
         (Some(list), _) => hosts::parse_list(list)?,
         (None, Some(path)) => {
             let text = read(path)?;
             hosts::parse_file(&text).with_context(|| format!("in {}", path.display()))?
         }
-        (None, None) => Host::local(args.elastic.local_slots(args.num_proc)),
-    })
+        (None, None) => Host::local(args.elastic.local_slots(args.num_proc.or(args.nproc_per_node))),
+    };
+    if let Some(slots) = args.nproc_per_node.and_then(NonZeroU32::new) {
+        hosts.iter_mut().for_each(|host| host.slots = slots);
+    }
+    Ok(hosts)
 }
 
 /// Adds the timeline's variables, which rank 0 uses, and the start timeout. A worker gives up waiting for others later than
@@ -298,11 +359,15 @@ fn callers_environment() -> Environment {
         .collect()
 }
 
-/// Returns a random name, as jobs of one host must not share one. The number is not secret.
+/// Returns a random name, as jobs of one host must not share one.
 fn random_job_name() -> anyhow::Result<JobName> {
+    Ok(JobName::new(format!("run-{}", random_text()))?)
+}
+
+/// Returns a random number as text. It is not secret.
+fn random_text() -> String {
     use std::hash::{BuildHasher, RandomState};
-    let number = RandomState::new().hash_one(std::process::id());
-    Ok(JobName::new(format!("run-{number:016x}"))?)
+    format!("{:016x}", RandomState::new().hash_one(std::process::id()))
 }
 
 const START_TIMEOUT_SECONDS: u64 = 30;
@@ -314,8 +379,6 @@ const MAX_NP: &str = "RONDE_MAX_NP";
 const WORKER_START_TIMEOUT: &str = "RONDE_START_TIMEOUT";
 const TIMELINE: &str = "RONDE_TIMELINE";
 const TIMELINE_MARK_CYCLES: &str = "RONDE_TIMELINE_MARK_CYCLES";
-/// A system error (`EX_OSERR`).
-const EXIT_SYSTEM: u8 = 71;
 
 const EXAMPLES: &str = "Examples:
   ronde run -np 4 --sidecars 2 python train.py

@@ -6,10 +6,11 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use ronde_bootstrap::codes::Code;
@@ -18,6 +19,7 @@ use serde::Deserialize;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
+use super::console::{Console, Drawing, Kind};
 use crate::envelope::Stream;
 
 /// The handle of the thread that writes.
@@ -25,6 +27,38 @@ pub(super) struct Printer {
     queue: mpsc::Sender<Item>,
     done: oneshot::Receiver<()>,
     broken: watch::Receiver<Option<String>>,
+    block: PendingBlock,
+    form: Arc<Form>,
+}
+
+/// The block that names why a job failed, until it is written. It must come even if the queue is full, or if the thread is
+/// blocked because nobody reads the workers' output.
+#[derive(Clone, Default)]
+pub(super) struct PendingBlock(Arc<Mutex<Option<String>>>);
+
+impl PendingBlock {
+    fn put(&self, text: String) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+    }
+
+    /// Takes it; there is one that writes it.
+    fn take(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Writes the block to standard error if the thread that writes has not, for a bounded time.
+    pub(super) async fn write_past_the_queue(self, patience: Duration) {
+        let Some(text) = self.take() else { return };
+        let (finished, done) = oneshot::channel();
+        // Standard error may be blocked as well. A thread of the runtime would then keep the process.
+        let write = move || {
+            let _ = write_to(Stream::Stderr, &text);
+            let _ = finished.send(());
+        };
+        if thread::Builder::new().name("block".to_owned()).spawn(write).is_ok() {
+            let _ = timeout(patience, done).await;
+        }
+    }
 }
 
 /// The format of lines.
@@ -35,6 +69,8 @@ pub(super) struct Form {
     pub(super) label: Label,
     /// The job, when lines of sidecars and the launcher are JSON.
     pub(super) json_of_job: Option<String>,
+    /// The worker that reads the launcher's input, whose prompts are shown.
+    pub(super) reader: Option<u32>,
 }
 
 /// What identifies a worker in the output.
@@ -76,8 +112,12 @@ pub(super) enum Item {
     },
     /// A notice of the launcher.
     Notice(String),
+    /// The block that waits to be written.
+    Block,
     /// Standard error of the command of `--starter`, unchanged.
     Passed(String),
+    /// The user has entered a line at the terminal.
+    Entered,
 }
 
 impl Printer {
@@ -94,15 +134,17 @@ impl Printer {
         let (queue, items) = mpsc::channel(QUEUE_ITEMS);
         let (finished, done) = oneshot::channel();
         let (break_sender, broken) = watch::channel(None);
+        let (block, form) = (PendingBlock::default(), Arc::new(form));
+        let mut screen = Screen::new(block.clone(), Arc::clone(&form));
         thread::Builder::new()
             .name("output".to_owned())
             .spawn(move || {
-                print_all(items, files, &form, &break_sender);
+                print_all(items, files, &mut screen, &break_sender);
                 // Fails only when nothing waits for it.
                 let _ = finished.send(());
             })
             .context("cannot start the thread that writes")?;
-        Ok(Self { queue, done, broken })
+        Ok(Self { queue, done, broken, block, form })
     }
 
     /// Returns a sender for output.
@@ -113,6 +155,18 @@ impl Printer {
     /// Prints a notice to the user; gives up when the output is blocked.
     pub(super) async fn notice(&self, text: impl Into<String>) {
         let _ = timeout(NOTICE_WAIT, self.queue.send(Item::Notice(text.into()))).await;
+    }
+
+    /// Prints the block that names why the job failed. If the output is blocked, [`PendingBlock::write_past_the_queue`]
+    /// does it at the end.
+    pub(super) async fn block(&self, text: impl Into<String>) {
+        self.block.put(self.form.notice(&text.into()));
+        let _ = timeout(NOTICE_WAIT, self.queue.send(Item::Block)).await;
+    }
+
+    /// Returns the block, for the time after [`Printer::finish`].
+    pub(super) fn pending_block(&self) -> PendingBlock {
+        self.block.clone()
     }
 
     /// Resolves when output cannot be written any more, with the reason.
@@ -138,11 +192,16 @@ impl Printer {
 fn print_all(
     mut items: mpsc::Receiver<Item>,
     mut files: Option<RankFiles>,
-    form: &Form,
+    screen: &mut Screen,
     broken: &watch::Sender<Option<String>>,
 ) {
+    let note = |result: io::Result<()>| {
+        if let Err(error) = result {
+            broken.send_if_modified(|reason| reason.replace(error.to_string()).is_none());
+        }
+    };
     while let Some(item) = items.blocking_recv() {
-        let console = write_console(&item, form);
+        let console = screen.write(&item);
         let filed = match (&mut files, &item) {
             (Some(files), Item::Output { worker, stream, text }) => files.write(*worker, *stream, text),
             _ => Ok(()),
@@ -151,26 +210,117 @@ fn print_all(
             Some(files) if items.is_empty() => files.flush(),
             _ => Ok(()),
         };
-        if let Err(error) = console.and(filed).and(flushed) {
-            broken.send_if_modified(|reason| reason.replace(error.to_string()).is_none());
+        note(console.and(filed).and(flushed));
+    }
+    // The queue was full when it came.
+    note(screen.write(&Item::Block));
+    note(screen.finish());
+}
+
+/// The launcher's standard output and standard error. If they are one terminal, or one of them is, it has the live lines.
+struct Screen {
+    /// Of standard output and of standard error: each has the live lines of what is written to it, unless both are terminals.
+    consoles: [Console; 2],
+    are_terminals: [bool; 2],
+    block: PendingBlock,
+    form: Arc<Form>,
+}
+
+impl Screen {
+    fn new(block: PendingBlock, form: Arc<Form>) -> Self {
+        let are_terminals = [io::stdout().is_terminal(), io::stderr().is_terminal()];
+        let consoles = are_terminals.map(|is| Console::new(kind(is), form.reader));
+        Self { consoles, are_terminals, block, form }
+    }
+
+    fn write(&mut self, item: &Item) -> io::Result<()> {
+        match item {
+            Item::Output { worker, stream, text } => {
+                let time = if self.form.timestamps { logs::now() } else { String::new() };
+                let prefix = format!("{time}{}", self.form.label.prefix(*worker, *stream));
+                let console = self.console(*stream);
+                let drawing = console.output((*worker, *stream), &prefix, text, Instant::now());
+                self.draw(*stream, &drawing)
+            }
+            Item::Log { sidecar, text } => {
+                let lines = self.form.log(*sidecar, text);
+                self.notice(&lines)
+            }
+            Item::Notice(text) => {
+                let lines = self.form.notice(text);
+                self.notice(&lines)
+            }
+            Item::Passed(text) => self.notice(text),
+            Item::Block => self.block.take().map_or(Ok(()), |text| self.notice(&text)),
+            Item::Entered => {
+                self.consoles.iter_mut().for_each(Console::entered);
+                Ok(())
+            }
         }
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        let stdout = self.console(Stream::Stdout).finish();
+        let stderr = self.console(Stream::Stderr).finish();
+        self.draw(Stream::Stdout, &stdout).and(self.draw(Stream::Stderr, &stderr))
+    }
+
+    fn notice(&mut self, text: &str) -> io::Result<()> {
+        // Lines of standard output that are not complete come before it, too.
+        let stdout = if self.share() { Ok(()) } else { self.finish_stdout() };
+        let drawing = self.console(Stream::Stderr).notice(text);
+        stdout.and(self.draw(Stream::Stderr, &drawing))
+    }
+
+    fn finish_stdout(&mut self) -> io::Result<()> {
+        let drawing = self.consoles[0].finish();
+        self.draw(Stream::Stdout, &drawing)
+    }
+
+    /// Whether both streams are terminals, which are one in practice, and share the live lines.
+    fn share(&self) -> bool {
+        self.are_terminals == [true, true]
+    }
+
+    fn console(&mut self, stream: Stream) -> &mut Console {
+        let index = usize::from(self.share() || stream == Stream::Stderr);
+        let console = &mut self.consoles[index];
+        console.resize(kind(self.are_terminals[index]));
+        console
+    }
+
+    /// Lines of standard output are written there, and the live lines of a common terminal around them to standard error.
+    fn draw(&self, stream: Stream, Drawing { clear, lines, draw }: &Drawing) -> io::Result<()> {
+        if stream == Stream::Stdout && self.share() {
+            write_to(Stream::Stderr, clear)?;
+            write_to(Stream::Stdout, lines)?;
+            return write_to(Stream::Stderr, draw);
+        }
+        write_to(stream, &format!("{clear}{lines}{draw}"))
     }
 }
 
-fn write_console(item: &Item, form: &Form) -> io::Result<()> {
-    match item {
-        Item::Output { worker, stream, text } => {
-            let time = if form.timestamps { logs::now() } else { String::new() };
-            let lines = prefixed(&format!("{time}{}", form.label.prefix(*worker, *stream)), text);
-            match stream {
-                Stream::Stdout => io::stdout().lock().write_all(lines.as_bytes()),
-                Stream::Stderr => io::stderr().lock().write_all(lines.as_bytes()),
-            }
-        }
-        Item::Log { sidecar, text } => io::stderr().lock().write_all(form.log(*sidecar, text).as_bytes()),
-        Item::Notice(text) => io::stderr().lock().write_all(form.notice(text).as_bytes()),
-        Item::Passed(text) => io::stderr().lock().write_all(text.as_bytes()),
+fn write_to(stream: Stream, text: &str) -> io::Result<()> {
+    if text.is_empty() {
+        return Ok(());
     }
+    match stream {
+        Stream::Stdout => {
+            let mut stdout = io::stdout().lock();
+            // A prompt has no end of line, at which standard output would be flushed.
+            stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+        }
+        Stream::Stderr => io::stderr().lock().write_all(text.as_bytes()),
+    }
+}
+
+fn kind(is_terminal: bool) -> Kind {
+    if !is_terminal {
+        return Kind::Pipe;
+    }
+    let size = terminal_size::terminal_size().map(|(columns, rows)| (usize::from(columns.0), usize::from(rows.0)));
+    let (columns, rows) = size.filter(|(columns, rows)| *columns > 0 && *rows > 0).unwrap_or(TERMINAL_SIZE);
+    Kind::Terminal { columns, rows }
 }
 
 impl Form {
@@ -235,12 +385,7 @@ fn visible(text: &str) -> Cow<'_, str> {
 fn prefixed(prefix: &str, text: &str) -> String {
     let text = text.strip_suffix(['\n', '\r']).unwrap_or(text);
     let lines = text.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
-    lines.flat_map(|line| line.split('\r')).fold(String::with_capacity(text.len() * 2), |mut whole, line| {
-        whole.push_str(prefix);
-        whole.push_str(line);
-        whole.push('\n');
-        whole
-    })
+    lines.flat_map(|line| line.split('\r')).map(|line| format!("{prefix}{line}\n")).collect()
 }
 
 /// Two files for each worker, which hold exactly what it wrote.
@@ -304,6 +449,8 @@ fn open_files(folder: &Path) -> anyhow::Result<[BufWriter<File>; 2]> {
 const OPEN_WORKERS_MAX: usize = 256;
 /// Texts that wait to be written: at most 384 KiB each, so 24 MiB.
 const QUEUE_ITEMS: usize = 64;
+/// The size of a terminal that does not tell it.
+const TERMINAL_SIZE: (usize, usize) = (80, 24);
 const NOTICE_WAIT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
@@ -311,15 +458,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_line_is_prefixed_and_ended() {
-        assert_eq!(prefixed("[0]<stdout>:", "one\n\ntwo"), "[0]<stdout>:one\n[0]<stdout>:\n[0]<stdout>:two\n");
-        assert_eq!(prefixed("p:", "10 %\r20 %\r\nend\n"), "p:10 %\np:20 %\np:end\n");
-        assert_eq!(prefixed("p:", "20 %\r"), "p:20 %\n");
-    }
-
-    #[test]
     fn with_json_every_line_but_the_workers_is_an_object() {
-        let form = Form { timestamps: false, label: Label::Rank, json_of_job: Some("run-1".to_owned()) };
+        let form = Form { timestamps: false, label: Label::Rank, json_of_job: Some("run-1".to_owned()), reader: None };
         let lines = form.log(3, "{\"job\":\"run-1\",\"sidecar\":3}\nstack overflow\n")
             + &form.notice("ended [RONDE-E301]\nlast lines");
         let lines: Vec<serde_json::Value> =
@@ -327,13 +467,13 @@ mod tests {
         assert!(lines.len() == 3 && lines.iter().all(|line| line["job"] == "run-1"), "{lines:?}");
         assert_eq!((&lines[1]["target"], &lines[1]["message"]), (&"sidecar 3".into(), &"stack overflow".into()));
         assert_eq!((&lines[2]["level"], &lines[2]["target"]), (&"ERROR".into(), &"ronde::run".into()));
-        let text = Form { timestamps: false, label: Label::Rank, json_of_job: None };
+        let text = Form { timestamps: false, label: Label::Rank, json_of_job: None, reader: None };
         assert_eq!(text.log(3, "a\nb\n") + &text.notice("c"), "[sidecar 3]: a\n[sidecar 3]: b\nronde: c\n");
     }
 
     #[test]
     fn a_sidecars_log_cannot_pass_for_another_ones() {
-        let form = Form { timestamps: false, label: Label::Rank, json_of_job: Some("run-1".to_owned()) };
+        let form = Form { timestamps: false, label: Label::Rank, json_of_job: Some("run-1".to_owned()), reader: None };
         let own = "{\"job\":\"run-1\",\"sidecar\":3,\"message\":\"m\"}";
         assert_eq!(form.log(3, own), format!("{own}\n"));
         let early = logs::json_line(
@@ -355,11 +495,47 @@ mod tests {
             let shown = (&line["sidecar"], &line["target"], &line["message"]);
             assert_eq!(shown, (&3.into(), &"sidecar 3".into(), &forged.into()));
         }
-        let text = Form { timestamps: false, label: Label::Rank, json_of_job: None };
+        let text = Form { timestamps: false, label: Label::Rank, json_of_job: None, reader: None };
         assert_eq!(
             text.log(3, "a\tb\r[0]<stdout>:c\x1b[2Ad\n"),
             "[sidecar 3]: a\tb\n[sidecar 3]: [0]<stdout>:c\\u{1b}[2Ad\n"
         );
+    }
+
+    fn plain() -> Arc<Form> {
+        Arc::new(Form { timestamps: false, label: Label::Rank, json_of_job: None, reader: None })
+    }
+
+    #[test]
+    fn the_block_that_names_the_cause_is_printed_once() {
+        let block = PendingBlock::default();
+        let (queue, items) = mpsc::channel(2);
+        let (broken, _) = watch::channel(None);
+        let mut screen = Screen::new(block.clone(), plain());
+        block.put("ronde: why (in a test)\n".to_owned());
+        queue.try_send(Item::Block).expect("room");
+        drop(queue);
+        print_all(items, None, &mut screen, &broken);
+        assert_eq!(block.take(), None, "the thread has printed it");
+        let (queue, items) = mpsc::channel(1);
+        block.put("ronde: why, at the end (in a test)\n".to_owned());
+        drop(queue);
+        print_all(items, None, &mut screen, &broken);
+        assert_eq!(block.take(), None, "it is printed when nothing follows");
+    }
+
+    #[tokio::test]
+    async fn the_block_outlives_a_full_queue() {
+        let (queue, _unread) = mpsc::channel(1);
+        queue.try_send(Item::Entered).expect("room");
+        let (_, done) = oneshot::channel();
+        let (_, broken) = watch::channel(None);
+        let printer = Printer { queue, done, broken, block: PendingBlock::default(), form: plain() };
+        printer.block("why [RONDE-E301]").await;
+        assert_eq!(printer.pending_block().take().as_deref(), Some("ronde: why [RONDE-E301]\n"));
+        printer.block("why, past the queue (in a test)").await;
+        printer.pending_block().write_past_the_queue(Duration::from_secs(5)).await;
+        assert_eq!(printer.pending_block().take(), None, "it is written");
     }
 
     #[test]

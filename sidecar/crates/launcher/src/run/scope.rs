@@ -115,9 +115,9 @@ impl Scope {
                 Ok(message)
             }
             FromAgent::SidecarExited { sidecar, status: _ } => self.workers_of(sidecar).map(|_| message),
-            FromAgent::WorkerStarted { worker, pid: _ } | FromAgent::WorkerExited { worker, status: _ } => {
-                self.has(worker).map(|()| message)
-            }
+            FromAgent::WorkerStarted { worker, pid: _ }
+            | FromAgent::InputTaken { worker }
+            | FromAgent::WorkerExited { worker, status: _ } => self.has(worker).map(|()| message),
             FromAgent::Output { worker, stream: _, ref text } => {
                 self.has(worker)?;
                 bounded("output", text.len(), TEXT_BYTES_MAX)?;
@@ -160,7 +160,7 @@ impl Scope {
                 }
                 Ok(line)
             }
-            FromSidecar::Attached { worker } | FromSidecar::Left { worker } => {
+            FromSidecar::Attached { worker } | FromSidecar::Left { worker, .. } => {
                 self.is_of(&workers, worker).map(|()| line)
             }
             FromSidecar::Prepared { .. }
@@ -189,6 +189,7 @@ impl Scope {
                 self.is_of(&workers, worker)?;
                 Ok(FromSidecar::Noted { worker, last_call: last_call.map(|call| Failure::line(&call)) })
             }
+            FromSidecar::Recorded { ref path } => check_path(path).map(|()| line),
             FromSidecar::Ended { ref summary } => {
                 bounded("list of last ranks", summary.last_to_be_ready.len(), self.ranks_of_job)?;
                 Ok(line)

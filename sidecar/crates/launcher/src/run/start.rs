@@ -13,6 +13,7 @@ use super::address;
 use super::agents::Link;
 use super::environment::{self, Identity};
 use super::failure::{Failure, ranks};
+use super::input::Input;
 use super::job::Job;
 use super::placement::SidecarPlace;
 use super::routes;
@@ -148,6 +149,7 @@ impl Job<'_> {
         for (sidecar, place) in (0_u32..).zip(&self.placement.sidecars) {
             let start = Start {
                 job: settings.job.clone(),
+                run: settings.run.clone(),
                 trust_domain: TRUST_DOMAIN.to_owned(),
                 sidecar,
                 addresses: self.state.hosts[place.host].addresses.iter().map(|own| own.address).collect(),
@@ -211,7 +213,7 @@ impl Job<'_> {
             .collect()
     }
 
-    fn start_workers(&self) {
+    fn start_workers(&mut self) {
         let settings = self.settings;
         let common = environment::common(&settings.caller, &settings.exports);
         for link in &self.links {
@@ -231,7 +233,12 @@ impl Job<'_> {
             };
             let (rank, sidecar) = (place.rank, place.sidecar);
             let (command, environment) = (settings.command.clone(), identity.environment());
-            self.links[place.host].send(ToAgent::StartWorker { worker: rank, sidecar, command, environment });
+            let takes_input = settings.stdin == Some(rank);
+            let link = &self.links[place.host];
+            link.send(ToAgent::StartWorker { worker: rank, sidecar, command, environment, takes_input });
+            if takes_input {
+                self.input = Some(Input::start(rank, link.input(), self.printer.sender()));
+            }
         }
     }
 

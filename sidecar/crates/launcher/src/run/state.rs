@@ -1,5 +1,7 @@
 //! The state of a job: tables of hosts, sidecars and workers, updated by events. Pure.
 
+mod blame;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -9,8 +11,9 @@ use ronde_bootstrap::interfaces::InterfaceAddress;
 use ronde_bootstrap::messages::{FromSidecar, Summary};
 
 use super::agents::{Event, Tail};
-use super::failure::{Failure, LinkStatus, Missing};
+use super::failure::{Failure, Missing};
 use super::placement::Placement;
+use super::records::FlightRecords;
 use super::routes;
 use super::shell::Trouble;
 use crate::envelope::{FromAgent, Status};
@@ -27,10 +30,14 @@ pub(super) struct State {
     pub(super) workers: Vec<WorkerState>,
     /// The rank whose process was the first to end with a failure.
     pub(super) first_failed: Option<u32>,
+    /// Whether the launcher has requested everything to end: what ends from now on is no cause.
+    is_ending: bool,
     /// The ranks whose sessions have ended, in the order of their latest ends.
     left: Vec<u32>,
     /// The command of `--starter`, if it has started the workers.
     starter: Option<StarterState>,
+    /// Where sidecars have written flight records.
+    pub(super) records: FlightRecords,
 }
 
 /// The state of the command of `--starter`.
@@ -51,6 +58,8 @@ pub(super) struct HostState {
     pub(super) hello: Option<Hello>,
     /// How the connection to it ended.
     pub(super) closed: Option<Status>,
+    /// Whether it ended while it was needed.
+    is_lost: bool,
     stderr: Tail,
 }
 
@@ -80,6 +89,8 @@ pub(super) struct SidecarState {
     pub(super) summary: Option<Summary>,
     /// How it ended.
     pub(super) exited: Option<Status>,
+    /// Whether it ended with a failure while it was needed.
+    is_lost: bool,
     log: Tail,
 }
 
@@ -116,8 +127,12 @@ pub(super) struct WorkerState {
     pub(super) attached: bool,
     /// How it ended.
     pub(super) exited: Option<Status>,
+    /// Whether it was stopped by the launcher.
+    is_stopped: bool,
     /// Whether its sidecar has its exit status.
     pub(super) noted: bool,
+    /// How many operations it had called when its session ended.
+    pub(super) operations: Option<u64>,
     /// Its last call, as reported by its sidecar.
     pub(super) last_call: Option<String>,
     /// The last lines of its standard error, when all of its output has arrived.
@@ -167,10 +182,17 @@ impl State {
             workers: table(placement.size() as usize),
             command: command.to_owned(),
             first_failed: None,
+            is_ending: false,
             left: Vec::new(),
             starter: None,
+            records: FlightRecords::default(),
             placement,
         }
+    }
+
+    /// The launcher stops all processes.
+    pub(super) fn note_end(&mut self) {
+        self.is_ending = true;
     }
 
     /// Updates the state with an event of a host.
@@ -268,44 +290,6 @@ impl State {
         self.hosts.iter().take(links).all(|host| host.closed.is_some())
     }
 
-    /// The failure of the worker that ended the job, with those of its last lines that have arrived.
-    pub(super) fn worker_failure(&self) -> Option<Failure> {
-        let rank = self.culprit()?;
-        let worker = &self.workers[rank as usize];
-        Some(Failure::Worker {
-            rank,
-            host: self.host_name(self.host_of_rank(rank)),
-            status: worker.exited?,
-            command: self.command.clone(),
-            last_call: worker.last_call.clone(),
-            stderr_tail: worker.stderr_tail.clone().unwrap_or_default(),
-        })
-    }
-
-    /// Whether the failed worker, its last call and its last lines are known.
-    pub(super) fn worker_failure_is_complete(&self) -> bool {
-        let has_exited = |rank: &u32| self.workers[*rank as usize].exited.is_some();
-        let sidecar_runs = |rank: u32| {
-            let sidecar = self.placement.sidecars.iter().position(|place| place.ranks.contains(&rank));
-            sidecar.is_some_and(|sidecar| self.sidecars[sidecar].exited.is_none() && self.sidecars[sidecar].started)
-        };
-        let sidecar_noted_it = |rank: u32| self.workers[rank as usize].noted || !sidecar_runs(rank);
-        let is_drained = |rank: u32| self.workers[rank as usize].stderr_tail.is_some() && sidecar_noted_it(rank);
-        self.left_before_the_first_failed().iter().all(has_exited) && self.culprit().is_some_and(is_drained)
-    }
-
-    /// The worker that caused the failure: the first whose session ended and whose process then failed. A process that exits
-    /// slowly, such as an interpreter that runs exit handlers, may end after those that failed because it left.
-    fn culprit(&self) -> Option<u32> {
-        let failed = |rank: &&u32| self.workers[**rank as usize].exited.is_some_and(|status| !status.is_success());
-        self.left_before_the_first_failed().iter().find(failed).copied().or(self.first_failed)
-    }
-
-    fn left_before_the_first_failed(&self) -> &[u32] {
-        let end = self.left.iter().position(|rank| Some(*rank) == self.first_failed);
-        &self.left[..end.unwrap_or(self.left.len())]
-    }
-
     /// Handles a message that the host's scope has accepted: it names ranks and sidecars of that host.
     fn handle_message(&mut self, host: usize, message: FromAgent) -> Result<(), Failure> {
         match message {
@@ -320,18 +304,14 @@ impl State {
             FromAgent::Sidecar { sidecar, line } => return self.handle_line(host, sidecar, line),
             FromAgent::SidecarLog { sidecar, text } => self.sidecars[sidecar as usize].log.push(&text),
             FromAgent::SidecarExited { sidecar, status } => {
-                self.sidecars[sidecar as usize].exited = Some(status);
-                let log_tail = self.sidecars[sidecar as usize].log.lines();
-                return Err(Failure::Sidecar {
-                    served: self.served(sidecar),
-                    host: self.host_name(host),
-                    status,
-                    log_tail,
-                });
+                let state = &mut self.sidecars[sidecar as usize];
+                (state.exited, state.is_lost) = (Some(status), !self.is_ending && !status.is_success());
+                return Err(self.sidecar_failure(sidecar, status));
             }
             FromAgent::WorkerStarted { worker: rank, pid: _ } => self.workers[rank as usize].started = true,
             FromAgent::WorkerExited { worker: rank, status } => {
-                self.workers[rank as usize].exited = Some(status);
+                let worker = &mut self.workers[rank as usize];
+                (worker.exited, worker.is_stopped) = (Some(status), self.is_ending);
                 if !status.is_success() {
                     self.first_failed.get_or_insert(rank);
                 }
@@ -340,6 +320,8 @@ impl State {
                 self.workers[rank as usize].stderr_tail = Some(stderr_tail);
             }
             FromAgent::Refused { reason } => return Err(Failure::Refused { host: self.host_name(host), reason }),
+            // The job notifies the task that reads the input.
+            FromAgent::InputTaken { .. } => {}
             // The printer gets them.
             FromAgent::Output { .. } | FromAgent::Notice { .. } | FromAgent::Beat => {}
             // Only the agents of an elastic job send it; see `Scope`.
@@ -376,10 +358,11 @@ impl State {
                 let worker = &mut self.workers[worker as usize];
                 (worker.noted, worker.last_call) = (true, last_call);
             }
-            FromSidecar::Left { worker } => {
+            FromSidecar::Left { worker, operations } => {
                 // A worker may attach again: its latest end counts.
                 self.left.retain(|left| *left != worker);
                 self.left.push(worker);
+                self.workers[worker as usize].operations = operations;
             }
             // Only an elastic job has a second membership; see `Scope`.
             FromSidecar::Prepared { .. }
@@ -387,6 +370,7 @@ impl State {
             | FromSidecar::Seated { .. }
             | FromSidecar::Hung { .. }
             | FromSidecar::Unreachable { .. } => {}
+            FromSidecar::Recorded { path } => self.records.add(host_name, &path),
             FromSidecar::Ended { summary } => state.summary = Some(summary),
             FromSidecar::Fatal { reason } => return Err(Failure::Fatal { served, host: host_name, reason }),
         }
@@ -395,16 +379,8 @@ impl State {
 
     fn handle_closed(&mut self, host: usize, status: Status) -> Result<(), Failure> {
         let state = &mut self.hosts[host];
-        state.closed = Some(status);
-        let status = LinkStatus { remote: state.remote, status };
-        let (greeted, stderr_tail) = (state.hello.is_some(), state.stderr.lines());
-        let trouble = Trouble::of(Some(status.status), &stderr_tail).filter(|_| status.remote);
-        let (host, placed) = (self.host_name(host), self.placement.ranks_of_host(host));
-        Err(if greeted {
-            Failure::Lost { host, placed, status, stderr_tail }
-        } else {
-            Failure::Unreachable { host, placed, status, trouble, stderr_tail }
-        })
+        (state.closed, state.is_lost) = (Some(status), !self.is_ending);
+        Err(self.host_failure(host, status))
     }
 
     fn missing_hosts(&self) -> Vec<Missing> {

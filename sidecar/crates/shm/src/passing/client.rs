@@ -8,7 +8,8 @@ use std::time::Duration;
 use super::connection::Connection;
 use super::credentials::{Credentials, peer_credentials};
 use super::descriptor::{Received, recv_with_fd, send_with_fd};
-use super::message::{MemReply, MemRequest};
+use super::message::{MemReply, MemRequest, StreamRequest};
+use super::pci::PciAddress;
 use super::token::SessionToken;
 use crate::arena::SegmentId;
 use crate::error::{ProtocolError, ShmError};
@@ -70,8 +71,27 @@ impl MemClient {
     /// [`ShmError::Protocol`] or [`ShmError::System`], after which the client cannot be used;
     /// [`ShmError::UsedAfterFork`].
     pub fn attach(&mut self, token: &SessionToken, id: SegmentId, segment: &OwnedSegment) -> Result<(), ShmError> {
-        let request = MemRequest::Attach { token: *token, segment: id, bytes: segment.len() };
-        match self.exchange(request, Some(segment.fd()))? {
+        self.pass(MemRequest::Attach { token: *token, segment: id, bytes: segment.len() }, segment.fd())
+    }
+
+    /// Passes device memory to the sidecar, which imports it before this returns.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MemClient::attach`].
+    pub fn attach_device(
+        &mut self,
+        token: &SessionToken,
+        id: SegmentId,
+        (bytes, gpu): (u64, PciAddress),
+        descriptor: BorrowedFd<'_>,
+    ) -> Result<(), ShmError> {
+        self.pass(MemRequest::Device { token: *token, segment: id, bytes, gpu }, descriptor)
+    }
+
+    /// Sends a request with a descriptor, and waits until the sidecar has taken it over.
+    fn pass(&mut self, request: MemRequest, descriptor: BorrowedFd<'_>) -> Result<(), ShmError> {
+        match self.exchange(request, Some(descriptor))? {
             (MemReply::Attached, None) => Ok(()),
             (MemReply::Refused { reason }, None) => Err(refused(request, reason)),
             (MemReply::Attached | MemReply::Refused { .. }, Some(_)) => {
@@ -104,8 +124,21 @@ impl MemClient {
     /// # Errors
     ///
     /// Those of [`MemClient::attach`].
-    pub fn ring(mut self, token: &SessionToken, ring: WorkerRing) -> Result<RingEnd, ShmError> {
+    pub fn ring(self, token: &SessionToken, ring: WorkerRing) -> Result<RingEnd, ShmError> {
         let request = MemRequest::Ring { token: *token, capacity: ring.capacity() };
+        self.pass_ring(request, ring)
+    }
+
+    /// Opens a stream of a worker with a ring, whose capacity is that of the request. The connection becomes its bell.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MemClient::attach`].
+    pub fn stream(self, request: StreamRequest, ring: WorkerRing) -> Result<RingEnd, ShmError> {
+        self.pass_ring(MemRequest::Stream(StreamRequest { capacity: ring.capacity(), ..request }), ring)
+    }
+
+    fn pass_ring(mut self, request: MemRequest, ring: WorkerRing) -> Result<RingEnd, ShmError> {
         match self.exchange(request, Some(ring.fd()))? {
             (MemReply::Attached, None) => {}
             (MemReply::Refused { reason }, None) => return Err(refused(request, reason)),

@@ -3,7 +3,8 @@
 use std::str::FromStr;
 
 use super::descriptor::LINE_BYTES_MAX;
-use super::token::SessionToken;
+use super::pci::PciAddress;
+use super::token::{SessionToken, WorkerToken};
 use crate::arena::SegmentId;
 use crate::error::ProtocolError;
 
@@ -33,6 +34,32 @@ pub enum MemRequest {
         /// Capacity of each direction in bytes.
         capacity: u64,
     },
+    /// Imports the device memory whose descriptor comes with this line.
+    Device {
+        /// The worker's session.
+        token: SessionToken,
+        /// The segment's number among the session's segments of device memory.
+        segment: SegmentId,
+        /// Size of the allocation in bytes.
+        bytes: u64,
+        /// The GPU.
+        gpu: PciAddress,
+    },
+    /// Maps the ring of a stream, whose descriptor comes with this line. After the reply the connection is its bell.
+    Stream(StreamRequest),
+}
+
+/// A request for a stream of NCCL's net plugin, which needs no session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamRequest {
+    /// The worker's number, its rank in a job that is not elastic.
+    pub worker: u32,
+    /// The contents of its token file.
+    pub token: WorkerToken,
+    /// Capacity of each direction of the ring in bytes.
+    pub capacity: u64,
+    /// The lane that carries the stream, modulo the number of lanes.
+    pub lane: u16,
 }
 
 impl MemRequest {
@@ -56,10 +83,23 @@ impl MemRequest {
             "RING" => {
                 Self::Ring { token: words.next()?.parse()?, capacity: decimal(words.next()?, "number of bytes")? }
             }
+            "STREAM" => Self::Stream(StreamRequest {
+                worker: decimal(words.next()?, "worker's number")?,
+                token: words.next()?.parse()?,
+                capacity: decimal(words.next()?, "number of bytes")?,
+                lane: decimal(words.next()?, "lane")?,
+            }),
+            "DEVICE" => Self::Device {
+                token: words.next()?.parse()?,
+                segment: SegmentId(decimal(words.next()?, "segment number")?),
+                bytes: decimal(words.next()?, "number of bytes")?,
+                gpu: words.next()?.parse()?,
+            },
             _ => return Err(ProtocolError::UnknownWord),
         };
         words.end()?;
-        Ok(request)
+        // One spelling for each request.
+        if request.to_line().trim_end() == line { Ok(request) } else { Err(ProtocolError::UnknownWord) }
     }
 
     /// The line, including the newline.
@@ -69,6 +109,10 @@ impl MemRequest {
             Self::Attach { token, segment, bytes } => format!("ATTACH {token} {segment} {bytes}\n"),
             Self::Result { token, segment } => format!("RESULT {token} {segment}\n"),
             Self::Ring { token, capacity } => format!("RING {token} {capacity}\n"),
+            Self::Stream(StreamRequest { worker, token, capacity, lane }) => {
+                format!("STREAM {worker} {token} {capacity} {lane}\n")
+            }
+            Self::Device { token, segment, bytes, gpu } => format!("DEVICE {token} {segment} {bytes} {gpu}\n"),
         }
     }
 
@@ -79,6 +123,12 @@ impl MemRequest {
             Self::Attach { segment, bytes, .. } => format!("to attach input segment {segment} of {bytes} bytes"),
             Self::Result { segment, .. } => format!("result segment {segment}"),
             Self::Ring { capacity, .. } => format!("a ring of {capacity} bytes a direction"),
+            Self::Stream(StreamRequest { worker, capacity, .. }) => {
+                format!("a stream of worker {worker} with a ring of {capacity} bytes a direction")
+            }
+            Self::Device { segment, bytes, gpu, .. } => {
+                format!("to import segment {segment} of {bytes} bytes of the GPU at {gpu}")
+            }
         }
     }
 }

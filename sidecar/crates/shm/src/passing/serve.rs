@@ -5,7 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use super::descriptor::{Received, recv_with_fd, send_with_fd};
-use super::message::{MemReply, MemRequest};
+use super::message::{MemReply, MemRequest, StreamRequest};
+use super::pci::PciAddress;
 use super::token::SessionToken;
 use crate::arena::SegmentId;
 use crate::error::{ProtocolError, ShmError};
@@ -65,6 +66,43 @@ pub trait MemHost {
     ///
     /// The reason why it is rejected; the ring is then unmapped.
     fn ring(&mut self, token: &SessionToken, ring: PeerRing, bell: UnixStream) -> Result<(), String>;
+
+    /// Admits a stream of a worker, before anything is mapped, until [`stream`](Self::stream) takes it over or
+    /// [`release_stream`](Self::release_stream) gives it back.
+    ///
+    /// # Errors
+    ///
+    /// The reason why the worker may not have one, for example a wrong token. A host without streams refuses all.
+    fn reserve_stream(&mut self, request: &StreamRequest) -> Result<(), String> {
+        let _ = request;
+        Err("this sidecar carries no streams".to_owned())
+    }
+
+    /// Gives an admitted stream back: its ring cannot be mapped.
+    fn release_stream(&mut self) {}
+
+    /// Takes over the ring of a stream that was admitted, and the connection as its bell, as [`ring`](Self::ring) does.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it is rejected; the ring is then unmapped.
+    fn stream(&mut self, request: &StreamRequest, ring: PeerRing, bell: UnixStream) -> Result<(), String> {
+        let _ = (request, ring, bell);
+        Err("this sidecar carries no streams".to_owned())
+    }
+    /// Imports device memory of a worker. Nothing about the descriptor is known: it may be one of anything.
+    ///
+    /// # Errors
+    ///
+    /// The reason why it is rejected, for example an unknown token, a limit, another size or another device; nothing is
+    /// imported then.
+    fn device(
+        &mut self,
+        token: &SessionToken,
+        segment: SegmentId,
+        memory: (u64, PciAddress),
+        descriptor: OwnedFd,
+    ) -> Result<(), String>;
 }
 
 /// The result of [`serve_one`].
@@ -112,8 +150,10 @@ pub fn serve_one(stream: &UnixStream, host: &mut dyn MemHost) -> Result<ServeOut
     let fd = granted.as_ref().map(|segment| segment.fd());
     send_with_fd(stream, reply.to_line().as_bytes(), fd)?;
     Ok(match request {
-        MemRequest::Ring { .. } => ServeOutcome::Ringing,
-        MemRequest::Attach { .. } | MemRequest::Result { .. } => ServeOutcome::Granted(request),
+        MemRequest::Ring { .. } | MemRequest::Stream(_) => ServeOutcome::Ringing,
+        MemRequest::Attach { .. } | MemRequest::Result { .. } | MemRequest::Device { .. } => {
+            ServeOutcome::Granted(request)
+        }
     })
 }
 
@@ -138,7 +178,16 @@ fn handle_request(
         (MemRequest::Ring { token, capacity }, Some(fd)) => {
             Ok(ring(stream, host, &token, capacity, fd).map(|()| (None, MemReply::Attached)))
         }
-        (MemRequest::Attach { .. } | MemRequest::Ring { .. }, None) => Err(ProtocolError::MissingDescriptor),
+        (MemRequest::Stream(request), Some(fd)) => {
+            Ok(open_stream(stream, host, &request, fd).map(|()| (None, MemReply::Attached)))
+        }
+        (MemRequest::Device { token, segment, bytes, gpu }, Some(fd)) => {
+            Ok(host.device(&token, segment, (bytes, gpu), fd).map(|()| (None, MemReply::Attached)))
+        }
+        (
+            MemRequest::Attach { .. } | MemRequest::Ring { .. } | MemRequest::Stream(_) | MemRequest::Device { .. },
+            None,
+        ) => Err(ProtocolError::MissingDescriptor),
         (MemRequest::Result { .. }, Some(_)) => Err(ProtocolError::UnexpectedDescriptor),
     }
 }
@@ -168,17 +217,36 @@ fn ring(
     fd: OwnedFd,
 ) -> Result<(), String> {
     host.reserve_ring(token, capacity)?;
-    let mapped = PeerRing::map(fd, capacity).map_err(|error| error.to_string()).and_then(|ring| {
-        let bell = stream.try_clone().map_err(|error| format!("the sidecar has no descriptor left: {error}"))?;
-        Ok((ring, bell))
-    });
-    match mapped {
+    match map_ring(stream, capacity, fd) {
         Ok((ring, bell)) => host.ring(token, ring, bell),
         Err(reason) => {
             host.release_ring(token);
             Err(reason)
         }
     }
+}
+
+fn open_stream(
+    stream: &UnixStream,
+    host: &mut dyn MemHost,
+    request: &StreamRequest,
+    fd: OwnedFd,
+) -> Result<(), String> {
+    host.reserve_stream(request)?;
+    match map_ring(stream, request.capacity, fd) {
+        Ok((ring, bell)) => host.stream(request, ring, bell),
+        Err(reason) => {
+            host.release_stream();
+            Err(reason)
+        }
+    }
+}
+
+/// Maps a worker's ring; the connection will be its bell.
+fn map_ring(stream: &UnixStream, capacity: u64, fd: OwnedFd) -> Result<(PeerRing, UnixStream), String> {
+    let ring = PeerRing::map(fd, capacity).map_err(|error| error.to_string())?;
+    let bell = stream.try_clone().map_err(|error| format!("the sidecar has no descriptor left: {error}"))?;
+    Ok((ring, bell))
 }
 
 /// Sends the peer an error that ends the connection, and returns it.

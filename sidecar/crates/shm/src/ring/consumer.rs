@@ -17,6 +17,8 @@ pub struct Consumer {
     consumed: u64,
     /// The last accepted position of the peer.
     produced: u64,
+    /// The length of the next message, once it has been loaded.
+    next_bytes: Option<u32>,
 }
 
 /// How a consumer waits.
@@ -30,7 +32,7 @@ pub enum Wait {
 
 impl Consumer {
     pub(super) fn new(channel: Channel, bell: Arc<Bell>) -> Self {
-        Self { channel, bell, consumed: 0, produced: 0 }
+        Self { channel, bell, consumed: 0, produced: 0, next_bytes: None }
     }
 
     /// Pops the next message into `message`, replacing its contents. Returns false if the ring is empty.
@@ -38,8 +40,24 @@ impl Consumer {
     /// # Errors
     /// [`RingError::Position`], [`RingError::Length`]: the peer violated the layout of the ring.
     pub fn pop(&mut self, message: &mut Vec<u8>) -> Result<bool, RingError> {
+        let Some(length) = self.next_bytes()? else { return Ok(false) };
+        message.clear();
+        message.resize(length, 0);
+        self.pop_to(0, message)?;
+        Ok(true)
+    }
+
+    /// The length of the next message in bytes, or `None` if the ring is empty. The length is loaded once: the peer cannot
+    /// change it afterwards.
+    ///
+    /// # Errors
+    /// [`RingError::Position`], [`RingError::Length`]: the peer violated the layout of the ring.
+    pub fn next_bytes(&mut self) -> Result<Option<usize>, RingError> {
+        if let Some(known) = self.next_bytes {
+            return Ok(Some(known as usize));
+        }
         if !self.is_ready()? {
-            return Ok(false);
+            return Ok(None);
         }
         let mut length = [0; LENGTH_BYTES];
         self.channel.read(self.consumed, &mut length);
@@ -49,15 +67,45 @@ impl Consumer {
         if bytes > limit {
             return Err(RingError::Length { bytes, limit });
         }
-        message.clear();
-        message.resize(length as usize, 0);
-        self.channel.read(self.consumed + LENGTH_BYTES as u64, message);
+        self.next_bytes = Some(length);
+        Ok(Some(length as usize))
+    }
+
+    /// Copies the first bytes of the next message, of which there are as many, without popping it. The peer may change
+    /// them afterwards, so read each byte only once.
+    ///
+    /// # Errors
+    /// As [`Self::next_bytes`]; [`RingError::Length`] if the message is shorter or there is none.
+    pub fn peek(&mut self, head: &mut [u8]) -> Result<(), RingError> {
+        self.check_part(0, head.len())?;
+        self.channel.read(self.consumed + LENGTH_BYTES as u64, head);
+        Ok(())
+    }
+
+    /// Pops the next message and copies those of its bytes that begin at `offset` to `part`.
+    ///
+    /// # Errors
+    /// As [`Self::peek`].
+    pub fn pop_to(&mut self, offset: usize, part: &mut [u8]) -> Result<(), RingError> {
+        let length = self.check_part(offset, part.len())?;
+        self.channel.read(self.consumed + (LENGTH_BYTES + offset) as u64, part);
         // All positions are multiples of 8, so the padding lies within the published bytes.
-        self.consumed += framed(bytes);
+        self.consumed += framed(length as u64);
+        self.next_bytes = None;
         // Release: the copy happens before the store that allows the peer to overwrite the bytes.
         self.channel.consumed().store(self.consumed, Ordering::Release);
         self.notify_room();
-        Ok(true)
+        Ok(())
+    }
+
+    /// The length of the next message, which has these bytes.
+    fn check_part(&mut self, offset: usize, bytes: usize) -> Result<usize, RingError> {
+        let length = self.next_bytes()?.unwrap_or(0);
+        let end = offset.saturating_add(bytes);
+        if end > length {
+            return Err(RingError::Length { bytes: end as u64, limit: length as u64 });
+        }
+        Ok(length)
     }
 
     /// Whether there is a message.

@@ -125,8 +125,9 @@ pub(super) fn check_header(mapping: &Mapping<ReadWrite>) -> Result<(), ShmError>
     Ok(())
 }
 
-/// The size of a message with its length field and padding.
-pub(super) fn framed(bytes: u64) -> u64 {
+/// The bytes of a ring that a message of `bytes` takes, with its length field and padding.
+#[must_use]
+pub fn framed(bytes: u64) -> u64 {
     (LENGTH_BYTES as u64 + bytes).next_multiple_of(ALIGNMENT)
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::bell::Bell;
 use super::consumer::{AWAKE, ON_FUTEX};
-use super::memory::{ALIGNMENT, Channel, LENGTH_BYTES, framed};
+use super::memory::{ALIGNMENT, Channel, framed};
 use super::{RingError, futex};
 use crate::fork::ForkGuard;
 
@@ -47,15 +47,27 @@ impl Producer {
     /// [`RingError::TooLong`]; [`RingError::Position`] if the peer violated the layout of the ring;
     /// [`RingError::UsedAfterFork`].
     pub fn push(&mut self, message: &[u8]) -> Result<Pushed, RingError> {
+        self.push_parts([message, &[]], 0)
+    }
+
+    /// Publishes a message that consists of two parts, if afterwards there still is room for a message of `spare` bytes.
+    ///
+    /// # Errors
+    /// As [`Producer::push`].
+    pub fn push_parts(&mut self, parts: [&[u8]; 2], spare: u64) -> Result<Pushed, RingError> {
         self.fork_guard.check()?;
-        let (bytes, limit) = (message.len() as u64, self.message_bytes_max());
+        let (bytes, limit) = (parts[0].len() as u64 + parts[1].len() as u64, self.message_bytes_max());
         let length = u32::try_from(bytes).ok().filter(|_| bytes <= limit);
         let length = length.ok_or(RingError::TooLong { bytes, limit })?;
-        if !self.has_room(bytes)? {
+        let reserved = if spare == 0 { 0 } else { framed(spare) };
+        if !self.has_framed_room(framed(bytes) + reserved)? {
             return Ok(Pushed::Full);
         }
-        self.channel.write(self.produced, &length.to_le_bytes());
-        self.channel.write(self.produced + LENGTH_BYTES as u64, message);
+        let mut position = self.produced;
+        for part in [&length.to_le_bytes()[..], parts[0], parts[1]] {
+            self.channel.write(position, part);
+            position += part.len() as u64;
+        }
         self.produced += framed(bytes);
         // Release: the message is written before its position is published.
         self.channel.produced().store(self.produced, Ordering::Release);
@@ -94,10 +106,14 @@ impl Producer {
 
     /// Whether a message of `bytes` fits.
     fn has_room(&mut self, bytes: u64) -> Result<bool, RingError> {
-        if self.room() < framed(bytes) {
+        self.has_framed_room(framed(bytes))
+    }
+
+    fn has_framed_room(&mut self, framed_bytes: u64) -> Result<bool, RingError> {
+        if self.room() < framed_bytes {
             self.consumed = self.load_consumed()?;
         }
-        Ok(self.room() >= framed(bytes))
+        Ok(self.room() >= framed_bytes)
     }
 
     fn room(&self) -> u64 {

@@ -24,7 +24,7 @@ use crate::{quic, tcp};
 /// Accepts connections over both carriers until the port is closed. Ignores connections to local addresses that are not
 /// in `own`, unless `own` is empty.
 pub(super) async fn accept_all(shared: Arc<Shared>, own: Vec<IpAddr>) {
-    let handshakes = Handshakes::default();
+    let handshakes = Handshakes::new("peers", HANDSHAKES_MAX, SILENT);
     tokio::join!(accept_quic(&shared, &own, &handshakes), accept_tcp(&shared, &own, &handshakes));
 }
 
@@ -143,12 +143,24 @@ async fn accept_one(
             return refuse(&connection, send, text).await;
         }
     };
-    match shared.bring_up_accepted(&stream, hello) {
-        Some(installed) => link::run(shared, stream, installed).await,
-        None => {
-            stream.connection.close(CloseCode::Duplicate, "another connection is kept, or another membership began");
-        }
+    answer_and_run(shared, stream, hello).await;
+}
+
+/// Brings up the link and answers, in this order: once the peer has read the answer it sends, and what it sends over a
+/// connection that this side gives up would be lost. Without an answer it dials again.
+async fn answer_and_run(shared: Arc<Shared>, mut stream: LinkStream, hello: Hello) {
+    let Some(installed) = shared.bring_up_accepted(&stream, hello) else {
+        let reason = "another connection is kept, or another membership began";
+        return stream.connection.close(CloseCode::Duplicate, reason);
+    };
+    let answer = Hello { replaces: false, ..shared.hello() };
+    if !matches!(timeout(HELLO_TIMEOUT, link::write_hello(&mut stream.send, &answer)).await, Ok(Ok(_))) {
+        let within = HELLO_TIMEOUT.as_secs();
+        let reason = DownReason::Lost(format!("the answer to the peer's hello was not sent within {within} s"));
+        shared.report_down(stream.peer, installed.generation, reason);
+        return stream.connection.close(CloseCode::Closed, "the answer to the hello was not sent");
     }
+    link::run(shared, stream, installed).await;
 }
 
 /// Receives the hello within the time for it; `None` when that is over, or when the handshake has to give way to another
@@ -214,22 +226,18 @@ async fn receive_hello(
         let text = "the connection is being replaced already; try again later".to_owned();
         return Err(Rejected::Refused { connection, peer, send, text });
     }
-    let answer = Hello { replaces: hello.replaces, ..shared.hello() };
-    if link::write_hello(&mut send, &answer).await.is_err() {
+    let Some(link) = link.filter(|_| hello.replaces) else {
+        return Ok(HelloOutcome::NewLink(Box::new(LinkStream { connection, send, recv, peer, auth }), hello));
+    };
+    if link::write_hello(&mut send, &Hello { replaces: true, ..shared.hello() }).await.is_err() {
         return Err(Rejected::Lost(connection.closed().await));
     }
     // Another replacement may have arrived while the answer was written.
-    if hello.replaces && link.as_ref().is_some_and(|link| !link.accepts_offers()) {
+    if !link.accepts_offers() {
         return Err(violation(CloseCode::Refused, "the connection is being replaced already".to_owned()));
     }
-    let stream = LinkStream { connection, send, recv, peer, auth };
-    match link.filter(|_| hello.replaces) {
-        None => Ok(HelloOutcome::NewLink(Box::new(stream), hello)),
-        Some(link) => {
-            link.offer(stream);
-            Ok(HelloOutcome::Replacement)
-        }
-    }
+    link.offer(LinkStream { connection, send, recv, peer, auth });
+    Ok(HelloOutcome::Replacement)
 }
 
 async fn read_hello(recv: &mut RecvHalf) -> Result<Hello, ReadStop> {
@@ -251,6 +259,10 @@ async fn refuse(connection: &Connection, mut send: SendHalf, text: String) {
     connection.close(CloseCode::Refused, &text);
 }
 
+/// Limit for simultaneous handshakes.
+const HANDSHAKES_MAX: usize = 256;
+/// How long a handshake may take before a new connection may replace it. On a path of 200 ms it takes about 600 ms.
+const SILENT: Duration = Duration::from_secs(1);
 /// Limit for the time from the first packet to the hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,10 +1,10 @@
-//! The handshakes in progress at a port: how many there may be, and which one gives way when there is no room.
+//! The handshakes in progress at a listener: how many there may be, and which one gives way when there is no room.
 //!
-//! Anyone who reaches the port can open connections and send nothing. So room is shared by address: while all of it is
+//! Anyone who reaches the listener can open connections and send nothing. So room is shared by address: while all of it is
 //! taken, a connection from an address with fewer handshakes than another one replaces one of the latter. Among
 //! connections of one address, or of addresses with equally many, a new one replaces only one that has been silent for
-//! longer than a handshake takes; otherwise peers that connect at the same time would keep replacing each other. In both
-//! cases the oldest gives way, and one that has shown a certificate of the job only after all others.
+//! a given time; otherwise peers that connect at the same time would keep replacing each other. In both cases the oldest
+//! gives way, and one that has shown a certificate of the job only after all others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -14,28 +14,41 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// The handshakes of a port; clones share them.
-#[derive(Clone, Default)]
-pub(super) struct Handshakes(Arc<Mutex<Table<oneshot::Sender<()>>>>);
+/// The handshakes of a listener; clones share them.
+#[derive(Clone)]
+pub struct Handshakes {
+    listener: &'static str,
+    table: Arc<Mutex<Table<oneshot::Sender<()>>>>,
+}
 
 /// The place of one handshake, free again when dropped.
-pub(super) struct HandshakePermit {
+pub struct HandshakePermit {
     handshakes: Handshakes,
     number: u64,
 }
 
-/// Resolves when the handshake has to give way to another one.
-pub(super) type Evicted = oneshot::Receiver<()>;
+/// Resolves when the handshake has to give way to another one, or its permit is dropped.
+pub type Evicted = oneshot::Receiver<()>;
 
 impl Handshakes {
+    /// At most `most` at a time, at a listener of this name. Those of an address replace each other once they have been
+    /// `silent` for so long.
+    #[must_use]
+    pub fn new(listener: &'static str, most: usize, silent: Duration) -> Self {
+        Self { listener, table: Arc::new(Mutex::new(Table::new(most, silent))) }
+    }
+
     /// A permit for a connection from this address; `None` when there is no room for it.
-    pub(super) fn admit(&self, from: IpAddr) -> Option<(HandshakePermit, Evicted)> {
+    #[must_use]
+    pub fn admit(&self, from: IpAddr) -> Option<(HandshakePermit, Evicted)> {
         let (sender, evicted) = oneshot::channel();
-        let admitted = self.lock().admit(Instant::now(), from, sender);
+        let mut table = self.lock();
+        let (admitted, most) = (table.admit(Instant::now(), from, sender), table.most);
+        drop(table);
         if let Some(crowded) = admitted.crowded {
             tracing::warn!(
-                %from, turned_away = crowded,
-                "all {HANDSHAKES_MAX} places for handshakes are taken; silent connections are closed, and peers retry"
+                %from, turned_away = crowded, listener = self.listener,
+                "all {most} places for handshakes are taken; silent connections are closed, and peers retry"
             );
         }
         admitted.number.map(|number| (HandshakePermit { handshakes: self.clone(), number }, evicted))
@@ -43,12 +56,13 @@ impl Handshakes {
 
     /// Whether so many are in progress that a connection has to prove its address first.
     pub(super) fn are_many(&self) -> bool {
-        self.lock().pending.len() >= HANDSHAKES_MAX / 2
+        let table = self.lock();
+        table.pending.len() >= table.most / 2
     }
 
     fn lock(&self) -> MutexGuard<'_, Table<oneshot::Sender<()>>> {
         // Every change under this lock is complete in itself.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -69,6 +83,8 @@ impl Drop for HandshakePermit {
 
 /// The handshakes in progress, the oldest first. Dropping `S` ends one: nothing is ever sent.
 struct Table<S> {
+    most: usize,
+    silent: Duration,
     pending: BTreeMap<u64, Pending<S>>,
     next: u64,
     /// Connections that were closed for lack of room since the last report, and when that was.
@@ -91,16 +107,14 @@ struct Admitted {
     crowded: Option<u64>,
 }
 
-impl<S> Default for Table<S> {
-    fn default() -> Self {
-        Self { pending: BTreeMap::new(), next: 0, turned_away: 0, reported: None }
-    }
-}
-
 impl<S> Table<S> {
+    fn new(most: usize, silent: Duration) -> Self {
+        Self { most, silent, pending: BTreeMap::new(), next: 0, turned_away: 0, reported: None }
+    }
+
     fn admit(&mut self, now: Instant, from: IpAddr, stop: S) -> Admitted {
         let source = source(from);
-        if self.pending.len() < HANDSHAKES_MAX {
+        if self.pending.len() < self.most {
             return Admitted { number: Some(self.insert(now, source, stop)), crowded: None };
         }
         let evicted = self.evictable(now, source);
@@ -130,7 +144,7 @@ impl<S> Table<S> {
         let has_most = |pending: &Pending<S>| counts.get(&pending.source) == Some(&most);
         // With one more, the new one's address still has no more than the other one, which then has one less.
         let is_fair = most > own + 1;
-        let is_silent = |pending: &Pending<S>| now.duration_since(pending.since) >= SILENT;
+        let is_silent = |pending: &Pending<S>| now.duration_since(pending.since) >= self.silent;
         let candidates =
             self.pending.iter().filter(|(_, pending)| has_most(pending) && (is_fair || is_silent(pending)));
         candidates.min_by_key(|(number, pending)| (pending.authenticated, **number)).map(|(number, _)| *number)
@@ -157,10 +171,6 @@ fn source(from: IpAddr) -> IpAddr {
     }
 }
 
-/// Limit for simultaneous handshakes.
-const HANDSHAKES_MAX: usize = 256;
-/// How long a handshake may take before a new connection may replace it. On a path of 200 ms it takes about 600 ms.
-const SILENT: Duration = Duration::from_secs(1);
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// The first 64 bits.
 const HOST_PREFIX: u128 = !(u64::MAX as u128);
@@ -169,13 +179,16 @@ const HOST_PREFIX: u128 = !(u64::MAX as u128);
 mod tests {
     use super::*;
 
+    const HANDSHAKES_MAX: usize = 256;
+    const SILENT: Duration = Duration::from_secs(1);
+
     fn at(host: u8) -> IpAddr {
         IpAddr::from([10, 0, 0, host])
     }
 
     /// A table with so many handshakes of each host, the first host's first.
     fn table(now: Instant, counts: &[(u8, usize)]) -> Table<()> {
-        let mut table = Table::default();
+        let mut table = Table::new(HANDSHAKES_MAX, SILENT);
         for (host, count) in counts {
             for _ in 0..*count {
                 assert!(table.admit(now, at(*host), ()).number.is_some(), "there is room");
@@ -244,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_permit_is_evicted_and_frees_its_place() {
-        let handshakes = Handshakes::default();
+        let handshakes = Handshakes::new("test", HANDSHAKES_MAX, SILENT);
         let mut permits: Vec<_> = (0..HANDSHAKES_MAX).map(|_| handshakes.admit(at(1)).expect("room")).collect();
         assert!(handshakes.are_many() && handshakes.admit(at(1)).is_none());
         let other = handshakes.admit(at(2)).expect("host 1 gives way");

@@ -119,7 +119,11 @@ impl RunningLink<'_> {
         let mut previous = None;
         loop {
             let frame = match read_frame(&mut recv, |header| hello::check_kind(header, purpose)).await {
-                Ok(frame) => frame,
+                Ok(frame) => {
+                    // The peer uses the new connection, so the old one is not needed any more.
+                    previous = None;
+                    frame
+                }
                 Err(ReadStop::Finished) => match self.handover.recv_half() {
                     Some(next) => {
                         (previous, recv) = (Some(std::mem::replace(&mut connection, next.0)), next.1);
@@ -166,6 +170,10 @@ impl RunningLink<'_> {
                     previous = Some(old);
                     continue;
                 }
+                () = wait_finished(&mut previous) => {
+                    previous = None;
+                    continue;
+                }
                 next = outbox.next() => next,
             };
             let batch = match next {
@@ -183,6 +191,7 @@ impl RunningLink<'_> {
             }
             outbox.written(batch.bytes);
             shared.report_sent(self.peer, self.generation, batch.chunks);
+            shared.report_stream_sent(self.peer, self.generation, batch.stream_bytes);
         }
     }
 
@@ -251,6 +260,14 @@ async fn wait_for_untrusted(untrusted: &Option<(Instant, String)>) -> LinkEnd {
                 "the peer has presented no other certificate than one that is not accepted any more: {reason}"
             ))
         }
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the peer has received everything that the half of the old connection has sent.
+async fn wait_finished(previous: &mut Option<SendHalf>) {
+    match previous {
+        Some(previous) => previous.wait_finished().await,
         None => std::future::pending().await,
     }
 }

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | this one | the port and its public methods |
 //! | `accept`, `dial` | incoming connections up to the hello; outgoing ones, with retries until the start timeout |
-//! | `handshakes` | how many handshakes may be in progress, and which one gives way |
+//! | `handshakes` | how many handshakes may be in progress at a listener, and which one gives way |
 //! | `address_race` | dials a peer's addresses in parallel (Happy Eyeballs) |
 //! | `auth` | the certificates by which both sides authenticated |
 //! | `close` | close codes and reasons |
@@ -51,6 +51,7 @@ use crate::port::{Outgoing, Port, PortEvent, PortStats, Role, SendError};
 use crate::{quic, tcp};
 pub use auth::{CertificateFacts, LinkSecurity};
 use endpoints::Endpoints;
+pub use handshakes::{Evicted, HandshakePermit, Handshakes};
 pub use options::{LinkOptions, SocketOptions};
 #[cfg(feature = "test-util")]
 pub(crate) use outbox::outbox_bytes_max;

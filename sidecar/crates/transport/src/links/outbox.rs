@@ -7,7 +7,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use ronde_wire::control::Purpose;
 use ronde_wire::frame::{CHUNK_HEADER_BYTES, HEADER_BYTES};
 use ronde_wire::limits::{CHUNK_BYTES_MAX, CONTROL_FRAME_BYTES_MAX, WINDOW_MAX};
-use ronde_wire::{Frame, SidecarIndex};
+use ronde_wire::{Frame, FrameKind, SidecarIndex};
 use tokio::sync::Notify;
 
 use crate::port::{Outgoing, SendError};
@@ -50,6 +50,8 @@ pub(super) struct Batch {
     pub(super) buffers: Vec<Bytes>,
     pub(super) frames: u64,
     pub(super) chunks: u32,
+    /// Bytes of frames about streams.
+    pub(super) stream_bytes: usize,
     pub(super) bytes: usize,
 }
 
@@ -134,6 +136,7 @@ struct BatchBuilder {
     small: BytesMut,
     frames: u64,
     chunks: u32,
+    stream_bytes: usize,
     batch_bytes: usize,
 }
 
@@ -143,6 +146,9 @@ impl BatchBuilder {
         self.batch_bytes += wire_bytes(&message);
         match message {
             Outgoing::Frame(frame) => {
+                if frame.header.kind == FrameKind::Stream {
+                    self.stream_bytes += frame.wire_bytes();
+                }
                 self.small.put_slice(&frame.header.encode());
                 self.add_data(frame.payload);
             }
@@ -167,7 +173,13 @@ impl BatchBuilder {
         if !self.small.is_empty() {
             self.buffers.push(self.small.freeze());
         }
-        Batch { buffers: self.buffers, frames: self.frames, chunks: self.chunks, bytes: self.batch_bytes }
+        Batch {
+            buffers: self.buffers,
+            frames: self.frames,
+            chunks: self.chunks,
+            stream_bytes: self.stream_bytes,
+            bytes: self.batch_bytes,
+        }
     }
 }
 

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
-use ronde_wire::control::{Carrier, Hello};
+use ronde_wire::control::{Carrier, Hello, Purpose};
 use ronde_wire::{Frame, Incarnation, SidecarIndex};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -68,6 +69,7 @@ enum Phase {
         security: LinkSecurity,
         handover: Arc<Handover>,
         dialled: bool,
+        since: Instant,
     },
     /// `Down` is queued. The entry is removed when the owner polls it, so that an earlier `open` does nothing.
     Down,
@@ -301,6 +303,11 @@ impl Shared {
             Some(Link { phase: Phase::Opening { role: Role::Dial, .. }, .. }) if self.hello.sidecar < peer => {
                 return None;
             }
+            Some(Link { phase: Phase::Up { dialled: true, since, .. }, .. })
+                if keeps_own((self.hello.sidecar, peer), self.hello.purpose, since.elapsed()) =>
+            {
+                return None;
+            }
             Some(Link { phase: opening @ Phase::Opening { .. }, .. }) => {
                 if let Phase::Opening { task: Some(task), .. } = std::mem::replace(opening, phase) {
                     task.abort();
@@ -351,6 +358,14 @@ impl Shared {
                 *count += chunks;
             }
             _ => state.push(peer, generation, PortEvent::Sent { peer, chunks }, 0),
+        }
+    }
+
+    /// Reports to the owner how many bytes of frames about streams the connection has accepted.
+    pub(super) fn report_stream_sent(&self, peer: SidecarIndex, generation: u64, bytes: usize) {
+        let mut state = self.lock();
+        if bytes > 0 && state.phase_of(peer, generation).is_some() {
+            state.push(peer, generation, PortEvent::StreamSent { peer, bytes }, 0);
         }
     }
 
@@ -411,10 +426,17 @@ impl Shared {
     }
 }
 
+/// Whether a link that this side dialled stays when the peer dials, too. On lanes either side may dial, so both may at the same
+/// time: the link of the lower index stays. A peer that dials a link of some `age` has lost its end of it, of which this side
+/// may never learn while nothing is sent.
+fn keeps_own((me, peer): (SidecarIndex, SidecarIndex), purpose: Purpose, age: Duration) -> bool {
+    me < peer && purpose != Purpose::Control && age < SIMULTANEOUS_DIALS
+}
+
 impl Phase {
     fn up(stream: &LinkStream, dialled: bool) -> Self {
         let (connection, security) = (stream.connection.clone(), stream.auth.security());
-        Self::Up { connection, security, handover: Arc::default(), dialled }
+        Self::Up { connection, security, handover: Arc::default(), dialled, since: Instant::now() }
     }
 }
 
@@ -477,3 +499,22 @@ impl Counters {
 /// Limit for the bytes of frames that the owner has not polled. Beyond it readers wait, so that receive windows close
 /// and senders stop. The owner polls long before that unless it is busy for a while.
 const INBOX_BYTES_MAX: usize = 64 << 20;
+/// How long after a link is up the peer's own dial may still arrive: a handshake's time on a host that is overloaded.
+const SIMULTANEOUS_DIALS: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use ronde_wire::Lane;
+
+    use super::*;
+
+    #[test]
+    fn of_two_dials_at_the_same_time_one_stays_and_a_later_one_replaces_a_link() {
+        let (low, high) = (SidecarIndex(1), SidecarIndex(2));
+        let lane = Purpose::Data(Lane(0));
+        assert!(keeps_own((low, high), lane, Duration::from_secs(1)));
+        assert!(!keeps_own((high, low), lane, Duration::from_secs(1)), "the lower one's stays there");
+        assert!(!keeps_own((low, high), lane, SIMULTANEOUS_DIALS), "the peer has lost its end");
+        assert!(!keeps_own((low, high), Purpose::Control, Duration::ZERO), "only one side dials those");
+    }
+}

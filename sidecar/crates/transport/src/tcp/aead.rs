@@ -1,4 +1,5 @@
-//! AES-128-GCM for records, by whichever of two libraries is faster on this processor.
+//! AES-128-GCM for records, by whichever of two libraries is faster on this processor: [`rates`](super::rates) measures
+//! them.
 //!
 //! aws-lc-rs, which does everything else, processes four AES blocks at a time with AVX-512 and one otherwise. ring
 //! processes two with AVX2, which helps on processors without AVX-512 or whose hypervisor hides it: there it is 1.6
@@ -8,6 +9,8 @@
 #[cfg(target_arch = "x86_64")]
 use ronde_wire::copying::copy;
 use rustls::Error;
+
+use super::rates::{Library, fastest};
 
 /// The key of one direction.
 pub(super) enum Key {
@@ -19,11 +22,15 @@ pub(super) enum Key {
 impl Key {
     /// Creates a key in the faster library.
     pub(super) fn new(key: &[u8]) -> Result<Self, Error> {
-        #[cfg(target_arch = "x86_64")]
-        if has_vectors_of_256_bits_at_most() {
-            return Self::by_ring(key);
+        Self::of(fastest(), key)
+    }
+
+    pub(super) fn of(library: Library, key: &[u8]) -> Result<Self, Error> {
+        match library {
+            Library::AwsLc => Self::by_aws_lc(key),
+            #[cfg(target_arch = "x86_64")]
+            Library::Ring => Self::by_ring(key),
         }
-        Self::by_aws_lc(key)
     }
 
     fn by_aws_lc(key: &[u8]) -> Result<Self, Error> {
@@ -96,14 +103,6 @@ impl Key {
             }
         }
     }
-}
-
-/// Whether the processor has vector AES of 256 but not of 512 bits; with 512 bits aws-lc-rs is as fast.
-#[cfg(target_arch = "x86_64")]
-fn has_vectors_of_256_bits_at_most() -> bool {
-    let has_256 =
-        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("vaes") && is_x86_feature_detected!("vpclmulqdq");
-    has_256 && !is_x86_feature_detected!("avx512bw")
 }
 
 /// Bytes of a nonce.

@@ -25,6 +25,7 @@ mod handshake;
 #[cfg(test)]
 mod interop;
 mod pool;
+mod rates;
 mod records;
 mod session;
 mod socket_buffer;
@@ -46,7 +47,8 @@ pub(crate) use connection::Connection;
 use connection::HandshakeFailed;
 use connection_count::ConnectionCounter;
 pub(crate) use halves::{ReadError, RecvHalf, SendHalf};
-use pool::Pool;
+pub use pool::Pool;
+pub use rates::{CIPHER_RECORD_BYTES, CipherError, CipherRate, cipher_rates};
 use session::TlsSession;
 
 use crate::identity::Identity;

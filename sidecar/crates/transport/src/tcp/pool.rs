@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
-/// A pool of buffers, shared by a port's connections. A new buffer for every frame would have to be zeroed and loaded
+/// A pool of buffers for frames, for example shared by a port's connections. A new buffer for every frame would have to be zeroed and loaded
 /// into the caches.
 #[derive(Clone, Default)]
-pub(super) struct Pool(Arc<Mutex<Vec<Vec<u8>>>>);
+pub struct Pool(Arc<Mutex<Vec<Vec<u8>>>>);
 
 /// The bytes of a frame. The buffer returns to the pool when the last reference is dropped.
 struct PooledFrame {
@@ -18,7 +18,8 @@ struct PooledFrame {
 
 impl Pool {
     /// Takes a buffer of at least `bytes` bytes. Its contents are unspecified.
-    pub(super) fn take(&self, bytes: usize) -> Vec<u8> {
+    #[must_use]
+    pub fn take(&self, bytes: usize) -> Vec<u8> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match kept.iter().rposition(|memory| memory.len() >= bytes) {
             Some(place) => kept.swap_remove(place),
@@ -27,7 +28,8 @@ impl Pool {
     }
 
     /// Turns the first `bytes` bytes of a buffer into a frame.
-    pub(super) fn freeze(&self, memory: Vec<u8>, bytes: usize) -> Bytes {
+    #[must_use]
+    pub fn freeze(&self, memory: Vec<u8>, bytes: usize) -> Bytes {
         Bytes::from_owner(PooledFrame { memory, bytes, pool: self.clone() })
     }
 

@@ -8,6 +8,7 @@ use ronde_wire::control::{Hello, Transport};
 use ronde_wire::frame::{Chunk, HEADER_BYTES};
 use ronde_wire::limits::CHUNK_BYTES_MAX;
 use ronde_wire::{Epoch, Frame, FrameHeader, FrameKind, Incarnation, Lane, Seq, SidecarIndex};
+use tokio::time::sleep;
 
 use crate::harness::{
     CONTROL, LANE, Maker, START_TIMEOUT, any_event, chunk, control, down, event, frame, frame_or_down, heartbeat,
@@ -26,6 +27,7 @@ for_every_transport!(
     hellos_are_exchanged,
     an_acceptor_that_was_not_asked_gets_the_link_too,
     both_may_dial,
+    of_two_dials_neither_loses_a_message,
     messages_given_before_the_link_is_up_arrive_first,
     frames_keep_their_order_both_ways,
     chunks_of_the_greatest_length_arrive_whole,
@@ -84,6 +86,24 @@ async fn both_may_dial(make: Maker) {
     ports[1].send(SidecarIndex(0), control(2)).expect("there is a link");
     assert_eq!(frame(&mut *ports[0], 1).await, heartbeat(2));
     assert_eq!(frame(&mut *ports[1], 0).await, heartbeat(1));
+}
+
+/// Whichever dial is kept, and however far the other one is: one link comes up, with what was queued for it.
+async fn of_two_dials_neither_loses_a_message(make: Maker) {
+    for delay in (0..40).map(|step| Duration::from_micros(100 * step)) {
+        let mut ports = make(&[hello(0, LANE), hello(1, LANE)], START_TIMEOUT).ports;
+        // The link of the lower index takes precedence, so the other one dials first.
+        for (at, peer) in [(1, 0), (0, 1)] {
+            ports[at].open(SidecarIndex(peer), Role::Dial);
+            ports[at].send(SidecarIndex(peer), Outgoing::Chunk(chunk(7, Bytes::new()))).expect("a link was asked for");
+            sleep(delay).await;
+        }
+        for (at, peer) in [(1, 0), (0, 1)] {
+            up(&mut *ports[at], peer).await;
+            let received = frame_or_down(&mut *ports[at]).await.expect("the link stays up");
+            assert_eq!(Chunk::from_frame(received).expect("a chunk"), chunk(7, Bytes::new()), "after {delay:?}");
+        }
+    }
 }
 
 async fn messages_given_before_the_link_is_up_arrive_first(make: Maker) {
@@ -275,8 +295,8 @@ async fn refused(make: Maker, hellos: [(SidecarIndex, ronde_wire::control::Hello
 
 async fn another_wire_version_is_refused(make: Maker) {
     let mut newer = hello(0, CONTROL);
-    newer.1.wire_versions = (7, 8);
-    assert!(refused(make, [newer, hello(1, CONTROL)]).await.contains("no common wire version: peer 7 to 8"));
+    newer.1.wire_versions = (8, 9);
+    assert!(refused(make, [newer, hello(1, CONTROL)]).await.contains("no common wire version: peer 8 to 9"));
 }
 
 async fn another_planner_version_is_refused(make: Maker) {

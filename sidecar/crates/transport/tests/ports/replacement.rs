@@ -1,6 +1,7 @@
 //! Connections that are replaced because of renewed certificates, while frames flow.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -276,6 +277,35 @@ impl AttackScene {
 fn bytes_of(number: u64) -> Vec<u8> {
     let frame = heartbeat(number);
     [&frame.header.encode()[..], &frame.payload].concat()
+}
+
+/// Connections of this process with the port of `address`, counted by sockets. Closed ones that the kernel still knows have no
+/// inode.
+fn open_sockets(address: SocketAddr) -> usize {
+    let port = format!(":{:04X}", address.port());
+    let tables =
+        ["/proc/self/net/tcp", "/proc/self/net/tcp6"].map(|path| std::fs::read_to_string(path).expect("procfs"));
+    let rows = tables.iter().flat_map(|table| table.lines().skip(1));
+    rows.filter(|row| {
+        let fields: Vec<&str> = row.split_whitespace().collect();
+        let is_listening = fields[3] == "0A";
+        !is_listening && fields[9] != "0" && (fields[1].ends_with(&port) || fields[2].ends_with(&port))
+    })
+    .count()
+}
+
+#[tokio::test]
+async fn a_replaced_connection_leaves_no_socket_open() {
+    let mut ports = usual(Transport::Tls, LANE).await;
+    let both_ends = 2;
+    let address = ports[1].local_addr();
+    assert_eq!(open_sockets(address), both_ends);
+    let mut traffic = Traffic::default();
+    ports[0].install_identity(identity(ZERO)).expect("the same sidecar's");
+    traffic.run(&mut ports, |_, ports| replaced(ports, 1)).await;
+    let enough = traffic.come.map(|come| come + 300);
+    traffic.run(&mut ports, |traffic, _| traffic.come[0] > enough[0] && traffic.come[1] > enough[1]).await;
+    until(|| open_sockets(address) == both_ends).await;
 }
 
 #[tokio::test]

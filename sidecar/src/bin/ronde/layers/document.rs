@@ -57,6 +57,7 @@ const TAIL: &str = "
 | variable | value | default | what |
 |---|---|---|---|
 | `RONDE_GPU_STAGING` | `torch` or `ronde` | torch | Who copies tensors on GPUs: PyTorch, or ronde itself, which has not been run on a GPU yet ([GPU.md](GPU.md)). |
+| `RONDE_FLIGHT_CALL_SITES` | a switch | 1 | Whether a Python program sends the line of each call along, for flight records and reports of failures. It costs about 1 µs for each call, and more in deep stacks of a framework ([OPERATIONS.md](OPERATIONS.md#a-step-hangs-which-ranks-are-missing)). |
 ";
 
 const HEAD: &str = "# Configuration

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use clap::{Arg, ArgAction, Command};
-use strsim::levenshtein;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{CONFIGURED, Mistakes, check, options};
+use super::{CONFIGURED, Mistakes, check, nearest, options};
 
 /// Values by subcommand and option.
 pub(super) type Values = BTreeMap<(String, String), Vec<String>>;
@@ -70,11 +69,26 @@ impl Reader<'_> {
             match (command.and_then(|name| self.cli.find_subcommand(name)), value.get_ref()) {
                 (Some(command), DeValue::Table(table)) => self.table(command, table),
                 (Some(_), _) => self.note(key.span().start, format!("{name} is a table: write [{name}]")),
-                (None, _) => {
+                (None, DeValue::Table(_)) => {
                     let known = CONFIGURED.map(|name| format!("[{name}]")).join(" and ");
                     self.note(key.span().start, format!("there is no table [{name}]; there are {known}"));
                 }
+                (None, _) => {
+                    let what = format!("{name} is outside of a table; {}", self.place_of(name));
+                    self.note(key.span().start, what);
+                }
             }
+        }
+    }
+
+    /// Where a key of no table belongs.
+    fn place_of(&self, name: &str) -> String {
+        let of = |table: &str| self.cli.find_subcommand(table).and_then(|command| nearest(command, name));
+        let places: Vec<String> =
+            CONFIGURED.iter().filter_map(|table| Some(format!("{} below [{table}]", of(table)?))).collect();
+        match places.is_empty() {
+            true => "write keys below [run] or [sidecar]".to_owned(),
+            false => format!("is {} meant?", places.join(", or ")),
         }
     }
 
@@ -92,6 +106,10 @@ impl Reader<'_> {
     }
 
     fn option(&mut self, command: &Command, arg: &Arg, value: &Spanned<DeValue<'_>>) {
+        if value.span().is_empty() {
+            // The parser put it where it found no value, which is the mistake.
+            return;
+        }
         let long = arg.get_long().unwrap_or_default();
         let checked = match words(arg, value.get_ref()) {
             Ok(words) => check(arg, &words),
@@ -141,13 +159,4 @@ fn kind(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// Returns the key with one typing error less: another separator, or one letter added, removed or replaced.
-fn nearest(command: &Command, name: &str) -> Option<String> {
-    let name = name.replace('_', "-").to_ascii_lowercase();
-    let mut keys = options(command).filter_map(|arg| arg.get_long()).map(|long| (levenshtein(long, &name), long));
-    let (slips, found) = keys.by_ref().min()?;
-    (slips <= SLIPS_MAX).then(|| found.to_owned())
-}
-
-const SLIPS_MAX: usize = 2;
 const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -7,17 +7,18 @@ fn words(line: &str) -> Vec<OsString> {
     line.split(' ').map(OsString::from).collect()
 }
 
+fn environment(variables: &[(&str, &str)]) -> BTreeMap<String, String> {
+    variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
 /// The arguments of `run` for a command line, variables, and a file.
 fn run(line: &str, variables: &[(&str, &str)], text: &str) -> Result<ronde_launcher::run::RunArgs, String> {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(file.path(), text).expect("it is ours");
     let path = file.path().display().to_string();
-    let lookup = |name: &str| match name {
-        CONFIG_VARIABLE => Some(path.clone()),
-        _ => variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()),
-    };
+    let environment = environment(&[&[(CONFIG_VARIABLE, path.as_str())], variables].concat());
     let arguments = arguments::normalise(&Cli::command(), words(line));
-    let cli = layered(Cli::command(), &arguments, lookup)
+    let cli = layered(Cli::command(), &arguments, &environment)
         .map_err(|mistakes| mistakes.to_string().replace(&path, "r.toml"))?;
     cli.clone().debug_assert();
     let matches = cli.try_get_matches_from(arguments).map_err(|error| error.to_string())?;
@@ -111,25 +112,67 @@ fn all_mistakes_are_reported_together_with_their_places() {
 }
 
 #[test]
+fn variables_of_no_option_are_named_with_the_nearest_right_one() {
+    let error =
+        run("ronde run -np 1 sh", &[("RONDE_RUN_NUM_PROCS", "2"), ("RONDE_RUN_NP", "2"), ("RONDE_RUN_BOGUS", "1")], "");
+    let error = error.expect_err("three mistakes");
+    for line in [
+        "RONDE_RUN_NUM_PROCS: no option of `ronde run` has this variable; is RONDE_RUN_NUM_PROC meant?",
+        "RONDE_RUN_NP: no option of `ronde run` has this variable; is RONDE_RUN_NUM_PROC meant?",
+        "RONDE_RUN_BOGUS: no option of `ronde run` has this variable",
+    ] {
+        assert!(error.lines().any(|found| found.trim_start() == line), "{line}\n{error}");
+    }
+    let of_kubernetes = [("RONDE_RUN_SERVICE_HOST", "10.0.0.1"), ("RONDE_RUN_WEB_PORT", "tcp://10.0.0.1:80")];
+    run("ronde run -np 1 sh", &of_kubernetes, "").expect("a service may have this name");
+}
+
+#[test]
+fn processes_for_each_host_and_a_number_of_processes_exclude_each_other() {
+    let given = |line: &str, variables: &[(&str, &str)]| {
+        run(line, variables, "").map(|args| format!("{args:?}").replace(' ', ""))
+    };
+    let both = "ronde run --nproc-per-node 2 -H a:4 sh";
+    let args = given(both, &[("RONDE_RUN_NUM_PROC", "1")]).expect("the command line is stronger");
+    assert!(args.contains("num_proc:None") && args.contains("nproc_per_node:Some(2)"), "{args}");
+    assert!(
+        given("ronde run --nproc-per-node 2 -np 1 sh", &[]).is_err_and(|error| error.contains("cannot be used with"))
+    );
+}
+
+#[test]
+fn keys_outside_of_a_table_are_named_with_their_place() {
+    let error = run("ronde run -np 1 sh", &[], "np = 2\nlane = 2\nbogus = 1\n").expect_err("three mistakes");
+    for line in [
+        "r.toml:1: np is outside of a table; is num-proc below [run]",
+        "r.toml:2: lane is outside of a table; is lanes below [run], or lanes below [sidecar] meant?",
+        "r.toml:3: bogus is outside of a table; write keys below [run] or [sidecar]",
+    ] {
+        assert!(error.lines().any(|found| found.trim_start().starts_with(line)), "{line}\n{error}");
+    }
+}
+
+#[test]
 fn broken_toml_and_missing_files_are_mistakes_with_a_place() {
     let error = run("ronde run -np 1 sh", &[], "[run]\nlanes = \nhosts = 'a:1\n").expect_err("broken twice");
     assert!(error.contains("r.toml:2: ") && error.contains("r.toml:3: "), "{error}");
     let arguments = words("ronde run --config /nowhere/ronde.toml -np 1 sh");
-    let error = layered(Cli::command(), &arguments, |_| None).map(drop).expect_err("it is not there").to_string();
+    let error =
+        layered(Cli::command(), &arguments, &environment(&[])).map(drop).expect_err("it is not there").to_string();
     assert!(error.contains("/nowhere/ronde.toml: it cannot be read: No such file"), "{error}");
 }
 
 #[test]
 fn options_of_the_worker_cannot_be_set_in_the_file() {
     let arguments = words("ronde run -np 1 python train.py --config /nowhere/ronde.toml -H b:1");
-    layered(Cli::command(), &arguments, |_| None).expect("the file is the worker's");
+    layered(Cli::command(), &arguments, &environment(&[])).expect("the file is the worker's");
 }
 
 #[test]
 fn variables_of_other_subcommands_do_not_matter() {
-    let lookup = |name: &str| (name == "RONDE_SIDECAR_LANES").then(|| "many".to_owned());
-    layered(Cli::command(), &words("ronde run -np 1 sh"), lookup).expect("they are the sidecar's");
-    assert!(layered(Cli::command(), &words("ronde sidecar"), lookup).is_err());
+    let environment = environment(&[("RONDE_SIDECAR_LANES", "many")]);
+    layered(Cli::command(), &words("ronde run -np 1 sh"), &environment).expect("they are the sidecar's");
+    assert!(layered(Cli::command(), &words("ronde sidecar"), &environment).is_err());
 }
 
 #[test]
@@ -185,7 +228,15 @@ fn horovods_values_are_understood() {
         let given = of(name, value).expect("a setting of Horovod");
         assert!(given.contains(found), "{name}: {given}");
     }
-    for (name, value) in [("HOROVOD_CACHE_CAPACITY", "-1"), ("HOROVOD_THREAD_AFFINITY", "0,x")] {
+    for (value, is_on) in [("", false), ("0", false), ("1", true), ("2", true), (" 1 ", true), ("true", true)] {
+        let given = of("HOROVOD_AUTOTUNE", value).expect("a number or a word");
+        assert_eq!(given.contains("autotune: true"), is_on, "{value:?}: {given}");
+    }
+    let given = of("HOROVOD_AUTOTUNE_LOG", "").expect("no file");
+    assert!(given.contains("log_file: None"), "{given}");
+    for (name, value) in
+        [("HOROVOD_CACHE_CAPACITY", "-1"), ("HOROVOD_THREAD_AFFINITY", "0,x"), ("HOROVOD_AUTOTUNE", "maybe")]
+    {
         assert!(of(name, value).is_err_and(|error| error.contains(name)), "{name}={value}");
     }
 }

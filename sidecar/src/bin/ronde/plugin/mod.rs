@@ -20,7 +20,7 @@ use ronde_plugin_host::trust::{Policy, Signature, read_signature};
 use ronde_plugin_host::{Given, Host, HostConfig, LoadError, Parameters, Plugin};
 
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::exit::{EXIT_FAILURE, fail, print};
 use ronde_sidecar::plugins::shipped;
 
 mod build;
@@ -157,8 +157,6 @@ fn grouped(number: usize) -> String {
     }
     text
 }
-
-const EXIT_FAILURE: u8 = 1;
 
 const EXAMPLES: &str = "Examples:
   ronde plugin new my-codec

@@ -17,6 +17,13 @@ pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
     if let (Some(live), Some(ring)) = (now["sessions"]["live"].as_u64(), now["sessions"]["over_ring"].as_u64()) {
         line(format!("  workers attached: {live}, {ring} of them submit over a ring in shared memory"));
     }
+    if let Some(words) = nccl(&now["nccl"]) {
+        line(words);
+    }
+    if now["gpu"].is_object() {
+        line(gpu(&now["gpu"]));
+    }
+    entries(&now["gpu_levels"]).for_each(|used| line(gpu_levels(used)));
     if has_entries(&now["ranks_missing"]) {
         line(format!("  not attached yet: ranks {}", ranks("ranks_missing")));
     }
@@ -31,6 +38,9 @@ pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
         line(format!(
             "  runs ahead: {tensors} tensors in {operations} operations a step, {steps} steps without negotiation so far"
         ));
+    }
+    if now["autotune"].is_object() {
+        line(autotune_line(&now["autotune"]));
     }
     entries(&now["waiting_tensors"]).for_each(|waiting| {
         let missing = list(&waiting["missing"]);
@@ -52,6 +62,36 @@ pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
     text
 }
 
+fn gpu(gpu: &Value) -> String {
+    if let Some(reason) = gpu["unavailable"].as_str() {
+        return format!("  GPUs are not used, so workers copy their tensors: {reason}");
+    }
+    let number = |name: &str| gpu[name].as_u64().unwrap_or_default();
+    #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
+    let imported = bytes(number("imported_bytes") as f64);
+    format!(
+        "  GPUs: {} with NCCL {}, {imported} of workers' memory; operations: {} by NCCL, {} in two levels, {} copied to the host",
+        number("gpus"),
+        word(&gpu["nccl"]),
+        number("nccl_operations"),
+        number("two_level_operations"),
+        number("copied_operations")
+    )
+}
+
+/// How a worker uses a GPU.
+fn gpu_levels(used: &Value) -> String {
+    let level = |level: &Value| {
+        let number = |name: &str| level[name].as_u64().unwrap_or_default();
+        #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
+        let bytes = bytes(number("bytes") as f64);
+        let levels = if number("level") == 2 { "two levels" } else { "one level" };
+        format!("{levels}, {}: {} operations, {bytes}", word(&level["transport"]), number("operations"))
+    };
+    let levels: Vec<String> = entries(&used["levels"]).map(level).collect();
+    format!("  GPU {} of rank {}: {}", word(&used["gpu"]), used["rank"], levels.join("; "))
+}
+
 fn head(now: &Value) -> String {
     let number = |name: &str| now[name].as_u64().unwrap_or_default();
     let role = if now["sidecar"] == now["coordinator"] { " (coordinator)" } else { "" };
@@ -65,6 +105,31 @@ fn head(now: &Value) -> String {
         now["phase"].as_str().unwrap_or("?"),
         duration(number("up_ms"))
     )
+}
+
+/// The state of the search for better settings.
+fn autotune_line(search: &Value) -> String {
+    let number = |name: &str| search[name].as_u64().unwrap_or_default();
+    let knobs = |of: &Value| {
+        let chunk = of["chunk_bytes"].as_u64().map_or_else(|| "any".to_owned(), |bytes| bytes.to_string());
+        let values = ["fusion_threshold_bytes", "lanes", "eager_bytes", "hierarchical_allreduce"].map(|name| &of[name]);
+        let [threshold, lanes, eager, hierarchical] = values;
+        format!(
+            "fusion threshold {threshold} bytes, chunk {chunk} bytes, lanes {lanes}, eager up to {eager} bytes, \
+             hierarchical {hierarchical}"
+        )
+    };
+    let (best, stage) = (&search["best"], word(&search["stage"]));
+    let gain = best["gain"].as_f64().map(|gain| format!("; {gain:.2} times the start")).unwrap_or_default();
+    let samples = format!("{} of {} samples", number("samples"), number("samples_max"));
+    match stage {
+        "finished" => {
+            format!("  autotune: finished after {} samples, {}{gain}", number("samples"), knobs(&search["knobs"]))
+        }
+        "warm_up" => format!("  autotune: warms up, {samples}"),
+        _ if best.is_object() => format!("  autotune: {samples}, best so far {}{gain}", knobs(&best["knobs"])),
+        _ => format!("  autotune: {samples}"),
+    }
 }
 
 fn link_line(link: &Value, now: &Value) -> String {
@@ -102,6 +167,18 @@ fn link_line(link: &Value, now: &Value) -> String {
     text
 }
 
+/// The row of NCCL's net plugin, if it was used.
+fn nccl(streams: &Value) -> Option<String> {
+    let number = |name: &str| streams[name].as_u64().unwrap_or_default();
+    let (connections, sent, received) = (number("connections"), number("sent_bytes"), number("received_bytes"));
+    if [connections, sent, received] == [0; 3] {
+        return None;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
+    let bytes = |count: u64| bytes(count as f64);
+    Some(format!("  NCCL: {connections} connections, {} sent and {} received", bytes(sent), bytes(received)))
+}
+
 fn traffic(before: &Value, now: &Value, seconds: f64) -> String {
     let total = |page: &Value, name: &str| page["traffic"][name].as_u64().unwrap_or_default();
     let rate = |name: &str| {
@@ -123,7 +200,7 @@ fn traffic(before: &Value, now: &Value, seconds: f64) -> String {
 }
 
 /// Formats three digits and a unit.
-fn bytes(count: f64) -> String {
+pub(crate) fn bytes(count: f64) -> String {
     let units = ["B", "kB", "MB", "GB", "TB"];
     let mut scaled = count;
     let mut unit = 0;
@@ -139,7 +216,8 @@ fn since(entry: &Value) -> String {
     duration(entry["age_ms"].as_u64().unwrap_or_default())
 }
 
-fn duration(milliseconds: u64) -> String {
+/// Formats a time in words.
+pub(crate) fn duration(milliseconds: u64) -> String {
     let seconds = milliseconds / 1_000;
     match seconds {
         0 => format!("{milliseconds} ms"),
@@ -188,6 +266,13 @@ mod tests {
             "paths": [{ "peer": 1, "carrier": "QUIC", "data_carrier": "TLS over TCP", "address": "10.0.1.2:7400", "round_trip_us": 120, "datagram_bytes": 1452, "packets_lost": 1, "packets_sent": 9,
                 "cipher": "TLS_X", "key_exchange": "KX", "certificate": { "serial": "01", "until": "then" },
                 "peer_certificate": { "serial": "02", "until": "later" } }],
+            "nccl": { "connections": 4, "sent_bytes": 2_000_000, "received_bytes": 500 },
+            "gpu": { "gpus": 2, "nccl": "2.23.4", "imported_bytes": 64_000_000, "nccl_operations": 7,
+                "two_level_operations": 120, "copied_operations": 3 },
+            "gpu_levels": [{ "rank": 1, "gpu": "0000:02:00.0", "levels": [
+                { "level": 1, "transport": "host memory", "operations": 3, "bytes": 1_500 },
+                { "level": 2, "transport": "NCCL 2.23.4 within the host", "operations": 9, "bytes": 4_000_000 },
+            ] }],
             "schedule": { "number": 1, "operations": 12, "tensors": 161, "steps": 40 },
             "waiting_tensors": [{ "name": "allreduce.w", "collective": "ALLREDUCE", "missing": [2, 3], "age_ms": 3_100 }],
             "pending_requests": [
@@ -202,6 +287,9 @@ mod tests {
         let expected = "\
 job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0.1.0
   ranks here: 0 1 in the epoch, none wait for it
+  NCCL: 4 connections, 2.0 MB sent and 500 B received
+  GPUs: 2 with NCCL 2.23.4, 64.0 MB of workers' memory; operations: 7 by NCCL, 120 in two levels, 3 copied to the host
+  GPU 0000:02:00.0 of rank 1: one level, host memory: 3 operations, 1.5 kB; two levels, NCCL 2.23.4 within the host: 9 operations, 4.0 MB
   silent: ranks 3, sidecars 1
   link to sidecar 1: QUIC for control, TLS over TCP for data, TLS_X, KX, at 10.0.1.2:7400, round trip 120 us, datagrams of 1452 bytes, 1 of 9 packets lost
     certificate until then, the peer's until later

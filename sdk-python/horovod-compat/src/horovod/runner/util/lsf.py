@@ -14,6 +14,17 @@ class LSFUtils:
         return "LSB_JOBID" in os.environ
 
     @staticmethod
+    def get_slots() -> list[tuple[str, int]]:
+        """Returns all hosts of the job and their slots, from LSB_MCPU_HOSTS; empty without it.
+
+        Raises ValueError if it has another form.
+        """
+        words = os.environ.get("LSB_MCPU_HOSTS", "").split()
+        if len(words) % 2 or not all(slots.isdecimal() and int(slots) > 0 for slots in words[1::2]):
+            raise ValueError(f"LSB_MCPU_HOSTS is {' '.join(words)!r}, not hosts and their slots; give hosts with -H")
+        return [(host, int(slots)) for host, slots in zip(words[::2], words[1::2])]
+
+    @staticmethod
     def get_compute_hosts() -> list[str]:
         """Returns the hosts of the job on which jsrun starts processes, from LSB_MCPU_HOSTS; empty without it.
 

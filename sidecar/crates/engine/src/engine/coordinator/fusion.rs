@@ -9,6 +9,7 @@ use ronde_wire::{
     Algorithm, Codec, Collective, DType, Group, PluginUse, PluginWork, Rank, control::OrderedTensor, limits,
 };
 
+use crate::engine::shared::config::EngineConfig;
 use crate::engine::shared::planning::may_share;
 
 /// A tensor that all ranks have announced with matching requests.
@@ -35,12 +36,33 @@ pub(crate) struct ReadyTensor {
     pub(crate) contributions: Vec<Bytes>,
 }
 
-/// Takes the next bucket: the first tensor and all compatible ones after it, in order, as long as they fit. The
+/// Which tensors may share a bucket, besides compatible ones only.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FusionLimits {
+    /// Bytes of tensors in a bucket; 0 switches fusion off.
+    pub(crate) threshold_bytes: u64,
+    /// See [`EngineConfig::separates_small_tensors`].
+    pub(crate) separates_small: bool,
+}
+
+impl FusionLimits {
+    /// The limits of these settings.
+    pub(crate) fn of(config: &EngineConfig) -> Self {
+        let EngineConfig { fusion_threshold_bytes, separates_small_tensors, .. } = *config;
+        Self { threshold_bytes: fusion_threshold_bytes, separates_small: separates_small_tensors }
+    }
+
+    fn may_share(self, one: &ReadyTensor, other: &ReadyTensor) -> bool {
+        one.is_compatible(other) && (!self.separates_small || one.is_small() == other.is_small())
+    }
+}
+
+/// Takes the next bucket: the first tensor and all after it that may share its bucket, in order, as long as they fit. The
 /// remaining tensors keep their order. Empty only when the queue is.
-pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u64) -> Vec<ReadyTensor> {
+pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, limits: FusionLimits) -> Vec<ReadyTensor> {
     let Some(first) = queue.pop_front() else { return Vec::new() };
     let is_eager = first.algorithm == Algorithm::Eager;
-    let threshold_bytes = if is_eager { threshold_bytes.min(EAGER_BYTES) } else { threshold_bytes };
+    let threshold_bytes = if is_eager { limits.threshold_bytes.min(EAGER_BYTES) } else { limits.threshold_bytes };
     let mut room = Room::new(&first, threshold_bytes);
     let mut bucket = vec![first];
     if !may_share(&bucket[0].collective, bucket[0].plugin.as_deref())
@@ -52,7 +74,7 @@ pub(crate) fn next_bucket(queue: &mut VecDeque<ReadyTensor>, threshold_bytes: u6
     let mut passed_over = Vec::new();
     while passed_over.len() < SKIPPED_TENSORS_MAX {
         let Some(next) = queue.pop_front() else { break };
-        if !next.is_compatible(&bucket[0]) {
+        if !limits.may_share(&next, &bucket[0]) {
             passed_over.push(next);
         } else if room.take(&next) {
             bucket.push(next);
@@ -130,6 +152,11 @@ impl ReadyTensor {
             && self.joined == other.joined
     }
 
+    /// Whether workers keep it in main memory, wherever their tensor is.
+    fn is_small(&self) -> bool {
+        self.bytes <= limits::EAGER_BYTES_MAX as u64
+    }
+
     /// The most blocks of a codec plugin; 0 without one.
     pub(crate) fn blocks(&self) -> u64 {
         match self.plugin.as_deref().map(|plugin| plugin.work) {
@@ -182,11 +209,19 @@ pub(super) mod tests {
         tensors.iter().map(|t| t.tensor.name.as_str()).collect()
     }
 
+    fn limits_of(threshold_bytes: u64) -> FusionLimits {
+        FusionLimits { threshold_bytes, separates_small: false }
+    }
+
     fn buckets(tensors: Vec<ReadyTensor>, threshold: u64) -> Vec<Vec<String>> {
+        buckets_within(tensors, limits_of(threshold))
+    }
+
+    fn buckets_within(tensors: Vec<ReadyTensor>, limits: FusionLimits) -> Vec<Vec<String>> {
         let mut queue: VecDeque<ReadyTensor> = tensors.into();
         let mut all = Vec::new();
         while !queue.is_empty() {
-            all.push(names(&next_bucket(&mut queue, threshold)).into_iter().map(str::to_owned).collect());
+            all.push(names(&next_bucket(&mut queue, limits)).into_iter().map(str::to_owned).collect());
         }
         all
     }
@@ -218,6 +253,15 @@ pub(super) mod tests {
     #[test]
     fn threshold_zero_switches_fusion_off() {
         assert_eq!(buckets(vec![tensor("a", 0), tensor("b", 0)], 0), [["a"], ["b"]]);
+    }
+
+    #[test]
+    fn small_tensors_are_separate_where_long_ones_may_be_in_device_memory() {
+        let most = limits::EAGER_BYTES_MAX as u64;
+        let tensors = vec![tensor("a", most + 1), tensor("b", most), tensor("c", 1 << 20), tensor("d", 0)];
+        let limits = FusionLimits { separates_small: true, ..limits_of(1 << 30) };
+        assert_eq!(buckets_within(tensors.clone(), limits), [["a", "c"], ["b", "d"]]);
+        assert_eq!(buckets(tensors, 1 << 30), [["a", "b", "c", "d"]]);
     }
 
     #[test]
@@ -267,7 +311,7 @@ pub(super) mod tests {
     fn a_bucket_with_the_longest_names_fits_a_frame() {
         let long = |n: usize| tensor(&format!("{n:0512}"), 0);
         let mut queue: VecDeque<ReadyTensor> = (0..3_000).map(long).collect();
-        let bucket = next_bucket(&mut queue, u64::MAX);
+        let bucket = next_bucket(&mut queue, limits_of(u64::MAX));
         let encoded: usize = bucket.iter().map(|t| ronde_wire::control::encode(&t.tensor).len()).sum();
         assert!(bucket.len() == limits::BUCKET_TENSORS_MAX && encoded < ORDER_FRAME_BYTES, "{encoded}");
     }
@@ -283,7 +327,7 @@ pub(super) mod tests {
             let mut seen = Vec::new();
             while !queue.is_empty() {
                 let oldest = queue[0].tensor.name.clone();
-                let bucket = next_bucket(&mut queue, threshold);
+                let bucket = next_bucket(&mut queue, limits_of(threshold));
                 prop_assert_eq!(&bucket[0].tensor.name, &oldest);
                 let bytes: u64 = bucket.iter().map(|t| t.bytes).sum();
                 prop_assert!(bucket.len() == 1 || bytes <= threshold);

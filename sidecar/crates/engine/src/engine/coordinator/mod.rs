@@ -31,7 +31,9 @@ use self::hung::HungRanks;
 use self::scheduling::{FrozenSchedule, PendingExit};
 use self::stall::Stalls;
 use crate::engine::shared::context::Context;
+use crate::engine::shared::status::WaitingTensor;
 use crate::engine::shared::{Suspects, wording};
+use crate::event::Time;
 
 /// The state of the coordinator.
 #[derive(Debug, Default)]
@@ -54,6 +56,8 @@ pub(crate) struct Coordinator {
     waited_for_us: Vec<u64>,
     suspect_ranks: BTreeMap<SidecarIndex, Vec<Rank>>,
     suspects_sent: Suspects,
+    /// When the last epoch ended, and the names that waited for ranks then.
+    waited_at_end: (Time, Vec<WaitingTensor>),
 }
 
 #[derive(Debug, Default)]
@@ -72,6 +76,8 @@ pub(crate) type Violation = String;
 
 /// Epoch numbers that a peer may claim; far above any real one, far below the end of the range.
 const EPOCH_MAX: u64 = u64::MAX / 2;
+/// What to do about a rank that takes fewer steps.
+const UNEVEN: &str = "If ranks have different numbers of batches, call join() after the loop.";
 
 impl Coordinator {
     /// Handles a message to the coordinator.
@@ -189,6 +195,10 @@ impl Coordinator {
     /// share a bucket.
     pub(crate) fn order_ready(&mut self, cx: &mut Context) {
         if self.is_running() {
+            if cx.tune() {
+                // The buckets of a schedule were cut with the values before.
+                self.agreement.scheduling.withdraw_for_tuning(cx, self.epoch);
+            }
             self.agreement.order_ready(cx);
             for operation in self.agreement.ordering.take_plugin_operations() {
                 self.pending_commits.begin(cx.now, operation);
@@ -287,8 +297,10 @@ impl Coordinator {
         self.epoch.0 += 1;
         self.phase = Phase::Running;
         self.agreement.reset(self.epoch);
+        self.waited_at_end.1.clear();
         self.attached.clear();
         cx.rebase();
+        cx.tuner.restart_sample();
         self.epoch_notified = cx.sidecars.iter().map(|sidecar| (*sidecar, self.epoch)).collect();
         cx.send_down(&cx.all_sidecars.clone(), self.epoch, Seq(0), epoch_begin(cx));
     }
@@ -296,6 +308,9 @@ impl Coordinator {
     /// Ends the epoch on all sidecars. After an orderly shutdown they finish ordered operations; any other failure ends
     /// those, too.
     fn end(&mut self, cx: &mut Context, failure: &Failure) {
+        if self.is_running() {
+            self.waited_at_end = (cx.now, self.oldest_names(cx.now));
+        }
         let to = cx.sidecars.iter().copied().filter(|sidecar| self.awaits(*sidecar)).collect();
         cx.send_down(&to, self.epoch, Seq(0), Control::EpochEnd { failure: failure.clone() });
         let orderly = failure.cause == Cause::ShutDown && matches!(self.phase, Phase::Running);
@@ -332,8 +347,9 @@ impl Coordinator {
         let who =
             if why.starts_with(&format!("{rank} ")) { String::new() } else { format!("{rank} on {from} has left: ") };
         let named = if failure.cause == Cause::ShutDown {
-            let reason =
-                format!("ronde has been shut down: {who}{why}. Operations that were not under way by then fail.");
+            let reason = format!(
+                "ronde has been shut down: {who}{why}. Operations that were not under way by then fail. {UNEVEN}"
+            );
             Failure::new(Cause::ShutDown, reason)
         } else {
             Failure::new(Cause::RankLost, format!("{who}{why}"))

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ronde_collectives::inputs::BLOCKS_MAX;
 use ronde_collectives::plan::{Work, WorkKind};
-use ronde_collectives::{Choice, algorithm_of, select};
+use ronde_collectives::{Choice, Cutting, algorithm_of, select_cut};
 use ronde_wire::control::{Order, OrderedTensor};
 use ronde_wire::{
     Algorithm, Collective, Control, Epoch, Pair, Rank, Seq, SetId, SidecarIndex, SidecarSet, TensorName, Tuning, limits,
 };
 
 use super::commits::PluginOperation;
-use super::fusion::{ReadyTensor, next_bucket};
+use super::fusion::{FusionLimits, ReadyTensor, next_bucket};
 use super::groups::Ready;
 use super::mismatch::lead;
 use super::repetition::Repetition;
@@ -111,9 +111,10 @@ impl Ordering {
 
     /// Orders all eager tensors, and as many others as may be in flight, scope by scope.
     pub(crate) fn order(&mut self, cx: &mut Context, epoch: Epoch, repetition: &mut Repetition) {
+        let limits = FusionLimits::of(&cx.config);
         for (&scope, queue) in &mut self.queues {
             while !queue.eager.is_empty() {
-                let bucket = next_bucket(&mut queue.eager, cx.config.fusion_threshold_bytes);
+                let bucket = next_bucket(&mut queue.eager, limits);
                 forget(&mut self.waiting, scope.set, &bucket);
                 self.last.0 += 1;
                 repetition.ordered(cx.now, &queue.view, &bucket);
@@ -121,7 +122,7 @@ impl Ordering {
                 send_order(cx, &queue.view, epoch, self.last, bucket);
             }
             while queue.in_flight < cx.config.buckets_in_flight {
-                let bucket = next_bucket(&mut queue.ready, cx.config.fusion_threshold_bytes);
+                let bucket = next_bucket(&mut queue.ready, limits);
                 if bucket.is_empty() {
                     break;
                 }
@@ -257,7 +258,7 @@ pub(crate) fn ready_tensor(
     }
     let kind = reduced_as(cx, view, kind);
     let elements = work(kind.clone(), request.dtype, view, std::slice::from_ref(&tensor)).elements();
-    let eager = eager::gathered(view, requests, contributions, cx.config.eager_bytes);
+    let eager = eager::gathered(view, requests, contributions, cx.tuner.eager_bytes(&cx.config));
     let (algorithm, bytes) = match &eager {
         Some(contributions) => (Algorithm::Eager, contributions.iter().map(|bytes| bytes.len() as u64).sum()),
         None => {
@@ -361,18 +362,21 @@ fn reduced_as(cx: &Context, view: &SetView, kind: WorkKind) -> WorkKind {
 }
 
 fn selected(cx: &mut Context, view: &SetView, work: &Work) -> Tuning {
-    let Choice { tuning, reason, .. } = select(&view.topology, work, lanes(cx, view), &cx.config.cost);
+    let cutting = Cutting { lanes: lanes(cx, view), chunk_bytes: cx.config.chunk_bytes };
+    let Choice { tuning, reason, .. } = select_cut(&view.topology, work, cutting, &cx.config.cost);
     cx.note_selection(reason);
     tuning
 }
 
-/// The lanes that all known members offer; the number of local threads where this sidecar is the only member.
+/// The lanes that all known members offer, or the number of local threads where this sidecar is the only member; not more
+/// than the setting for either allows.
 fn lanes(cx: &Context, view: &SetView) -> u16 {
     if view.topology.len() == 1 && view.me.is_some() {
-        return cx.config.threads.min(LANES_MOST);
+        return cx.config.threads.min(cx.config.threads_used_max).min(LANES_MOST);
     }
+    let most = cx.config.lanes_used_max.min(LANES_MOST);
     let offered = view.topology.members.iter().filter_map(|member| cx.links.lanes(member.sidecar));
-    offered.fold(cx.config.lanes, u16::min).clamp(1, LANES_MOST)
+    offered.fold(cx.config.lanes, u16::min).clamp(1, most)
 }
 
 /// [`limits::LANES_MAX`] in the type of a tuning.

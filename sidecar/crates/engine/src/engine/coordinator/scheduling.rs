@@ -64,6 +64,8 @@ struct Issued {
     members: BTreeMap<SetId, SidecarSet>,
     /// The answers, while it is being withdrawn.
     answers: Option<Answers>,
+    /// Whether the coordinator withdraws it to change settings: nothing is known then about the program.
+    retuned: bool,
 }
 
 /// The answers of the sidecars to the withdrawal of a schedule.
@@ -86,6 +88,11 @@ impl Scheduling {
     pub(crate) fn withdraw_for_exit(&mut self, cx: &mut Context, epoch: Epoch, pending_exit: PendingExit) {
         self.pending_exit.get_or_insert(pending_exit);
         self.withdraw(cx, epoch, Invalidation::WorkerExit);
+    }
+
+    /// Withdraws the schedule because the coordinator has other settings for the next one.
+    pub(crate) fn withdraw_for_tuning(&mut self, cx: &mut Context, epoch: Epoch) {
+        self.withdraw(cx, epoch, Invalidation::Tuning);
     }
 
     /// Takes the exit to handle, when no schedule is active.
@@ -117,6 +124,7 @@ impl Scheduling {
     fn withdraw(&mut self, cx: &mut Context, epoch: Epoch, invalidation: Invalidation) {
         let Some(issued) = self.issued.as_mut().filter(|issued| issued.answers.is_none()) else { return };
         let missing = cx.sidecars.iter().copied().collect();
+        issued.retuned = invalidation == Invalidation::Tuning;
         issued.answers = Some(Answers { missing, admitted: BTreeMap::new(), completed: BTreeMap::new() });
         cx.stats.schedules_withdrawn[invalidation as usize] += 1;
         cx.send_down(&cx.all_sidecars.clone(), epoch, Seq(0), Control::Withdraw { number: self.number });
@@ -192,7 +200,7 @@ impl Agreement {
             (bucket.order.set, names.collect())
         };
         let names = buckets.iter().map(names).collect();
-        self.scheduling.issued = Some(Issued { first, names, members, answers: None });
+        self.scheduling.issued = Some(Issued { first, names, members, answers: None, retuned: false });
         cx.traces.note(|| Trace::Cycle);
         let schedule = Control::Schedule { number, buckets, patience_us };
         cx.send_down(&cx.all_sidecars.clone(), self.epoch, first, schedule);
@@ -254,7 +262,7 @@ impl Agreement {
     fn resume(&mut self, cx: &mut Context) {
         let Some(issued) = self.scheduling.issued.take() else { return };
         let left = issued.left();
-        let Issued { first, names, members, answers: Some(answers) } = issued else { return };
+        let Issued { first, names, members, answers: Some(answers), retuned } = issued else { return };
         if let Some((seq, one, other)) = answers.contradiction(&members) {
             let world = &cx.config.world;
             let reason = format!(
@@ -268,7 +276,11 @@ impl Agreement {
         }
         let performed = answers.completed.values().map(|(last, _)| last.0 + 1 - first.0).max().unwrap_or(0);
         let worth_it = performed / (names.len() as u64).max(1) >= ITERATIONS_WORTH_IT;
-        self.scheduling.setbacks = if worth_it { 0 } else { self.scheduling.setbacks.saturating_add(1) };
+        self.scheduling.setbacks = match (worth_it, retuned) {
+            (true, _) => 0,
+            (false, true) => self.scheduling.setbacks,
+            (false, false) => self.scheduling.setbacks.saturating_add(1),
+        };
         self.scheduling.repetition.restart(left);
         let last = answers.admitted.values().copied().max().unwrap_or(Seq(first.0 - 1));
         self.ordering.pass_over(last);

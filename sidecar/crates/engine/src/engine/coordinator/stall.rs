@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use ronde_wire::{Activity, Cause, Collective, Control, Failure, Rank, Request, Seq, SidecarIndex, TensorName, limits};
+use ronde_wire::{
+    Activity, Cause, Collective, Control, Failure, Rank, Request, STALL_SHUTDOWN, Seq, SidecarIndex, TensorName, limits,
+};
 
 use super::agreement::Agreement;
 use super::commits::PendingCommits;
@@ -13,14 +15,15 @@ use crate::engine::shared::context::Context;
 use crate::engine::shared::{Suspects, wording};
 use crate::event::{Action, Time};
 
-/// The state of stall reports: each report is sent once per interval, and withdrawn when the stall is over.
+/// The state of stall reports: each stall is reported once, and the report is withdrawn when the stall is over.
 ///
 /// Before a report, the sidecars of missing ranks are asked for the activity of these; the report waits for the
 /// answers, but not for long.
 #[derive(Debug, Default)]
 pub(crate) struct Stalls {
     checked: Option<Time>,
-    reported: bool,
+    /// What the last report was about; empty after the stall is over.
+    reported: BTreeSet<String>,
     query: Option<ActivityQuery>,
     /// The activities of the ranks of the last query, and when they arrived.
     activities: BTreeMap<Rank, (Time, Activity)>,
@@ -39,7 +42,7 @@ impl Stalls {
     }
 
     /// Makes the report that is due, if one is. It checks four times per `stall_warning_ms`, so a name is reported at
-    /// an age of 1 to 1.25 times that, then once per interval.
+    /// an age of 1 to 1.25 times that. A later check reports only what waits for more ranks, names or groups.
     pub(crate) fn check(
         &mut self,
         cx: &mut Context,
@@ -54,7 +57,7 @@ impl Stalls {
             return;
         }
         let warning_ms = cx.config.stall_warning_ms;
-        let interval_ms = if self.reported { warning_ms } else { warning_ms / 4 };
+        let interval_ms = if self.reported.is_empty() { warning_ms / 4 } else { warning_ms };
         if self.checked.is_some_and(|checked| cx.now.ms_since(checked) < interval_ms) {
             return;
         }
@@ -93,7 +96,7 @@ impl Stalls {
             None => "others of their groups",
         };
         let reason = format!(
-            "ronde has been shut down: tensors have waited for {what} for more than {}, the limit of stall_shutdown.{}",
+            "{STALL_SHUTDOWN} for {what} for more than {}, the limit of stall_shutdown.{}",
             wording::seconds(limit_ms),
             stalled.list(cx, &self.activities)
         );
@@ -126,13 +129,16 @@ impl Stalls {
         let warning_ms = cx.config.stall_warning_ms;
         let with_plugins = pending_commits.overdue(cx, warning_ms);
         let stalled = Stalled { with_plugins, ..Stalled::find(cx, agreement, warning_ms) };
-        let was_reported = std::mem::replace(&mut self.reported, !stalled.is_empty());
+        let subjects = stalled.subjects();
+        let is_new = !subjects.is_subset(&self.reported);
+        let was_reported = !self.reported.is_empty();
+        self.reported = subjects;
         let Suspects { sidecars, ranks: suspect_ranks } = suspects.clone();
-        if !stalled.is_empty() {
+        if !stalled.is_empty() && is_new {
             let text = stalled.warning(warning_ms) + &stalled.list(cx, &self.activities);
             let ranks = stalled.missing.into_keys().collect();
             cx.act(Action::Notice { sidecars, ranks, text });
-        } else if was_reported {
+        } else if stalled.is_empty() && was_reported {
             let text =
                 "The stall is over: no tensor has waited long for a rank, for its group or for a plugin.".to_owned();
             cx.act(Action::Notice { sidecars, ranks: suspect_ranks, text });
@@ -162,6 +168,16 @@ impl Stalled {
 
     fn is_empty(&self) -> bool {
         self.missing.is_empty() && self.groups.is_empty() && self.receives.is_empty() && self.with_plugins.is_empty()
+    }
+
+    /// What it is about, without the ages that change from check to check.
+    fn subjects(&self) -> BTreeSet<String> {
+        let ranks = self.missing.iter().map(|(rank, entry)| format!("{rank} {}", entry.oldest));
+        let numbers =
+            |what: &str, count: usize| (1..=count).map(|number| format!("{what} {number}")).collect::<Vec<_>>();
+        let groups = numbers("group", self.groups.len());
+        let receives = numbers("receive", self.receives.len());
+        ranks.chain(groups).chain(receives).chain(numbers("plugin", self.with_plugins.len())).collect()
     }
 
     fn warning(&self, warning_ms: u64) -> String {

@@ -19,6 +19,8 @@ pub(crate) struct NegotiationStatus {
     pub(crate) names: usize,
     /// The oldest of these names, at most [`STATUS_ENTRIES_MAX`].
     pub(crate) oldest: Vec<WaitingTensor>,
+    /// Those of the last epoch when it ended.
+    pub(crate) oldest_at_end: Vec<WaitingTensor>,
     pub(crate) last_to_be_ready: Vec<u64>,
     pub(crate) waited_for_us: Vec<u64>,
 }
@@ -31,12 +33,18 @@ impl Coordinator {
             ranks_joined: self.agreement.joins.ranks().into_iter().collect(),
             names: self.agreement.negotiation.len() + self.agreement.member_sets.len(),
             oldest: self.oldest_names(now),
+            oldest_at_end: self
+                .waited_at_end
+                .1
+                .iter()
+                .map(|waiting| older(waiting, now, self.waited_at_end.0))
+                .collect(),
             last_to_be_ready: self.last_to_be_ready.clone(),
             waited_for_us: self.waited_for_us.clone(),
         }
     }
 
-    fn oldest_names(&self, now: Time) -> Vec<WaitingTensor> {
+    pub(super) fn oldest_names(&self, now: Time) -> Vec<WaitingTensor> {
         let entry = |waiting: Waiting<'_>| WaitingTensor {
             set: waiting.request.set,
             name: waiting.request.name.clone(),
@@ -59,4 +67,9 @@ impl Coordinator {
         oldest.truncate(STATUS_ENTRIES_MAX);
         oldest
     }
+}
+
+/// What waited at an earlier time, with its age now.
+fn older(waiting: &WaitingTensor, now: Time, then: Time) -> WaitingTensor {
+    WaitingTensor { age_ms: waiting.age_ms.saturating_add(now.ms_since(then)), ..waiting.clone() }
 }

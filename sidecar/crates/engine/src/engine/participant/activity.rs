@@ -34,6 +34,7 @@ impl Participant {
         self.mark_alive(cx, rank);
         if let Some(liveness) = self.present.get_mut(&rank) {
             liveness.last_call = Some(call);
+            *self.calls.entry(rank).or_default() += 1;
         }
     }
 
@@ -42,6 +43,11 @@ impl Participant {
         let last_call = self.present.get(&rank).and_then(|liveness| liveness.last_call.as_ref());
         let (host, last_call) = (cx.config.host.clone(), last_call.map(|call| call.to_call(now)));
         Record { rank, host, pid: None, exit: None, last_call, stderr_tail: Vec::new() }
+    }
+
+    /// How many operations a rank has called in the epoch, also after its end.
+    pub(crate) fn calls(&self, rank: Rank) -> u64 {
+        self.calls.get(&rank).copied().unwrap_or(0)
     }
 
     /// Reports the activity of some ranks to the coordinator.

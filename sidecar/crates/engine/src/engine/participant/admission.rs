@@ -116,6 +116,7 @@ impl Template {
             set_served: Arc::clone(&view.set_local_ranks),
             joined,
             contributions: Vec::new(),
+            scheduled: false,
         })
     }
 

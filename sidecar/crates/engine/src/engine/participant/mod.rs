@@ -42,6 +42,8 @@ pub(crate) struct Participant {
     waiting: BTreeSet<Rank>,
     /// Ranks that take part in this one.
     present: BTreeMap<Rank, RankLiveness>,
+    /// How many operations each rank has called in the epoch; kept after its end.
+    calls: BTreeMap<Rank, u64>,
     requests: Requests,
     any_sources: AnySources,
     sets: SetTable,
@@ -297,6 +299,7 @@ impl Participant {
         self.leaving.clear();
         self.request_cache.clear();
         self.waiting.clear();
+        self.calls.clear();
         self.present = ranks
             .iter()
             .map(|rank| (*rank, RankLiveness { last_seen: cx.now, left: false, last_call: None }))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ronde_wire::control::Order;
-use ronde_wire::{Cause, Control, Epoch, Failure, Seq};
+use ronde_wire::{Cause, Control, Epoch, Failure, Seq, SetId};
 
 use super::admission;
 use super::{Participant, Phase, Running};
@@ -33,6 +33,11 @@ impl Participant {
     /// Starts an operation.
     pub(super) fn admit(&mut self, cx: &mut Context, running: Running) {
         cx.stats.admitted += 1;
+        if let Some(calibration) = &mut cx.calibration {
+            let admission = &running.admission;
+            let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
+            calibration.admitted(cx.now, admission.seq, &admission.plan, element_bytes, self.admitted.is_empty());
+        }
         cx.act(Action::Admit(Arc::clone(&running.admission)));
         self.admitted.insert(running.admission.seq, running);
     }
@@ -52,8 +57,15 @@ impl Participant {
     pub(super) fn performed(&mut self, cx: &mut Context, Running { admission, reports, .. }: Running) {
         let (epoch, seq) = (admission.epoch, admission.seq);
         cx.stats.executed += 1;
+        if let Some(calibration) = &mut cx.calibration {
+            calibration.performed(cx.now, seq);
+        }
         cx.traces.note(|| Trace::Over { seq, dropped: false });
         cx.stats.tensors_executed += admission.tensors.len() as u64;
+        if admission.topology.set == SetId::WORLD {
+            let bytes = admission.plan.layout.elements.saturating_mul(admission.arithmetic.dtype.size_bytes() as u64);
+            cx.tuner.performed(cx.now, admission.tensors.iter().map(|tensor| &tensor.name), bytes);
+        }
         for (tensor, admitted) in (0..).zip(&admission.tensors) {
             for answered in &admitted.requests {
                 let key = RequestKey { rank: answered.rank, request: answered.request };

@@ -13,7 +13,7 @@ use super::{Participant, Running};
 use crate::engine::shared::context::Context;
 use crate::engine::shared::status::ScheduleStatus;
 use crate::engine::shared::{RequestKey, SEQ_MAX, TensorKey};
-use crate::event::{Action, Time};
+use crate::event::{Action, Admission, Time};
 use crate::trace::{Trace, operation};
 
 /// The active schedule.
@@ -62,6 +62,29 @@ struct Position {
     /// Requests of local ranks that are missing for its next iteration, and their total number.
     missing: usize,
     requests: usize,
+    /// For each of its tensors, the local ranks that have submitted it.
+    arrivals: Vec<Arrivals>,
+}
+
+/// The local ranks that have submitted a tensor for the next iteration of its position.
+#[derive(Clone, Copy, Debug, Default)]
+struct Arrivals {
+    ranks: usize,
+    first: Time,
+}
+
+impl Arrivals {
+    /// A rank has submitted the tensor, at a time. Returns how long the first of `all` local ranks has waited for it, if it
+    /// is the last one, in microseconds.
+    fn note(&mut self, all: usize, at: Time) -> Option<u64> {
+        self.first = if self.ranks == 0 { at } else { self.first.min(at) };
+        self.ranks += 1;
+        if self.ranks < all {
+            return None;
+        }
+        self.ranks = 0;
+        (all > 1).then(|| at.0.saturating_sub(self.first.0))
+    }
 }
 
 /// The requests of one rank that are matched and not admitted.
@@ -294,11 +317,15 @@ impl Participant {
             };
             pending.what.group == *group && position.template.as_ref().is_some_and(fits)
         });
-        let Some((position, _)) = matched else {
+        let Some((position, tensor)) = matched else {
             self.invalidate(cx, Invalidation::Request);
             return;
         };
         position.missing -= 1;
+        let all = position.requests / position.arrivals.len();
+        if let Some(waited_us) = position.arrivals[tensor].note(all, pending.since) {
+            *cx.stats.waited_here_us.entry(key.rank.0).or_default() += waited_us;
+        }
         let what = operation(&position.bucket.order.collective);
         cx.traces.note(|| Trace::Ready { set: key.set, name: key.name.clone(), operation: what, rank: key.rank });
         let progress = scheduled.ranks.entry(key.rank).or_default();
@@ -317,6 +344,7 @@ impl Participant {
             };
             match template.admission(&mut self.requests, self.epoch, seq, &position.bucket.order) {
                 Ok(admission) => {
+                    let admission = Admission { scheduled: true, ..admission };
                     for answered in admission.tensors.iter().flat_map(|tensor| &tensor.requests) {
                         if let Some(progress) = scheduled.ranks.get_mut(&answered.rank) {
                             progress.requests -= 1;
@@ -459,7 +487,8 @@ impl Participant {
         let element_bytes = order.dtype.size_bytes() as u64;
         let bytes = template.as_ref().map_or(0, |template| template.elements().saturating_mul(element_bytes));
         let requests = tensors * view.local_ranks.len();
-        Ok(Position { bucket, template, bytes, missing: requests, requests })
+        let arrivals = vec![Arrivals::default(); tensors];
+        Ok(Position { bucket, template, bytes, missing: requests, requests, arrivals })
     }
 
     /// Matches announced requests that are not ordered with the schedule; those that do not match invalidate it.
@@ -488,3 +517,19 @@ impl Participant {
 
 /// Checks for delayed requests per stall warning time, of which the warning may be late by one interval.
 const DELAYS_PER_WARNING: u64 = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_of_the_local_ranks_is_waited_for() {
+        let mut arrivals = Arrivals::default();
+        for _ in 0..2 {
+            assert_eq!(arrivals.note(3, Time(50)), None);
+            assert_eq!(arrivals.note(3, Time(20)), None, "requests from before the schedule come in any order");
+            assert_eq!(arrivals.note(3, Time(90)), Some(70));
+        }
+        assert_eq!(arrivals.note(1, Time(5)), None, "nobody waits for the only rank");
+    }
+}

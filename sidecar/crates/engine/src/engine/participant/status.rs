@@ -63,6 +63,7 @@ impl Participant {
     }
 
     fn oldest_requests(&self, now: Time) -> Vec<PendingStatus> {
+        let first = self.scheduled.as_ref().map(Scheduled::first);
         let mut oldest: Vec<_> = self.requests.iter().collect();
         oldest.sort_by_key(|(rank, pending)| (pending.since, *rank, pending.request));
         let entry = |(rank, pending): (Rank, &Pending)| PendingStatus {
@@ -72,6 +73,7 @@ impl Participant {
             name: pending.what.name.clone(),
             collective: pending.what.collective.name(),
             ordered: pending.ordered.is_some(),
+            scheduled: pending.ordered.is_some_and(|seq| first.is_some_and(|first| seq >= first)),
             age_ms: now.ms_since(pending.since),
         };
         oldest.into_iter().take(STATUS_ENTRIES_MAX).map(entry).collect()

@@ -4,6 +4,7 @@ use ronde_collectives::CostModel;
 use ronde_wire::{Epoch, SidecarIndex, World, limits};
 
 use super::wording;
+use crate::autotune::AutotuneSettings;
 
 /// The settings of an engine. All but `me` and `world` have defaults.
 #[derive(Clone, Debug)]
@@ -18,6 +19,15 @@ pub struct EngineConfig {
     pub host: String,
     /// Lanes that this sidecar offers to each peer. Default 1.
     pub lanes: u16,
+    /// The most lanes of one operation, which has at most as many as all its members offer. Only the coordinator's setting
+    /// is used. Default: no limit.
+    pub lanes_used_max: u16,
+    /// The most lanes of an operation whose ranks all use this sidecar; it has at most `threads`. Only the coordinator's
+    /// setting is used. Default: no limit.
+    pub threads_used_max: u16,
+    /// The chunk size of all plans in bytes, a power of two within the limits of a chunk; `None` lets the cost model choose
+    /// one for each bucket. Only the coordinator's setting is used. Default `None`.
+    pub chunk_bytes: Option<u32>,
     /// Data threads of this sidecar, at least `lanes`: operations on this sidecar alone use so many lanes. Default 1.
     pub threads: u16,
     /// Time between two heartbeats, in milliseconds; at most half of `suspect_ms` is used. Default 100.
@@ -28,6 +38,10 @@ pub struct EngineConfig {
     pub peer_timeout_ms: u64,
     /// Bytes of tensors that share a bucket; 0 switches fusion off. Default 64 MiB.
     pub fusion_threshold_bytes: u64,
+    /// Whether tensors of at most [`limits::EAGER_BYTES_MAX`] share no bucket with longer ones: workers keep these in main
+    /// memory, and longer ones may be in device memory, where a bucket is performed only if all of its tensors are. Only the
+    /// coordinator's setting is used. Default: false.
+    pub separates_small_tensors: bool,
     /// Buckets of one process set that are in flight; at least 1. Default 2.
     pub buckets_in_flight: usize,
     /// Bytes of a contribution up to which operations are eager, at most [`limits::EAGER_BYTES_MAX`]; 0 switches that
@@ -60,6 +74,12 @@ pub struct EngineConfig {
     pub control_fan_out: usize,
     /// The cost model of the selection of algorithms; only the coordinator's setting is used.
     pub cost: CostModel,
+    /// Whether the coordinator measures latency and bandwidth of operations that are performed alone, for
+    /// [`Status::measured_cost`](crate::Status::measured_cost). Default: false.
+    pub measures_cost: bool,
+    /// How the coordinator searches for better settings than these; `None` for not at all, the default. Only the
+    /// coordinator's setting is used.
+    pub autotune: Option<AutotuneSettings>,
 }
 
 /// When schedules are issued.
@@ -90,11 +110,15 @@ impl EngineConfig {
             epochs_after: Epoch(0),
             host: String::new(),
             lanes: 1,
+            lanes_used_max: u16::MAX,
+            threads_used_max: u16::MAX,
+            chunk_bytes: None,
             threads: 1,
             heartbeat_ms: limits::HEARTBEAT_MS,
             suspect_ms: limits::SUSPECT_MS,
             peer_timeout_ms: limits::PEER_TIMEOUT_MS,
             fusion_threshold_bytes: limits::FUSION_THRESHOLD_BYTES,
+            separates_small_tensors: false,
             buckets_in_flight: limits::BUCKETS_IN_FLIGHT,
             eager_bytes: EAGER_BYTES_MOST,
             run_ahead: Some(RunAhead::default()),
@@ -106,6 +130,8 @@ impl EngineConfig {
             result_bytes_max: u64::MAX,
             control_fan_out: limits::CONTROL_FAN_OUT,
             cost: CostModel::default(),
+            measures_cost: false,
+            autotune: None,
         }
     }
 
@@ -118,6 +144,8 @@ impl EngineConfig {
         self.buckets_in_flight = self.buckets_in_flight.max(1);
         self.lanes = self.lanes.max(1);
         self.threads = self.threads.max(self.lanes);
+        self.lanes_used_max = self.lanes_used_max.max(1);
+        self.threads_used_max = self.threads_used_max.max(1);
         self.eager_bytes = self.eager_bytes.min(EAGER_BYTES_MOST);
         self.announce_slots = self.announce_slots.min(limits::ANNOUNCE_SLOTS_MAX);
         self.stall_warning_ms = self.stall_warning_ms.max(1);

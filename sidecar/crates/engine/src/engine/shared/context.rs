@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use ronde_wire::{Control, Epoch, OpId, Rank, Seq, SetId, SidecarIndex, SidecarSet, World};
 
+use super::calibration::Calibration;
 use super::config::EngineConfig;
 use super::links::{Link, Links};
 use super::sets::SetView;
 use super::stats::Stats;
 use super::status::LinkStatus;
+use super::tuning::Tuner;
 use crate::event::{Action, Time};
 use crate::relay::tree::Tree;
 use crate::relay::{Relay, RelayOutput};
@@ -20,6 +22,10 @@ use crate::trace::Traces;
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) config: EngineConfig,
+    /// The search for better settings, at the coordinator.
+    pub(crate) tuner: Tuner,
+    /// The measurement of the cost model, at the coordinator if it was asked for.
+    pub(crate) calibration: Option<Calibration>,
     pub(crate) coordinator: SidecarIndex,
     /// The sidecars of the world, ascending.
     pub(crate) sidecars: Vec<SidecarIndex>,
@@ -69,6 +75,7 @@ impl Context {
         let config = config.in_order();
         let sidecars = config.world.sidecars();
         let (me, coordinator) = (config.me, config.world.coordinator());
+        let tuner = Tuner::new(&config, me == coordinator);
         let relay = Relay::new(Tree::new(&sidecars, coordinator, me, config.control_fan_out), me, config.lanes);
         // The coordinator tracks all sidecars, every other sidecar only its neighbours in the tree.
         let is_known = |peer: &SidecarIndex| *peer != me && (me == coordinator || relay.is_neighbour(*peer));
@@ -87,14 +94,17 @@ impl Context {
             loopback: VecDeque::new(),
             sets: BTreeMap::new(),
             sidecars,
+            tuner,
+            calibration: (config.measures_cost && me == coordinator).then(Calibration::default),
             config,
         }
     }
 
     /// Replaces the world, and with it all links and their tree.
     pub(crate) fn enter(&mut self, world: World) {
-        let config = EngineConfig { world, ..self.config.clone() };
-        let next = Self::new(config, self.now);
+        let mut config = EngineConfig { world, ..self.config.clone() };
+        let tuner = std::mem::take(&mut self.tuner).restarted(&mut config);
+        let next = Self { tuner, ..Self::new(config, self.now) };
         let before = std::mem::replace(self, next);
         (self.stats, self.selections, self.traces) = (before.stats, before.selections, before.traces);
     }

@@ -1,5 +1,6 @@
 //! Code that coordinator and participant share: settings, context, process sets, and rules that both apply.
 
+pub(crate) mod calibration;
 pub(crate) mod config;
 pub(crate) mod context;
 pub(crate) mod eager;
@@ -10,6 +11,7 @@ pub(crate) mod sets;
 pub(crate) mod shapes;
 pub(crate) mod stats;
 pub(crate) mod status;
+pub(crate) mod tuning;
 pub(crate) mod validation;
 pub(crate) mod wording;
 

@@ -1,5 +1,7 @@
 //! Counters of one engine.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 /// Counters since the engine was made.
@@ -51,6 +53,9 @@ pub struct Stats {
     pub schedules_withdrawn: [u64; ronde_wire::Invalidation::ALL.len()],
     /// Operations of schedules that were admitted here without an announcement and an order.
     pub scheduled_operations: u64,
+    /// For each local rank, the time between the first local rank's submission of a tensor of a schedule and this rank's,
+    /// where it was the last of them.
+    pub waited_here_us: BTreeMap<u32, u64>,
     /// Admitted operations that were dropped because their schedule was withdrawn or a plugin failed.
     pub cancelled_operations: u64,
     /// Pauses of this process itself, longer than the suspicion time, that were noticed afterwards.

@@ -1,9 +1,11 @@
 //! The status of an engine, for status pages and tools.
 
+use ronde_collectives::CostModel;
 use ronde_wire::{Epoch, Failure, ProcessSet, Rank, RequestId, SetId, SidecarIndex, TensorName};
 use serde::Serialize;
 
 use super::stats::Stats;
+use crate::autotune::AutotuneStatus;
 
 /// What an engine is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -30,6 +32,8 @@ pub struct Status {
     pub epoch: Epoch,
     /// The ranks of the job.
     pub world_size: usize,
+    /// For each rank, the sidecar that serves it.
+    pub placement: Vec<SidecarIndex>,
     /// Ranks of this sidecar that take part in the epoch.
     pub ranks_in_epoch: Vec<Rank>,
     /// Ranks of this sidecar that have attached and wait for the next epoch.
@@ -52,12 +56,21 @@ pub struct Status {
     pub negotiating: usize,
     /// Coordinator: the oldest of those names, and the missing ranks.
     pub waiting_tensors: Vec<WaitingTensor>,
+    /// Coordinator: the same when the last epoch ended, for the flight record. Empty when another one has begun.
+    #[serde(skip)]
+    pub waited_at_end: Vec<WaitingTensor>,
     /// Coordinator: the reasons for the algorithms of the newest operations, newest last.
     pub selections: Vec<String>,
     /// Coordinator: for each rank, how often it was the last to be ready; the slowest rank has most. Empty elsewhere.
     pub last_to_be_ready: Vec<u64>,
     /// Coordinator: for each rank, the total microseconds for which the others have waited for it. Empty elsewhere.
     pub waited_for_us: Vec<u64>,
+    /// The cost model that selects algorithms, at the coordinator.
+    pub cost: CostStatus,
+    /// Coordinator: the cost model as measured, if that was asked for and enough operations were performed alone.
+    pub measured_cost: Option<CostStatus>,
+    /// Coordinator: the search for better settings, if there is one.
+    pub autotune: Option<AutotuneStatus>,
     /// The schedule that runs without negotiation, if there is one.
     pub schedule: Option<ScheduleStatus>,
     /// Operations admitted here and not finished.
@@ -79,6 +92,23 @@ pub struct Status {
 /// The most entries of one list of a [`Status`].
 pub const STATUS_ENTRIES_MAX: usize = 100;
 
+/// The cost model of [`Status`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct CostStatus {
+    /// Microseconds of a round.
+    pub alpha_us: f64,
+    /// Microseconds for each byte that is sent.
+    pub beta_us_per_byte: f64,
+    /// Microseconds for each byte that is reduced.
+    pub gamma_us_per_byte: f64,
+}
+
+impl From<CostModel> for CostStatus {
+    fn from(CostModel { alpha_us, beta_us_per_byte, gamma_us_per_byte }: CostModel) -> Self {
+        Self { alpha_us, beta_us_per_byte, gamma_us_per_byte }
+    }
+}
+
 /// A pending request.
 #[derive(Clone, Debug, Serialize)]
 pub struct PendingStatus {
@@ -92,8 +122,10 @@ pub struct PendingStatus {
     pub name: TensorName,
     /// The collective.
     pub collective: &'static str,
-    /// Whether all ranks have announced it and it is being performed.
+    /// Whether it is being performed: all ranks have announced it, or a schedule has admitted it.
     pub ordered: bool,
+    /// Whether a schedule has admitted it: ranks of other sidecars may not have submitted it.
+    pub scheduled: bool,
     /// Milliseconds since it was submitted.
     pub age_ms: u64,
 }

@@ -112,20 +112,21 @@ fn activities() -> impl Strategy<Value = Vec<Activity>> {
     vec(activity, 0..40)
 }
 
+// Boxed: a strategy holds those below it by value, and the nest of a relayed message would need megabytes of stack.
 pub(super) fn request() -> impl Strategy<Value = Request> {
     let dtype = prop_oneof![Just(DType::F32), prop::sample::select(DType::ALL.to_vec())];
     let codec = prop_oneof![6 => Just(Codec::None), 1 => Just(Codec::Bf16), 1 => Just(Codec::Plugin)];
     let prescale = prop_oneof![4 => Just(1.0), 1 => any::<f64>()];
     let kind = (collective(), dtype, shape(), codec, option::weighted(0.2, plugin()));
-    (0_u32..3, tensor_name(), kind, prescale, group()).prop_map(
-        |(set, name, (collective, dtype, shape, codec, plugin), prescale, group)| Request {
+    (0_u32..3, tensor_name(), kind, prescale, group())
+        .prop_map(|(set, name, (collective, dtype, shape, codec, plugin), prescale, group)| Request {
             prescale,
             codec,
             plugin: plugin.map(Arc::new),
             group,
             ..Request::new(SetId(set), name, collective, dtype, shape)
-        },
-    )
+        })
+        .boxed()
 }
 
 fn plugin() -> impl Strategy<Value = PluginUse> {

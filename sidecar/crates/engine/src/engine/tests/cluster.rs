@@ -8,6 +8,7 @@ use ronde_wire::{
     Shape, SidecarIndex, TensorName, World,
 };
 
+use crate::autotune::AutotuneSample;
 use crate::engine::{Engine, EngineConfig};
 use crate::event::{Action, Admission, Completion, Event, Time};
 
@@ -31,6 +32,8 @@ pub(super) struct Cluster {
     pub(super) ended: Vec<(usize, Epoch, Failure)>,
     /// Reports of ranks that hang: the sidecar that reports, the rank, the text.
     pub(super) hung: Vec<(usize, Rank, String)>,
+    /// Samples of searches, by sidecar.
+    pub(super) samples: Vec<(usize, AutotuneSample)>,
     pub(super) notices: Vec<(usize, Vec<SidecarIndex>, Vec<Rank>, String)>,
     pub(super) disconnects: Vec<(usize, SidecarIndex, String)>,
     pub(super) sessions_ended: Vec<(Rank, Failure)>,
@@ -78,6 +81,7 @@ impl Cluster {
             began: Vec::new(),
             ended: Vec::new(),
             hung: Vec::new(),
+            samples: Vec::new(),
             notices: Vec::new(),
             disconnects: Vec::new(),
             sessions_ended: Vec::new(),
@@ -357,6 +361,7 @@ impl Cluster {
                 assert_eq!(self.home(rank), sidecar, "a completion for another sidecar's rank");
                 self.completed.push((rank, request, outcome));
             }
+            Action::Autotuned(sample) => self.samples.push((sidecar, sample)),
             Action::Hung { rank, text } => self.hung.push((sidecar, rank, text)),
             Action::Notice { sidecars, ranks, text } => self.notices.push((sidecar, sidecars, ranks, text)),
             Action::Disconnect { peer, reason } => self.disconnects.push((sidecar, peer, reason)),

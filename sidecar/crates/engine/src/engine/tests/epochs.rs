@@ -168,12 +168,12 @@ fn a_lost_rank_ends_everything_at_once() {
     let ordered = cluster.submit_all(&sum("a", &[4]));
     let waiting = cluster.submit(1, sum("b", &[4]));
     cluster.run();
-    let killed = Failure::new(Cause::RankLost, "rank 2 was ended by signal 9").with_rank(Rank(2));
+    let killed = Failure::new(Cause::RankLost, "rank 2 was killed by signal 9").with_rank(Rank(2));
     cluster.leave(2, killed);
     cluster.run();
     let failure = cluster.common_failure(&ordered).clone();
     assert_eq!(failure, *cluster.failure(1, waiting));
-    assert_eq!(failure.reason, "rank 2 was ended by signal 9");
+    assert_eq!(failure.reason, "rank 2 was killed by signal 9");
     assert_eq!((failure.cause, failure.rank), (Cause::RankLost, Some(Rank(2))));
     cluster.execute_all();
     assert!(cluster.engines.iter().all(|e| e.stats().executed == 0), "late executions mean nothing");

@@ -211,6 +211,8 @@ fn stall_reports_name_ranks_and_tensors_and_are_taken_back() {
     assert!(text.contains(words), "{text}");
     assert!(text.contains("Missing ranks:\n2: [t0, t1, t2, t3, t4, t5 and 2 more]\n3: [t0"), "{text}");
     assert_eq!(cluster.notices.len(), 1, "once an interval");
+    advance_with_workers(&mut cluster, 9_000, None);
+    assert_eq!(cluster.notices.len(), 1, "a stall is reported once");
     for n in 0..8 {
         for rank in [2, 3] {
             cluster.submit(rank, sum(&format!("t{n}"), &[4]));
@@ -220,6 +222,25 @@ fn stall_reports_name_ranks_and_tensors_and_are_taken_back() {
     advance_with_workers(&mut cluster, 2_500, None);
     assert_eq!(cluster.notices.len(), 2);
     assert_eq!(cluster.notices[1].2, []);
+}
+
+#[test]
+fn what_waited_when_an_epoch_ended_is_known_until_the_next_one() {
+    let mut cluster = Cluster::of(World::new(THREE.map(SidecarIndex).into()).expect("a world"), |it| it).started();
+    for rank in [0, 1] {
+        cluster.submit(rank, sum("late", &[4]));
+    }
+    cluster.run();
+    cluster.advance(500);
+    cluster.leave(3, Failure::new(Cause::RankLost, "its process was killed"));
+    cluster.run();
+    cluster.advance(700);
+    let status = cluster.engines[0].status(cluster.now);
+    assert!(status.waiting_tensors.is_empty(), "the epoch is over");
+    let [waited] = &status.waited_at_end[..] else { panic!("{status:?}") };
+    assert_eq!((waited.name.as_str(), &waited.missing[..]), ("late", &[Rank(2), Rank(3)][..]));
+    assert!((1_200..1_400).contains(&waited.age_ms), "{waited:?}");
+    assert!(cluster.engines[1].status(cluster.now).waited_at_end.is_empty(), "only the coordinator knows");
 }
 
 #[test]

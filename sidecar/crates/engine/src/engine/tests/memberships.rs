@@ -7,13 +7,13 @@ use super::plugins::{coded, topk};
 use crate::event::Event;
 
 /// The world of a placement.
-fn world(placement: &[u32]) -> World {
+pub(super) fn world(placement: &[u32]) -> World {
     World::new(placement.iter().copied().map(SidecarIndex).collect()).expect("a world")
 }
 
 impl Cluster {
     /// Ends the epoch by the loss of a rank, and enters a world on all of its sidecars. Others are stopped.
-    fn change_to(&mut self, number: u64, placement: &[u32]) {
+    pub(super) fn change_to(&mut self, number: u64, placement: &[u32]) {
         let next = world(placement);
         let after = Epoch::before_membership(number);
         for sidecar in 0..self.engines.len() {

@@ -199,3 +199,19 @@ fn an_operation_that_cannot_be_performed_ends_the_epoch() {
     assert!(failure.reason.contains("sidecar 1 (ranks 2-3) cannot go on: operation 1 of epoch 1"), "{failure}");
     assert!(failure.reason.contains("a segment is gone"));
 }
+
+#[test]
+fn an_operation_of_a_schedule_is_marked_because_other_ranks_may_be_missing() {
+    let mut cluster = Cluster::new(&[0, 1]).started();
+    for _ in 0..5 {
+        cluster.submit_all(&sum("t", &[4]));
+        cluster.run();
+    }
+    assert!(!cluster.admitted[0][0].scheduled, "the first one was ordered when both ranks had submitted it");
+    cluster.submit(0, sum("t", &[4]));
+    cluster.run();
+    assert!(cluster.admitted[0].last().expect("it was admitted").scheduled);
+    let status = cluster.engines[0].status(cluster.now);
+    let [request] = &status.pending_requests[..] else { panic!("{status:?}") };
+    assert!(request.ordered && request.scheduled, "{request:?}");
+}

@@ -55,6 +55,7 @@ impl Fixture {
             local_ranks,
             joined,
             contributions,
+            scheduled: false,
         };
         let mut memory = PlainMemory::default();
         let bytes = vec![0; 4 * usize::try_from(ELEMENTS).expect("small")];

@@ -79,6 +79,7 @@ fn admission(epoch: Epoch, seq: Seq) -> Arc<Admission> {
         set_served: [Rank(0)].into(),
         joined: Vec::new(),
         contributions: Vec::new(),
+        scheduled: false,
     })
 }
 

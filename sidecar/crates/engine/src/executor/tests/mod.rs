@@ -7,6 +7,7 @@ mod hostile;
 mod jobs;
 mod measured;
 mod plugins;
+mod reduced;
 mod steps;
 mod world;
 

@@ -33,6 +33,7 @@ fn perform(layout: Layout, rounds: Vec<Round>, memory: &mut PlainMemory) -> Vec<
         set_served: [Rank(0), Rank(1), Rank(3)].into(),
         joined: vec![Rank(1)],
         contributions: Vec::new(),
+        scheduled: false,
     };
     let mut executor = Executor::new(ExecutorConfig { me: SidecarIndex(0), lane: Lane(0), early_grant_bytes: 1 << 20 });
     executor.handle_epoch(Epoch(1));

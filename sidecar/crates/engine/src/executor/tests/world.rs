@@ -6,9 +6,9 @@ use std::sync::Arc;
 use ronde_collectives::plan as make_plan;
 use ronde_collectives::plan::{Work, WorkKind};
 use ronde_wire::frame::Chunk;
-use ronde_wire::{Epoch, Lane, Rank, Seq, SetTopology, SidecarIndex};
+use ronde_wire::{DType, Epoch, Lane, Rank, ReduceOp, Seq, SetTopology, SidecarIndex};
 
-use super::jobs::{Job, encode};
+use super::jobs::{Job, decode, encode};
 use super::plugins::NativePlugins;
 use crate::event::{Admission, Arithmetic};
 use crate::executor::{Executor, ExecutorAction, ExecutorConfig};
@@ -93,6 +93,13 @@ pub(super) struct Node {
     pub(super) done: Vec<Seq>,
 }
 
+/// Members whose ranks are reduced before the executor reads their contributions.
+pub(super) struct Reduced {
+    pub(super) sidecars: Vec<u32>,
+    /// What each contribution is multiplied by before.
+    pub(super) factor: f64,
+}
+
 pub(super) struct Net {
     pub(super) topology: SetTopology,
     pub(super) nodes: Vec<Node>,
@@ -109,6 +116,7 @@ pub(super) struct Net {
     pub(super) peak: [u64; 3],
     /// The most bytes of measured copies seen at one member.
     pub(super) peak_measured: u64,
+    pub(super) reduced: Option<Reduced>,
 }
 
 impl Node {
@@ -131,6 +139,39 @@ impl Node {
                     self.memory.outputs.insert((seq, tensor, whose), vec![0xEE; bytes]);
                 }
             }
+        }
+    }
+}
+
+/// The elements of an input, of any type.
+#[allow(clippy::cast_precision_loss, reason = "the values are small whole numbers")]
+fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    if dtype.is_float() {
+        return decode(dtype, bytes);
+    }
+    let number =
+        |element: &[u8]| element.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte)) as f64;
+    bytes.chunks(dtype.size_bytes()).map(number).collect()
+}
+
+impl Node {
+    /// Replaces the inputs of the local ranks by that of the first one, the reduction of all.
+    fn reduce_inputs(&mut self, job: &Job, admission: &Admission, factor: f64) {
+        let inputs = &mut self.memory.contributions.inputs;
+        for tensor in (0..).take(job.tensors.len()) {
+            let of_ranks =
+                admission.local_ranks.iter().filter_map(|rank| inputs.remove(&(admission.seq, tensor, *rank)));
+            let values: Vec<Vec<f64>> = of_ranks.map(|bytes| numbers(job.dtype, &bytes)).collect();
+            let combined = (0..values[0].len()).map(|element| {
+                let each = values.iter().map(|of_rank| of_rank[element] * factor);
+                match job.op {
+                    Some(ReduceOp::Product) => each.product(),
+                    Some(ReduceOp::Min) => each.fold(f64::INFINITY, f64::min),
+                    _ => each.sum::<f64>(),
+                }
+            });
+            let bytes = combined.flat_map(|value| encode(job.dtype, value)).collect();
+            inputs.insert((admission.seq, tensor, admission.local_ranks[0]), bytes);
         }
     }
 }
@@ -163,6 +204,7 @@ impl Net {
             slow: None,
             peak: [0; 3],
             peak_measured: 0,
+            reduced: None,
         };
         net.choices.push(1);
         net
@@ -200,8 +242,16 @@ impl Net {
                 joined: topology.members[me.index()].ranks.iter().copied().filter(|r| job.joined.contains(r)).collect(),
                 topology: Arc::new(topology.clone()),
                 contributions: Vec::new(),
+                scheduled: false,
             };
-            let admission = Arc::new(admission);
+            let reduced = self.reduced.as_ref().filter(|reduced| reduced.sidecars.contains(&node.sidecar.0));
+            let admission = Arc::new(reduced.map_or_else(
+                || admission.clone(),
+                |Reduced { factor, .. }| {
+                    node.reduce_inputs(job, &admission, *factor);
+                    admission.with_reduced_ranks(*factor)
+                },
+            ));
             node.expected.extend(node.waiting.iter().map(|_| seq));
             node.waiting.iter_mut().for_each(|queue| queue.push_back(Arc::clone(&admission)));
         }

@@ -144,6 +144,7 @@ impl ElasticJob<'_> {
         }
         let start = Start {
             job: settings.job.clone(),
+            run: settings.run.clone(),
             trust_domain: TRUST_DOMAIN.to_owned(),
             sidecar,
             addresses: self.table.agent(agent).addresses.iter().map(|own| own.address).collect(),
@@ -248,7 +249,7 @@ impl ElasticJob<'_> {
             self.send(agent, ToAgent::Prepare { directory, environment });
         }
         let command = settings.command.clone();
-        self.send(agent, ToAgent::StartWorker { worker, sidecar, command, environment });
+        self.send(agent, ToAgent::StartWorker { worker, sidecar, command, environment, takes_input: false });
     }
 
     fn stop_worker(&mut self, worker: u32, grace: Duration) {

@@ -239,6 +239,23 @@ impl ElasticFailure {
         }
     }
 
+    /// Which workers are not at fault.
+    pub(super) fn culprit(&self) -> Culprit {
+        match self {
+            Self::Lost(
+                Loss::Worker { worker, .. }
+                | Loss::NotAttached { worker, .. }
+                | Loss::NotReturned { worker, .. }
+                | Loss::Hung { worker, .. },
+            ) => Culprit::Worker(*worker),
+            Self::Lost(_) => Culprit::Other,
+            // Workers that were lost before are part of the reason.
+            Self::TooFew { .. } | Self::ResetLimit { .. } | Self::NeverJoined { .. } | Self::Discovery(_) => {
+                Culprit::EndedByItself
+            }
+        }
+    }
+
     /// The error code.
     pub(in super::super) fn code(&self) -> Code {
         match self {
@@ -248,6 +265,17 @@ impl ElasticFailure {
             Self::Discovery(_) => Code::Hosts,
         }
     }
+}
+
+/// Whom the end of a job is blamed on, as far as workers are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Culprit {
+    /// This worker.
+    Worker(u32),
+    /// No worker.
+    Other,
+    /// Any that ended before the launcher stopped them.
+    EndedByItself,
 }
 
 impl From<ElasticFailure> for Failure {
@@ -288,7 +316,7 @@ mod tests {
             stderr_tail: vec!["bye".into()],
         };
         assert!(
-            loss.to_string().starts_with("worker 5 (rank 1) on host beta was ended by signal 9 (SIGKILL)"),
+            loss.to_string().starts_with("worker 5 (rank 1) on host beta was killed by signal 9 (SIGKILL)"),
             "{loss}"
         );
         let failure = ElasticFailure::Lost(loss.clone());

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 use super::super::agents::{Event as AgentEvent, Link, Receivers};
 use super::super::failure::Failure;
 use super::super::job::{
-    BLAME_WAIT, DRAIN, EXIT_CANNOT_CREATE, GRACE, LEAVE, QUEUE_EVENTS, SLACK, Signals, finish_output, written,
+    BLAME_WAIT, DRAIN, GRACE, LEAVE, QUEUE_EVENTS, SLACK, Signals, exit_code_of_start, finish_output, written,
 };
 use super::super::output::{Label, Printer};
 use super::super::scope::Rights;
@@ -35,7 +35,7 @@ pub(in super::super) async fn run(settings: &Settings, elastic: &ElasticSettings
         Ok(job) => job,
         Err(error) => {
             eprintln!("ronde: {}", coded(&error, Code::LauncherStart));
-            return EXIT_CANNOT_CREATE;
+            return exit_code_of_start(&error);
         }
     };
     let failure = job.work().await.err();
@@ -184,8 +184,11 @@ impl<'a> ElasticJob<'a> {
                 || listed.name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
             is_loopback || (is_fixed && address::is_local_name(&listed.name))
         };
-        self.loopback_only
-            .get_or_insert_with(|| self.settings.network_interfaces.is_empty() && hosts.iter().all(stays_local));
+        // The first host decides. A list without one, with which jobs on Spark begin, leaves that open.
+        if !hosts.is_empty() {
+            self.loopback_only
+                .get_or_insert_with(|| self.settings.network_interfaces.is_empty() && hosts.iter().all(stays_local));
+        }
         self.plan.handle(self.began.elapsed(), Event::Hosts(hosts));
     }
 
@@ -288,10 +291,21 @@ impl<'a> ElasticJob<'a> {
         })
     }
 
+    /// Says at once that workers are ended. The block that names the cause follows after their output.
     async fn announce(&mut self, failure: &Failure) {
-        let failure = failure.code().mark(&failure.to_string());
-        let others = if self.table.workers_ended() { "" } else { "\nending the other workers" };
-        self.printer.notice(format!("{failure}{others}")).await;
+        if !self.table.workers_ended() {
+            let what = match failure {
+                Failure::Interrupted { signal } => {
+                    format!("{signal}: ending the workers; once more kills them at once")
+                }
+                // At once, as the launcher may be killed before the block comes.
+                _ => {
+                    let reason = failure.to_string();
+                    format!("{}; ending the workers that still run", reason.lines().next().unwrap_or_default())
+                }
+            };
+            self.printer.notice(what).await;
+        }
     }
 
     /// Ends everything that runs, in order: workers, sidecars, agents. Every wait is bounded.
@@ -332,9 +346,20 @@ impl<'a> ElasticJob<'a> {
         self.links.values().for_each(|link| link.send(command.clone()));
     }
 
+    /// The line about the workers that failed because of what the job ends with.
+    fn followers(&self, failure: &Failure) -> Option<String> {
+        let Failure::Elastic(failure) = failure else { return None };
+        self.table.followers(failure.culprit())
+    }
+
     /// Writes the report and the last notices.
     async fn close(mut self, failure: Option<&Failure>) -> u8 {
         let mut exit = failure.map_or(0, Failure::exit_code);
+        if let Some(failure) = failure {
+            let lines = [self.followers(failure), self.table.records.line()];
+            let below: String = lines.into_iter().flatten().map(|line| format!("\n{line}")).collect();
+            self.printer.block(failure.code().mark(&format!("{failure}{below}"))).await;
+        }
         if let Some(path) = &self.settings.report {
             exit = written(&self.report(failure, exit), path, &self.printer).await;
         }

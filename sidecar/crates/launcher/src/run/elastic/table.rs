@@ -9,9 +9,11 @@ use ronde_bootstrap::messages::{FromSidecar, Peer, Summary};
 
 use super::super::agents::Tail;
 use super::super::failure::LinkStatus;
+use super::super::outcome;
 use super::super::placement::RankPlace;
+use super::super::records::FlightRecords;
 use super::super::state::{Bound, Hello};
-use super::failure::Loss;
+use super::failure::{Culprit, Loss};
 use super::plan::{Event, Members, WorkerEnd};
 use crate::envelope::{FromAgent, Status};
 
@@ -25,6 +27,10 @@ pub(super) struct Table {
     pub(super) workers: BTreeMap<u32, WorkerFacts>,
     /// The workers whose sessions have ended since the last commit, in the order of their latest ends.
     left: Vec<u32>,
+    /// The workers of the last committed membership.
+    seated: BTreeSet<u32>,
+    /// Where sidecars have written flight records.
+    pub(super) records: FlightRecords,
 }
 
 /// An agent.
@@ -136,7 +142,9 @@ impl Table {
                 facts.exited = Some(status);
                 let how = match status {
                     _ if status.is_success() => WorkerEnd::Success,
-                    Status::Signal(SIGTERM) | Status::Code(EXIT_SIGTERM) if !facts.is_stopped => WorkerEnd::Terminated,
+                    Status::Signal(SIGTERM) | Status::Code(CODE_OF_SIGTERM) if !facts.is_stopped => {
+                        WorkerEnd::Terminated
+                    }
                     _ => WorkerEnd::Failure,
                 };
                 Consequence::event(Event::WorkerEnded { worker, how })
@@ -149,8 +157,10 @@ impl Table {
                 Consequence { loss: failed.then(|| self.loss_of_worker(worker)).flatten(), ..Consequence::default() }
             }
             FromAgent::Refused { reason } => self.unusable(agent, ronde_bootstrap::codes::Code::HostRefused, reason),
-            // The printer has these.
-            FromAgent::Output { .. } | FromAgent::Notice { .. } | FromAgent::Beat => Consequence::default(),
+            // The printer has these; no worker of an elastic job takes input.
+            FromAgent::Output { .. } | FromAgent::InputTaken { .. } | FromAgent::Notice { .. } | FromAgent::Beat => {
+                Consequence::default()
+            }
         }
     }
 
@@ -223,7 +233,7 @@ impl Table {
                 self.sidecar(sidecar).unreachable.insert(peer, text);
                 Consequence::event(Event::Unreachable { sidecar, peer, membership })
             }
-            FromSidecar::Left { worker } => {
+            FromSidecar::Left { worker, .. } => {
                 self.left.retain(|left| *left != worker);
                 self.left.push(worker);
                 Consequence::event(Event::Left { worker })
@@ -235,6 +245,11 @@ impl Table {
             }
             FromSidecar::Ended { summary } => {
                 self.sidecar(sidecar).summary = Some(summary);
+                Consequence::default()
+            }
+            FromSidecar::Recorded { path } => {
+                let host = self.host_of_sidecar(sidecar);
+                self.records.add(host, &path);
                 Consequence::default()
             }
             FromSidecar::Fatal { reason } => self.fatal(sidecar, reason),
@@ -270,6 +285,7 @@ impl Table {
     /// Records a committed membership.
     pub(super) fn committed(&mut self, members: &Members) {
         self.left.clear();
+        self.seated = members.seats.iter().map(|seat| seat.worker).collect();
         for (rank, seat) in (0..).zip(&members.seats) {
             self.worker(seat.worker).rank = Some(rank);
         }
@@ -306,6 +322,19 @@ impl Table {
         };
         let end = self.left.iter().position(|left| *left == first).unwrap_or(self.left.len());
         self.left[..end].iter().find(failed).copied().unwrap_or(first)
+    }
+
+    /// The line about the workers of the last membership that failed because of the culprit; `None` if none did.
+    pub(super) fn followers(&self, culprit: Culprit) -> Option<String> {
+        let is_follower = |worker: u32, facts: &WorkerFacts| match culprit {
+            Culprit::Worker(culprit) => worker != culprit,
+            Culprit::Other => true,
+            Culprit::EndedByItself => facts.is_stopped,
+        };
+        let workers = self.workers.iter().filter(|(worker, facts)| is_follower(**worker, facts));
+        let seated = workers.filter(|(worker, _)| self.seated.is_empty() || self.seated.contains(worker));
+        let who = if matches!(culprit, Culprit::Worker(_)) { "other worker" } else { "worker" };
+        outcome::followers_line(who, seated.filter_map(|(_, facts)| facts.exited))
     }
 
     /// Whether the last lines and the last call of a failed worker have arrived, and the ends of those that left before.
@@ -421,6 +450,30 @@ pub(super) fn place(members: &Members, worker: u32, agent: u32) -> Option<RankPl
 
 const SIGTERM: i32 = nix::sys::signal::Signal::SIGTERM as i32;
 /// The exit code of a program that handles SIGTERM and ends, as a shell reports the signal.
-const EXIT_SIGTERM: i32 = 128 + SIGTERM;
+const CODE_OF_SIGTERM: i32 = 128 + SIGTERM;
 /// For how many ended workers the facts are kept.
 const ENDED_WORKERS_KEPT: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::Seat;
+    use super::*;
+
+    #[test]
+    fn followers_are_the_workers_of_the_last_membership_that_failed_because_of_the_culprit() {
+        let mut table = Table::of("train".to_owned());
+        // Worker 0 was lost in the membership before.
+        table.handle_message(0, FromAgent::WorkerExited { worker: 0, status: Status::Code(9) });
+        let seats = (1..5).map(|worker| Seat { worker, sidecar: 0 }).collect();
+        table.committed(&Members { number: 2, seats });
+        assert_eq!(table.followers(Culprit::Worker(1)), None, "none has ended");
+        for (worker, code) in [(1, 7), (2, 1), (3, 1), (4, 0)] {
+            table.worker(worker).is_stopped = worker == 3;
+            table.handle_message(0, FromAgent::WorkerExited { worker, status: Status::Code(code) });
+        }
+        let line = |culprit| table.followers(culprit).expect("there are some");
+        assert_eq!(line(Culprit::Worker(1)), "2 other workers ended because of that, with exit code 1");
+        assert_eq!(line(Culprit::Other), "3 workers ended because of that, 2 with exit code 1, 1 with exit code 7");
+        assert_eq!(line(Culprit::EndedByItself), "1 worker ended because of that, with exit code 1");
+    }
+}

@@ -45,7 +45,7 @@ fn about_rank(rank: u32) -> Vec<FromAgent> {
         FromAgent::WorkerExited { worker: rank, status: Status::Code(0) },
         FromAgent::WorkerDrained { worker: rank, stderr_tail: vec!["bye".into()] },
         line(sidecar, FromSidecar::Attached { worker: rank }),
-        line(sidecar, FromSidecar::Left { worker: rank }),
+        line(sidecar, FromSidecar::Left { worker: rank, operations: None }),
         line(sidecar, FromSidecar::Noted { worker: rank, last_call: None }),
     ]
 }
@@ -57,6 +57,7 @@ fn about_sidecar(sidecar: u32) -> Vec<FromAgent> {
         FromAgent::SidecarExited { sidecar, status: Status::Code(1) },
         line(sidecar, bound(500, 1)),
         line(sidecar, serving(&["/t2", "/t3"])),
+        line(sidecar, FromSidecar::Recorded { path: "/records/a.flight.json".into() }),
         line(sidecar, FromSidecar::Ended { summary: Summary::default() }),
         line(sidecar, FromSidecar::Fatal { reason: "the disk is full".into() }),
     ]
@@ -185,7 +186,7 @@ fn an_elastic_jobs_host_speaks_for_what_was_started_there() {
         prepared(21),
         seated(21),
         line(7, FromSidecar::Attached { worker: 21 }),
-        line(7, FromSidecar::Left { worker: 21 }),
+        line(7, FromSidecar::Left { worker: 21, operations: None }),
     ] {
         let violation = elastic.accept(message).expect_err("worker 21 is sidecar 8's");
         assert_eq!(violation, "sent a message about worker 21, which does not run there");

@@ -37,7 +37,7 @@ fn the_first_failing_worker_is_the_culprit_whatever_follows() {
     assert!(state.worker_failure_is_complete());
     let failure = state.worker_failure().expect("a worker failed").to_string();
     assert!(
-        failure.starts_with("rank 3 on host b was ended by signal 9 (SIGKILL); unless somebody sent that signal"),
+        failure.starts_with("rank 3 on host b was killed by signal 9 (SIGKILL); unless somebody sent that signal"),
         "{failure}"
     );
     assert!(failure.ends_with("\nlast lines of its stderr:\n  bye"), "{failure}");
@@ -52,7 +52,9 @@ fn the_first_failing_worker_is_the_culprit_whatever_follows() {
 
 #[test]
 fn the_first_worker_that_left_and_then_failed_is_the_culprit() {
-    let left = |sidecar, rank| Event::Message(FromAgent::Sidecar { sidecar, line: FromSidecar::Left { worker: rank } });
+    let left = |sidecar, rank| {
+        Event::Message(FromAgent::Sidecar { sidecar, line: FromSidecar::Left { worker: rank, operations: None } })
+    };
     let mut state = state();
     state.handle_event(0, left(0, 0)).expect("its own rank");
     state.handle_event(0, left(0, 1)).expect("its own rank");
@@ -72,7 +74,9 @@ fn the_first_worker_that_left_and_then_failed_is_the_culprit() {
 
 #[test]
 fn the_latest_end_of_a_session_counts() {
-    let left = |sidecar, rank| Event::Message(FromAgent::Sidecar { sidecar, line: FromSidecar::Left { worker: rank } });
+    let left = |sidecar, rank| {
+        Event::Message(FromAgent::Sidecar { sidecar, line: FromSidecar::Left { worker: rank, operations: None } })
+    };
     let mut state = state();
     // The order in which they leave the first epoch says nothing about the second, in which rank 1 is at fault.
     for rank in [0, 1, 3, 1, 0, 3] {
@@ -208,4 +212,66 @@ fn ranks_that_have_not_joined_are_listed_in_ranges() {
             .expect("its own line");
     }
     assert_eq!(state.missing(Step::Attached), []);
+}
+
+fn left(rank: u32) -> Event {
+    from_sidecar(rank / 2, FromSidecar::Left { worker: rank, operations: None })
+}
+
+/// A rank fails with an error of ronde, and all that is known of it has arrived.
+fn fails(state: &mut State, rank: u32, line: &str) {
+    let host = rank as usize / 2;
+    for event in [left(rank), exited(rank, Status::Code(1)), drained(rank, line)] {
+        state.handle_event(host, event).expect("its own rank");
+    }
+}
+
+#[test]
+fn a_rank_that_fails_long_after_it_has_left_is_the_culprit() {
+    let mut state = state();
+    state.handle_event(0, left(1)).expect("its own rank");
+    fails(&mut state, 3, "ronde.errors.ShutDownError: rank 1 has left [RONDE-E305]");
+    assert!(!state.worker_failure_is_complete(), "rank 1 may be about to fail");
+    assert!(matches!(state.worker_failure(), Some(Failure::LeftEarly { rank: 1, status: None, .. })));
+    state.handle_event(0, exited(1, Status::Code(4))).expect("its own rank");
+    state.handle_event(0, drained(1, "ValueError: slowly")).expect("its own rank");
+    let failure = state.worker_failure().expect("a worker failed").to_string();
+    assert_eq!(failure, "rank 1 on host a exited with code 4\nlast lines of its stderr:\n  ValueError: slowly");
+}
+
+#[test]
+fn the_end_of_a_rank_that_was_stopped_is_no_cause() {
+    let mut state = state();
+    state.handle_event(0, left(1)).expect("its own rank");
+    fails(&mut state, 3, "ronde.errors.ShutDownError: rank 1 has left [RONDE-E305]");
+    state.note_end();
+    state.handle_event(0, exited(1, Status::Signal(15))).expect("its own rank");
+    state.handle_event(0, drained(1, "saving the model")).expect("its own rank");
+    let gone = Event::Message(FromAgent::SidecarExited { sidecar: 0, status: Status::Code(1) });
+    state.handle_event(0, gone).expect("it follows");
+    let failure = state.worker_failure().expect("a worker failed").to_string();
+    assert!(failure.starts_with("rank 1 on host a left the job while others had operations; its process still ran"));
+    assert!(failure.ends_with("\nlast lines of its stderr:\n  saving the model"), "{failure}");
+}
+
+#[test]
+fn a_rank_that_has_lost_a_sidecar_is_not_blamed_once_that_is_known() {
+    const LOST: &str = "ronde.errors.PeerLostError: sidecar 1 is gone [RONDE-E401]";
+    let mut by_sidecar = state();
+    fails(&mut by_sidecar, 0, LOST);
+    by_sidecar.handle_event(0, from_sidecar(0, FromSidecar::Noted { worker: 0, last_call: None })).expect("its own");
+    assert!(!by_sidecar.worker_failure_is_complete(), "which sidecar ended is not known yet");
+    let gone = Event::Message(FromAgent::SidecarExited { sidecar: 1, status: Status::Signal(9) });
+    by_sidecar.handle_event(1, gone).expect("it follows");
+    assert!(by_sidecar.worker_failure_is_complete());
+    let failure = by_sidecar.worker_failure().expect("known").to_string();
+    assert!(failure.starts_with("sidecar 1 on host b, which serves ranks 2-3, was killed by signal 9"), "{failure}");
+
+    let mut by_host = state();
+    by_host.handle_event(1, hello(env!("CARGO_PKG_VERSION"))).expect("the same version");
+    fails(&mut by_host, 0, LOST);
+    by_host.handle_event(1, Event::Closed(Status::Code(255))).expect("it follows");
+    let failure = by_host.worker_failure().expect("known");
+    assert!(failure.to_string().starts_with("the connection to host b (ranks 2-3) was lost"), "{failure}");
+    assert_eq!(by_host.consequences(&failure), "\n1 rank ended because of that, with exit code 1");
 }

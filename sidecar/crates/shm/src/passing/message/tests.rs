@@ -20,7 +20,14 @@ fn requests() -> impl Strategy<Value = MemRequest> {
         }),
         (token.clone(), any::<u32>())
             .prop_map(|(token, segment)| MemRequest::Result { token, segment: SegmentId(segment) }),
-        (token, any::<u64>()).prop_map(|(token, capacity)| MemRequest::Ring { token, capacity }),
+        (token.clone(), any::<u64>()).prop_map(|(token, capacity)| MemRequest::Ring { token, capacity }),
+        (token, any::<u32>(), any::<u64>(), any::<(u32, u8, u8, u8)>()).prop_map(|(token, segment, bytes, at)| {
+            let gpu = format!("{:x}:{:x}:{:x}.{:x}", at.0, at.1, at.2, at.3).parse().expect("an address");
+            MemRequest::Device { token, segment: SegmentId(segment), bytes, gpu }
+        }),
+        (any::<u32>(), any::<[u8; 32]>(), any::<u64>(), any::<u16>()).prop_map(|(worker, token, capacity, lane)| {
+            MemRequest::Stream(StreamRequest { worker, token: WorkerToken::from_bytes(token), capacity, lane })
+        }),
     ]
 }
 
@@ -30,6 +37,9 @@ fn near_lines() -> impl Strategy<Value = String> {
         Just("ATTACH".to_owned()),
         Just("RESULT".to_owned()),
         Just("RING".to_owned()),
+        Just("STREAM".to_owned()),
+        Just("DEVICE".to_owned()),
+        Just("0000:01:00.0".to_owned()),
         Just("OK".to_owned()),
         Just("ERR".to_owned()),
         Just(" ".to_owned()),

@@ -128,7 +128,7 @@ pub(crate) fn hello(sidecar: u32, purpose: Purpose) -> (SidecarIndex, Hello) {
 pub(crate) async fn event(port: &mut dyn Port) -> PortEvent {
     loop {
         match any_event(port).await {
-            PortEvent::Sent { .. } => {}
+            PortEvent::Sent { .. } | PortEvent::StreamSent { .. } => {}
             event => return event,
         }
     }

@@ -1,0 +1,3 @@
+"""Horovod's module for the names of `ronde.mxnet.compression`."""
+
+from ronde.mxnet.compression import *  # noqa: F403

@@ -1,0 +1,1 @@
+"""What the estimators of `horovod.spark` share."""

@@ -1,0 +1,5 @@
+"""`KerasEstimator` and `KerasModel`."""
+
+from ronde.spark.keras.estimator import KerasEstimator, KerasModel
+
+__all__ = ["KerasEstimator", "KerasModel"]

@@ -1,0 +1,1 @@
+"""Programs on Spark for TensorFlow."""

@@ -1,0 +1,5 @@
+"""Imports PyTorch. Raises ImportError that says what to do where it is not installed."""
+
+from ronde.frameworks.requirement import require
+
+require("torch", "PyTorch")

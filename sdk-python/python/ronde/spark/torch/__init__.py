@@ -1,0 +1,17 @@
+"""Estimators of Spark ML for PyTorch: `horovod.spark.torch` on ronde.
+
+import ronde.spark.torch as hvd
+
+estimator = hvd.TorchEstimator(num_proc=4, store=store, model=model, optimizer=optimizer, loss=loss, ...)
+predictions = estimator.fit(train_df).transform(test_df)
+"""
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ImportError("ronde.spark.torch needs PyTorch, which is not installed: pip install torch") from error
+
+from ronde.spark.torch.estimator import TorchEstimator, TorchModel
+from ronde.torch import Compression
+
+__all__ = ["Compression", "TorchEstimator", "TorchModel"]

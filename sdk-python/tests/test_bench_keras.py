@@ -1,0 +1,46 @@
+"""`ronde bench keras` finds weights of ronde that are not those of the peer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ronde.bench.errors import WrongResultError
+from ronde.bench.keras import TOLERANCE, _compare
+
+# Two weights, with their sampled values.
+EXPECTED = [[0.5, -2.0, 0.0], [0.25]]
+
+
+def test_weights_within_the_tolerance_are_accepted() -> None:
+    _compare(EXPECTED, EXPECTED)
+    # Relative to the largest value of a weight.
+    off = 0.9 * TOLERANCE * 2.0
+    _compare([[0.5 + off, -2.0, -off], [0.25]], EXPECTED)
+    _compare([[0.0], []], [[0.0], []])
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 1.1])
+def test_a_wrong_value_is_found_wherever_it_is(at: int, wrong: float) -> None:
+    values = [list(EXPECTED[0]), EXPECTED[1]]
+    values[0][at] = wrong
+    with pytest.raises(WrongResultError, match="weight 0 of ronde differs from that of the peer"):
+        _compare(values, EXPECTED)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_weights_of_a_peer_that_are_not_finite_prove_nothing(at: int, wrong: float) -> None:
+    expected = [EXPECTED[1], list(EXPECTED[0])]
+    expected[1][at] = wrong
+    for values in (EXPECTED[::-1], expected):
+        with pytest.raises(WrongResultError, match="weight 1 of ronde differs from that of the peer"):
+            _compare(values, expected)
+
+
+@pytest.mark.parametrize("values", [[], EXPECTED[:1], [*EXPECTED, [1.0]], [EXPECTED[0][:2], EXPECTED[1]]])
+def test_missing_and_further_values_are_found(values: list[list[float]]) -> None:
+    with pytest.raises(WrongResultError, match="the peer's has weights of"):
+        _compare(values, EXPECTED)

@@ -1,0 +1,168 @@
+//! The codes of the errors of ronde that a worker ended with, from the last lines of its standard error. Pure.
+//!
+//! Anything may be in these lines: a program can write a code by itself, or report an error that it has handled. What counts
+//! is an exception of ronde, or of JAX or TensorFlow around one, with which Python ends. The code of ronde's is in the line with
+//! its name; in the other ones it may be in a later line, and the first code counts. An exception that Python has raised from
+//! another one is one with it.
+
+use std::collections::BTreeSet;
+
+use ronde_bootstrap::codes::Code;
+
+/// The codes of the last exception in these lines, and of those that it was raised from.
+pub(super) fn codes(lines: &[String]) -> BTreeSet<Code> {
+    let (mut codes, mut is_within, mut is_chained) = (BTreeSet::new(), false, false);
+    for line in lines {
+        // Groups of exceptions are drawn with bars.
+        let line = line.trim_start_matches([' ', '\t', '|', '+']).trim_end();
+        if line.contains(TRACEBACK) {
+            if !is_chained {
+                codes.clear();
+            }
+            (is_within, is_chained) = (false, false);
+        } else if CHAINS.contains(&line) {
+            is_chained = true;
+        }
+        let begins = exception(line);
+        is_within = match begins {
+            Some(origin) => origin != Origin::Other,
+            None => is_within,
+        };
+        if is_within && let Some(code) = code_at_the_end(line) {
+            codes.insert(code);
+            is_within = false;
+        }
+        is_within &= begins != Some(Origin::Ronde);
+    }
+    codes
+}
+
+/// Who defines an exception.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Ronde,
+    /// JAX or TensorFlow, which may have the text of an exception of ronde.
+    Framework,
+    Other,
+}
+
+/// The origin of the exception with whose name a line begins, as `ronde.errors.PeerLostError: ` does.
+fn exception(line: &str) -> Option<Origin> {
+    let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '.');
+    let (name, _) = line.split_once(": ").or_else(|| Some((line.strip_suffix(':')?, "")))?;
+    if !is_name(name) {
+        return None;
+    }
+    let (module, kind) = name.rsplit_once('.').unwrap_or(("", name));
+    if (module.is_empty() || module == RONDE_MODULE) && RONDE_KINDS.contains(&kind) {
+        return Some(Origin::Ronde);
+    }
+    let is_of_package = module.is_empty() || FRAMEWORKS.iter().any(|package| module.starts_with(package));
+    if is_of_package && FRAMEWORK_KINDS.contains(&kind) {
+        return Some(Origin::Framework);
+    }
+    KINDS.iter().any(|end| kind.ends_with(end)).then_some(Origin::Other)
+}
+
+/// The code that ends a line. ronde's short report adds where the call was, and TensorFlow which operation it was.
+fn code_at_the_end(line: &str) -> Option<Code> {
+    let marked = match line.rsplit_once(SITE) {
+        Some((marked, _)) => marked,
+        None => line.split(OPERATION).next()?.trim_end().strip_suffix(']')?,
+    };
+    let (_, code) = marked.rsplit_once(" [")?;
+    Code::parse(code.strip_prefix(PREFIX)?)
+}
+
+/// How Python begins the report of an exception.
+const TRACEBACK: &str = "Traceback (most recent call last)";
+/// What Python writes between two exceptions of which one was raised because of, or during the handling of, the other.
+const CHAINS: [&str; 2] = [
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+];
+/// The module of ronde's exceptions, which its short report omits.
+const RONDE_MODULE: &str = "ronde.errors";
+const RONDE_KINDS: [&str; 6] =
+    ["MismatchError", "PeerLostError", "RefusedError", "RondeError", "ShutDownError", "TimedOutError"];
+/// How the modules of JAX (`jax.errors`, `jaxlib.xla_extension`) and TensorFlow begin.
+const FRAMEWORKS: [&str; 2] = ["jax", "tensorflow."];
+/// Their exceptions for the statuses that operations of ronde fail with.
+const FRAMEWORK_KINDS: [&str; 9] = [
+    "JaxRuntimeError",
+    "XlaRuntimeError",
+    "AbortedError",
+    "DeadlineExceededError",
+    "FailedPreconditionError",
+    "InternalError",
+    "InvalidArgumentError",
+    "ResourceExhaustedError",
+    "UnknownError",
+];
+/// How names of exceptions end.
+const KINDS: [&str; 3] = ["Error", "Exception", "Interrupt"];
+/// What ronde writes between the code and the place of the call that failed.
+const SITE: &str = "] (at ";
+/// How the name of an operation begins behind a text of TensorFlow's.
+const OPERATION: &str = " [Op:";
+const PREFIX: &str = "RONDE-E";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(lines: &[&str]) -> Vec<Code> {
+        codes(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>()).into_iter().collect()
+    }
+
+    #[test]
+    fn exceptions_of_all_frameworks_have_their_code() {
+        let lost = [Code::WorkerFailed];
+        assert_eq!(of(&["ronde.errors.PeerLostError: rank 1 was killed [RONDE-E301]", "its last call was x"]), lost);
+        assert_eq!(of(&["PeerLostError: rank 1 was killed [RONDE-E301] (at train.py:9)"]), lost);
+        assert_eq!(of(&["jax.errors.JaxRuntimeError: ABORTED: rank 1 was killed [RONDE-E301]"]), lost);
+        let eager = "tensorflow.python.framework.errors_impl.AbortedError: {{function_node __wrapped__RondeAllreduce}} rank 1 \
+                     was killed [RONDE-E301] [Op:RondeAllreduce] name: ";
+        assert_eq!(of(&[eager]), lost);
+        let graph =
+            ["AbortedError: Graph execution error:", "", "Node: 'x'", "rank 1 was killed [RONDE-E301]", "\t [[{{x}}]]"];
+        assert_eq!(of(&graph), lost);
+        let group = [
+            "  + Exception Group Traceback (most recent call last):",
+            "  | ronde.errors.PeerLostError: a [RONDE-E301]",
+        ];
+        assert_eq!(of(&group), lost);
+    }
+
+    #[test]
+    fn what_a_program_writes_by_itself_has_none() {
+        for line in [
+            "see [RONDE-E301]",
+            "ValueError: [RONDE-E301] is not a number of a batch",
+            "WARNING:root:handled: rank 1 was killed [RONDE-E301]",
+            "ValueError: no [RONDE-E9] and no [E301]",
+            "ValueError: rank 1 was killed [RONDE-E301]",
+            "mine.PeerLostError: rank 1 was killed [RONDE-E301]",
+        ] {
+            assert_eq!(of(&[line]), [], "{line}");
+        }
+    }
+
+    #[test]
+    fn lines_after_an_exception_do_not_count() {
+        let refused = "ronde.errors.RefusedError: too many requests [RONDE-E307]";
+        let refused_only = [Code::RequestRejected];
+        assert_eq!(of(&[refused, "the job ended: rank 1 was killed [RONDE-E301]"]), refused_only);
+        assert_eq!(of(&["jax.errors.JaxRuntimeError: ABORTED: a", "b [RONDE-E307]", "c [RONDE-E301]"]), refused_only);
+        assert_eq!(of(&["AbortedError: Graph execution error:", "ValueError: a", "b [RONDE-E301]"]), []);
+    }
+
+    #[test]
+    fn an_exception_that_was_handled_does_not_count_and_one_that_was_raised_from_another_does() {
+        let lost = "ronde.errors.PeerLostError: rank 1 was killed [RONDE-E301]";
+        assert_eq!(of(&[TRACEBACK, lost, "retrying", TRACEBACK, "ValueError: no data"]), []);
+        for chain in CHAINS {
+            assert_eq!(of(&[TRACEBACK, lost, "", chain, "", TRACEBACK, "ValueError: no data"]), [Code::WorkerFailed]);
+        }
+    }
+}

@@ -1,0 +1,30 @@
+"""ronde.keras on Keras' back end JAX."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("jax")
+# It is not imported: by default it imports TensorFlow, which this environment lacks.
+if importlib.util.find_spec("keras") is None:
+    pytest.skip("Keras is not installed", allow_module_level=True)
+
+if TYPE_CHECKING:
+    from conftest import Job
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_keras_3_on_jax(job: Job, ranks: int) -> None:
+    output = job("keras_training.py", ranks, "horovod.keras", KERAS_BACKEND="jax")
+    assert output.count("trains as one process") == ranks
+
+
+def test_an_elastic_fit_survives_the_loss_of_a_worker(job: Job) -> None:
+    options = ["--min-np", "1", "--max-np", "2"]
+    output = job("keras_elastic_jax.py", 2, options=options, KERAS_BACKEND="jax")
+    assert "rank 0: continued from the commit" in output, output

@@ -1,0 +1,116 @@
+"""The page that a sidecar serves for people, in a real browser: it follows the job, on a desktop and on a phone.
+
+RONDE_SCREENSHOTS=FOLDER keeps pictures of it.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+import pytest
+from conftest import PATIENCE, RANKS, Job
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+DESKTOP, PHONE = (1200, 900), (390, 844)
+
+
+def text(browser: Chrome, element: str) -> str:
+    """The words of an element."""
+    words: Any = browser.execute_script("return document.getElementById(arguments[0]).innerText", element)
+    return str(words)
+
+
+def await_text(browser: Chrome, element: str, fits: Callable[[str], bool]) -> str:
+    """Waits until an element's words fit."""
+    deadline = time.monotonic() + PATIENCE
+    while not fits(words := text(browser, element)):
+        assert time.monotonic() < deadline, f"{element} still says {words!r}"
+        time.sleep(0.1)
+    return words
+
+
+def size(browser: Chrome, width: int, height: int) -> None:
+    """Gives the page this size; a window could not be as narrow as a phone."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def keep_picture(browser: Chrome, name: str) -> None:
+    """Keeps a picture where a folder is named for them."""
+    if folder := os.environ.get("RONDE_SCREENSHOTS"):
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+        assert browser.save_screenshot(f"{folder}/{name}.png")
+
+
+def complaints(browser: Chrome) -> list[str]:
+    """What the browser has complained of since the last call: violations of the policy, errors of the script."""
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_the_page_follows_a_job_to_its_end(browser: Chrome, job: Job) -> None:
+    """Throughput grows, a rank that is waited for is named, and the end is said."""
+    complaints(browser)
+    size(browser, *DESKTOP)
+    browser.get(job.pages[0] + "/")
+    await_text(browser, "state", lambda words: words == "runs")
+    await_text(browser, "sealed", lambda words: words.endswith("MB/s"))
+    await_text(browser, "operations", lambda words: words.endswith("/s") and words != "0 /s")
+    ranks = browser.find_elements("css selector", "#map .rank")
+    assert [rank.text for rank in ranks] == [str(rank) for rank in range(RANKS)]
+    assert "TLS_AES_128_GCM_SHA256" in text(browser, "map")
+    time.sleep(5)
+    keep_picture(browser, "runs")
+    (job.folder / "stop").touch()
+    await_text(browser, "state", lambda words: words == f"waits for rank {RANKS - 1}")
+    assert f"waits for rank {RANKS - 1}" in text(browser, "waits")
+    assert [rank.text for rank in browser.find_elements("css selector", "#map .rank.wait")] == [str(RANKS - 1)]
+    keep_picture(browser, "waits")
+    # A tensor's name is text: no element came of it, and no script ran.
+    assert "<img" in text(browser, "waits")
+    assert browser.find_elements("tag name", "img") == []
+    assert browser.title.endswith("- ronde")
+    (job.folder / "stop").unlink()
+    await_text(browser, "state", lambda words: words == "runs")
+    await_text(browser, "late", lambda words: f"rank {RANKS - 1}" in words)
+    assert complaints(browser) == []
+    assert job.end() == 0, job.output.read_text()
+    await_text(browser, "state", lambda words: words.startswith("the sidecar has ended"))
+    keep_picture(browser, "ended")
+
+
+def test_the_page_of_another_sidecar_names_the_coordinator(browser: Chrome, job: Job) -> None:
+    """Only the coordinator knows who is late."""
+    size(browser, *DESKTOP)
+    browser.get(job.pages[1] + "/")
+    await_text(browser, "late", lambda words: "Known to sidecar 0" in words)
+    await_text(browser, "map", lambda words: "this page" in words)
+    assert "the coordinator" in text(browser, "waits")
+
+
+def test_nothing_is_cut_off_on_a_phone(browser: Chrome, job: Job) -> None:
+    """The page is as wide as the screen, one section below the other."""
+    size(browser, *PHONE)
+    browser.get(job.pages[0] + "/")
+    await_text(browser, "state", lambda words: words == "runs")
+    await_text(browser, "sealed", lambda words: words.endswith("B/s"))
+    wide = "const root = document.documentElement; return [root.scrollWidth, root.clientWidth]"
+    scrolled, shown = browser.execute_script(wide)
+    # The rest is a scroll bar.
+    assert scrolled == shown > PHONE[0] - 20
+    lefts = {section.location["x"] for section in browser.find_elements("tag name", "section")}
+    assert len(lefts) == 1
+    time.sleep(3)
+    keep_picture(browser, "phone")
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_proxys_prefix_is_kept(browser: Chrome, prefix: str, slash: str) -> None:
+    """The stream is asked for below the prefix, whether the address ends with a slash or not."""
+    size(browser, *DESKTOP)
+    browser.get(prefix + slash)
+    await_text(browser, "state", lambda words: words == "runs")

@@ -1,0 +1,248 @@
+"""What a person sees of a job: progress bars, a debugger, stalls, and the commands that look at hosts and sidecars."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from pseudo_terminal import PseudoTerminal, screen_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPOSITORY = pathlib.Path(__file__).parent.parent.parent
+WITHIN_S = 60.0
+# Writes as tqdm does: the state first, then the rest of the line.
+PROGRESS = """
+import os, sys, time
+rank = os.environ["RANK"]
+for state in range(0, 101, 20):
+    sys.stderr.write(f"\\r{state:3}%|{'#' * (state // 10)}| rank {rank}")
+    sys.stderr.flush()
+    time.sleep(0.05)
+    if state == 40:
+        print("a line of rank", rank, flush=True)
+sys.stderr.write("\\n")
+"""
+DEBUGGED = """
+import os
+rank = int(os.environ["RANK"])
+secret = 42 + rank
+if rank == 1:
+    import pdb; pdb.set_trace()
+print("rank", rank, "is done")
+"""
+# A rank comes late, after the report for people and before the one of Horovod.
+LATE = """
+import time, numpy, ronde
+with ronde.connect() as client:
+    if client.rank == 1:
+        time.sleep(16)
+    client.allreduce(numpy.ones(4), name="gradient")
+"""
+WATCHED = """
+import pathlib, sys, time, numpy, ronde
+with ronde.connect() as client:
+    print("serving", flush=True)
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.02)
+    client.barrier()
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[pathlib.Path]:
+    """A directory with a short path."""
+    with tempfile.TemporaryDirectory(prefix="rc-") as name:
+        yield pathlib.Path(name)
+
+
+@pytest.fixture
+def environment(folder: pathlib.Path) -> dict[str, str]:
+    """The environment of a person's shell."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("RONDE_", "HOROVOD_"))}
+    return {
+        **own,
+        "PYTHONPATH": str(REPOSITORY / "sdk-python" / "python"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "XDG_RUNTIME_DIR": str(folder),
+        "TERM": "xterm",
+    }
+
+
+@pytest.fixture
+def ronde() -> str:
+    """The program."""
+    path = os.environ.get("RONDE_BIN")
+    if not path:
+        pytest.skip("RONDE_BIN is not set; run the tests by `make test-python`")
+    return path
+
+
+def script(folder: pathlib.Path, text: str) -> list[str]:
+    """The command of a program."""
+    (folder / "train.py").write_text(text)
+    return [sys.executable, "train.py"]
+
+
+def test_the_screen_is_that_of_a_terminal() -> None:
+    assert screen_of("one\r\ntwo\r\n\x1b[2A\r\x1b[JONE\r\n") == ["ONE", ""]
+    assert screen_of("10 %\r20") == ["20 %"]
+
+
+def test_a_progress_bar_is_one_line_for_each_rank_in_a_terminal(
+    ronde: str, folder: pathlib.Path, environment: dict[str, str]
+) -> None:
+    terminal = PseudoTerminal([ronde, "run", "-np", "3", *script(folder, PROGRESS)], environment, folder)
+    try:
+        assert terminal.wait(WITHIN_S) == 0, terminal.text
+    finally:
+        terminal.close()
+    assert "\x1b[J" in terminal.text, "lines were drawn again"
+    lines = [line for line in terminal.screen() if line]
+    for rank in range(3):
+        bars = [line for line in lines if f"| rank {rank}" in line]
+        assert bars == [f"[{rank}]<stderr>:100%|##########| rank {rank}"], lines
+        assert f"[{rank}]<stdout>:a line of rank {rank}" in lines
+    assert len(lines) == 6, lines
+
+
+def test_a_progress_bar_is_its_last_state_in_a_pipe(
+    ronde: str, folder: pathlib.Path, environment: dict[str, str]
+) -> None:
+    command = [ronde, "run", "-np", "2", "--output-filename", "out", *script(folder, PROGRESS)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=folder, timeout=WITHIN_S, check=True
+    )
+    assert sorted(done.stderr.splitlines()) == [f"[{rank}]<stderr>:100%|##########| rank {rank}" for rank in range(2)]
+    assert "\x1b" not in done.stdout + done.stderr
+    kept = (folder / "out" / "rank.0" / "stderr").read_bytes()
+    assert kept.count(b"\r") == 6, "the file has what the rank wrote"
+
+
+def test_a_debugger_in_a_terminal(ronde: str, folder: pathlib.Path, environment: dict[str, str]) -> None:
+    command = [ronde, "run", "-np", "2", "--stdin", "1", *script(folder, DEBUGGED)]
+    terminal = PseudoTerminal(command, environment, folder)
+    try:
+        terminal.read_until("(Pdb) ", WITHIN_S)
+        terminal.send("p secret\n")
+        assert "[1]<stdout>:43" in terminal.read_until("(Pdb) ", WITHIN_S)
+        terminal.send("c\n")
+        assert terminal.wait(WITHIN_S) == 0, terminal.text
+    finally:
+        terminal.close()
+    for rank in range(2):
+        assert f"[{rank}]<stdout>:rank {rank} is done" in terminal.screen(), terminal.text
+
+
+def test_the_input_of_a_pipe_goes_to_one_rank_and_ends(
+    ronde: str, folder: pathlib.Path, environment: dict[str, str]
+) -> None:
+    program = script(folder, "import os, sys\nprint(os.environ['RANK'], len(sys.stdin.read()))")
+    text = "a line\n" * 50_000
+    for sidecars in ("1", "2"):
+        done = subprocess.run(
+            [ronde, "run", "-np", "2", "--sidecars", sidecars, "--stdin", "1", *program],
+            input=text,
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=folder,
+            timeout=WITHIN_S,
+            check=True,
+        )
+        assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:0 0", f"[1]<stdout>:1 {len(text)}"]
+
+
+def test_a_rank_that_reads_nothing_does_not_keep_the_job_from_ending(
+    ronde: str, folder: pathlib.Path, environment: dict[str, str]
+) -> None:
+    done = subprocess.run(
+        [ronde, "run", "-np", "2", "--stdin", "0", *script(folder, "print('done')")],
+        input="x" * (1 << 20),
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_a_rank_of_the_job_can_have_the_input(
+    ronde: str, folder: pathlib.Path, environment: dict[str, str]
+) -> None:
+    command = [ronde, "run", "-np", "2", "--stdin", "2", "true"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=WITHIN_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (64, "ronde: --stdin 2: the ranks of this job are 0 to 1 [RONDE-E101]\n")
+
+
+def test_a_stall_is_reported_once_and_early_in_a_terminal(
+    ronde: str, folder: pathlib.Path, environment: dict[str, str]
+) -> None:
+    terminal = PseudoTerminal([ronde, "run", "-np", "2", *script(folder, LATE)], environment, folder, (40, 400))
+    try:
+        assert terminal.wait(WITHIN_S) == 0, terminal.text
+    finally:
+        terminal.close()
+    assert terminal.text.count("waiting for remainder of ranks for more than 10 seconds") == 1, terminal.text
+    assert terminal.text.count("Missing ranks:") == 1
+    assert "Rank(" not in terminal.text, "no debug format"
+
+
+def test_a_check_as_json_decides_whether_to_stop(ronde: str, folder: pathlib.Path) -> None:
+    done = subprocess.run(
+        [ronde, "check", "--json"], capture_output=True, text=True, cwd=folder, timeout=60, check=False
+    )
+    answer = json.loads(done.stdout)
+    summary = answer["summary"]
+    assert done.returncode == int(summary["stop"])
+    marks = [finding["mark"] for finding in answer["findings"]]
+    assert {mark: marks.count(mark) for mark in ("ok", "warn", "fail")} == {
+        mark: summary[mark] for mark in ("ok", "warn", "fail")
+    }
+    lines = subprocess.run([ronde, "check"], capture_output=True, text=True, cwd=folder, timeout=60, check=False).stdout
+    assert lines.splitlines()[-1] == summary["text"]
+
+
+def test_a_status_that_is_watched_ends_with_the_job(
+    ronde: str, folder: pathlib.Path, environment: dict[str, str]
+) -> None:
+    go = folder / "go"
+    command = [ronde, "run", "-np", "2", *script(folder, WATCHED), str(go)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder) as job:
+        try:
+            assert job.stdout is not None
+            assert "serving" in job.stdout.readline()
+            once = subprocess.run(
+                [ronde, "status", "--json"], capture_output=True, text=True, env=environment, timeout=60, check=True
+            )
+            assert json.loads(once.stdout)["job"].startswith("run-")
+            words = [ronde, "status", "--watch", "--json"]
+            with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as watch:
+                # A line that does not come ends with the process.
+                late = threading.Timer(WITHIN_S, watch.kill)
+                late.start()
+                try:
+                    assert watch.stdout is not None
+                    states = [json.loads(watch.stdout.readline()) for _ in range(2)]
+                    go.touch()
+                    assert watch.wait(WITHIN_S) == 0
+                finally:
+                    late.cancel()
+                    watch.kill()
+            assert {state["job"] for state in states} == {json.loads(once.stdout)["job"]}
+            assert job.wait(WITHIN_S) == 0
+        finally:
+            go.touch()
+            job.kill()

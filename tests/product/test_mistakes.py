@@ -1,0 +1,248 @@
+"""Makes each mistake of the table in `mistakes.py` with real processes: the answer, the exit code, and what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from mistakes import MISTAKES, Mistake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPOSITORY = pathlib.Path(__file__).parent.parent.parent
+PAGE = REPOSITORY / "docs" / "TROUBLESHOOTING.md"
+BEGIN, END = "<!-- begin of the table of tests/product/mistakes.py -->\n", "<!-- end of the table -->\n"
+# A launcher that was killed leaves its agents to end the rest.
+GONE_WITHIN_S = 20.0
+MARK = "RONDE_TEST_MISTAKE"
+
+
+@pytest.fixture
+def place() -> Iterator[pathlib.Path]:
+    """A directory with a short path: that of a Unix socket has 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="rm-") as name:
+        yield pathlib.Path(name)
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """A range of ports that are taken, over UDP and TCP."""
+    with contextlib.ExitStack() as stack:
+        bound: list[int] = []
+        while not bound:
+            first = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            first.bind(("0.0.0.0", 0))
+            port = first.getsockname()[1]
+            udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            with contextlib.suppress(OSError):
+                udp.bind(("0.0.0.0", port))
+                first.listen()
+                bound.append(port)
+        yield f"{bound[0]}-{bound[0]}"
+
+
+def binary() -> str:
+    """The program `ronde`; skips the test if there is none."""
+    path = os.environ.get("RONDE_BIN")
+    if not path:
+        pytest.skip("RONDE_BIN is not set; run the tests by `make test-python`")
+    return path
+
+
+class Attempt:
+    """A mistake that is made."""
+
+    def __init__(self, mistake: Mistake, place: pathlib.Path, taken: str) -> None:
+        """Starts the command in `place`."""
+        self.mark = uuid.uuid4().hex
+        self.work, self.runtime, self.temporary = (place / name for name in ("work", "run", "tmp"))
+        for folder in (self.work, self.runtime, self.temporary):
+            folder.mkdir(mode=0o700)
+        files = dict(mistake.files) if mistake.program is None else {**mistake.files, "train.py": mistake.program}
+        for name, text in files.items():
+            (self.work / name).write_text(text)
+        programs = {"ronde": binary(), "python": sys.executable}
+        words = [programs.get(word, word).replace("{taken}", taken) for word in mistake.command]
+        self.shared = set(os.listdir("/dev/shm"))
+        self.process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self.work,
+            env={**self.environment(), **mistake.variables},
+            start_new_session=True,
+        )
+        self.lines: queue.Queue[str] = queue.Queue()
+        self.output: list[str] = []
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a newcomer: no variable of ronde or of another launcher."""
+        foreign = ("RONDE_", "HOROVOD_", "SLURM_", "OMPI_", "PMI_")
+        own = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        return {
+            **own,
+            "PYTHONPATH": str(REPOSITORY / "sdk-python" / "python"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "XDG_RUNTIME_DIR": str(self.runtime),
+            "TMPDIR": str(self.temporary),
+            "PATH": f"{pathlib.Path(sys.executable).parent}:{own['PATH']}",
+            MARK: self.mark,
+        }
+
+    def wait(self, within_s: float) -> int:
+        """Waits for the end, and returns the status."""
+        try:
+            return self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still runs after {within_s} s:\n{self.text()}", pytrace=False)
+
+    def wait_for(self, piece: str, within_s: float) -> None:
+        """Waits for a line with this piece."""
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                line = self.lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                pytest.fail(f"no line with {piece!r}:\n{self.text()}", pytrace=False)
+            if piece in line:
+                return
+
+    def processes(self) -> dict[int, str]:
+        """The processes that the command started and that still run, with their commands."""
+        found = {}
+        for entry in pathlib.Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes():
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+    def left(self) -> list[str]:
+        """What it has left: processes, files of running jobs, temporary files, shared memory; not flight records."""
+        found = [str(path) for folder in (self.runtime, self.temporary) for path in folder.rglob("*")]
+        folders = [path for path in found if "/ronde.flight-" not in path]
+        shared = [name for name in set(os.listdir("/dev/shm")) - self.shared if "ronde" in name]
+        return [*self.processes().values(), *folders, *shared]
+
+    def text(self) -> str:
+        """What it has printed."""
+        return "".join(self.output)
+
+    def end(self) -> None:
+        """Ends what a failed test has left."""
+        for number in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        self.process.wait(10)
+        self.reader.join(10)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            text = line.decode(errors="replace")
+            self.output.append(text)
+            self.lines.put(text)
+
+
+def meddle(attempt: Attempt, after: str, within_s: float) -> None:
+    """Does what happens while the ranks train."""
+    attempt.wait_for("training", within_s)
+    if after == "kill sidecar":
+        index = b"RONDE_SIDECAR=1\0"
+        sidecars = [number for number, words in attempt.processes().items() if " sidecar --bootstrap" in words]
+        (second,) = [number for number in sidecars if index in pathlib.Path(f"/proc/{number}/environ").read_bytes()]
+        os.kill(second, signal.SIGKILL)
+    elif after == "kill launcher":
+        attempt.process.kill()
+    elif after == "interrupt twice":
+        attempt.process.send_signal(signal.SIGINT)
+        attempt.wait_for("once more kills them", within_s)
+        attempt.process.send_signal(signal.SIGINT)
+    else:
+        raise AssertionError(f"{after!r} is not known")
+
+
+def check_answer(mistake: Mistake, answer: str) -> None:
+    """The pieces are in the answer, in order, and nothing that users should not see."""
+    at = 0
+    for piece in mistake.shows:
+        found = answer.find(piece, at)
+        assert found >= 0, f"{piece!r} is not in the answer, or not in its place:\n{answer}"
+        at = found
+    for piece in mistake.never:
+        assert piece not in answer, answer
+    codes = [line for line in answer.splitlines() if line.startswith("ronde: ") and "[RONDE-E" in line]
+    assert len(codes) <= 1, f"the cause is named once:\n{answer}"
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_a_mistake_is_explained_and_nothing_is_left(mistake: Mistake, place: pathlib.Path, taken: str) -> None:
+    if mistake.name == "unknown_host" and shutil.which("ssh") is None:
+        pytest.skip("LEFT OUT: ssh is not installed")
+    attempt = Attempt(mistake, place, taken)
+    try:
+        if mistake.after:
+            meddle(attempt, mistake.after, mistake.within_s)
+        status = attempt.wait(mistake.within_s)
+        deadline = time.monotonic() + GONE_WITHIN_S
+        while attempt.left() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = attempt.left()
+        attempt.reader.join(10)
+        check_answer(mistake, attempt.text())
+        assert status == mistake.status, attempt.text()
+        assert left == []
+    finally:
+        attempt.end()
+
+
+def test_the_table_has_the_24_mistakes() -> None:
+    names = [mistake.name for mistake in MISTAKES]
+    assert len(names) == len(set(names)) == 24
+
+
+def typed(mistake: Mistake) -> str:
+    """Returns the command as the document shows it."""
+    words = [f"{name}={value}" for name, value in mistake.variables.items()]
+    words += [word.replace("{taken}", "7400-7400") for word in mistake.command]
+    return " ".join(words)
+
+
+def section() -> str:
+    """The section of the document."""
+    rows = []
+    for mistake in MISTAKES:
+        pieces = "<br>".join(f"`{piece}`" for piece in mistake.shows)
+        command = f"`{typed(mistake)}`"
+        rows.append(f"| {mistake.title} | {command} | {pieces} | {mistake.status} | {mistake.cause} |\n")
+    head = "| mistake | command | the answer has | exit code | what to do |\n|---|---|---|---|---|\n"
+    return BEGIN + head + "".join(rows).replace("\n\n", "\n") + END
+
+
+def test_the_document_has_the_table() -> None:
+    text = PAGE.read_text()
+    assert text.count(BEGIN) == text.count(END) == 1, f"{PAGE} lacks the marks of the table"
+    before, _, rest = text.partition(BEGIN)
+    expected = before + section() + rest.partition(END)[2]
+    if text != expected and os.environ.get("RONDE_REGENERATE"):
+        PAGE.write_text(expected)
+        return
+    assert text == expected, (
+        "docs/TROUBLESHOOTING.md differs from tests/product/mistakes.py; run with RONDE_REGENERATE=1"
+    )

@@ -1,0 +1,123 @@
+"""Names of packages: the extras that Horovod's users type, the recipe for conda, and systems without a wheel."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+SDK = ROOT / "sdk-python"
+# Those of Horovod's documentation, and what `pip install horovod[...]` is used with.
+EXTRAS = {"pytorch", "tensorflow", "keras", "mxnet", "spark", "ray", "all-frameworks"}
+BACKEND = runpy.run_path(str(SDK / "horovod-compat" / "backend.py"))
+
+
+def packing_python() -> str:
+    """The Python of the environment that packs."""
+    environment = str(ROOT / "tests" / "setup" / "environment.py")
+    subprocess.run([sys.executable, environment, "packaging"], check=True)
+    done = subprocess.run(
+        [sys.executable, environment, "path", "packaging"], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def extras() -> dict[str, list[str]]:
+    tomllib = pytest.importorskip("tomllib")
+    found: dict[str, list[str]] = tomllib.loads((SDK / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    return found
+
+
+def test_horovods_extras_are_there() -> None:
+    assert set(extras()) >= EXTRAS
+    requirements = pytest.importorskip("packaging.requirements")
+    for name, needed in extras().items():
+        assert needed, name
+        for each in needed:
+            requirements.Requirement(each)
+
+
+def test_extras_of_horovod_compat_are_those_of_ronde() -> None:
+    metadata = BACKEND["metadata"]()
+    named = re.findall(r"(?m)^Provides-Extra: (.+)$", metadata)
+    assert set(named) >= EXTRAS
+    assert set(named) <= set(extras())
+    for name in named:
+        assert f'Requires-Dist: ronde[{name}]=={BACKEND["version"]()}; extra == "{name}"' in metadata
+
+
+def test_frameworks_of_one_extra_do_not_contradict_each_other() -> None:
+    """MXNet needs a NumPy that the others do not support."""
+    assert "numpy<1.24" in extras()["mxnet"]
+    assert not any("mxnet" in each for each in extras()["all-frameworks"])
+
+
+def test_variables_for_builds_are_answered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOROVOD_WITH_MPI", "1")
+    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
+    name = BACKEND["build_wheel"](str(tmp_path))
+    assert (tmp_path / name).exists()
+    printed = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in printed] == ["HOROVOD_GPU_OPERATIONS", "HOROVOD_WITH_MPI"]
+    assert all("nothing is compiled" in line for line in printed)
+
+
+def test_the_recipe_for_conda_renders() -> None:
+    program = (
+        "import json, sys; from rattler_build import Stage0Recipe, VariantConfig; "
+        "rendered = Stage0Recipe.from_file(sys.argv[1]).render(VariantConfig()); "
+        "print(json.dumps([str(each) for each in rendered]))"
+    )
+    recipe = SDK / "packing" / "conda" / "recipe.yaml"
+    done = subprocess.run([packing_python(), "-c", program, str(recipe)], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [re.findall(r"(?:package|version)='([^']+)'", each) for each in json.loads(done.stdout)]
+    version = BACKEND["version"]()
+    assert found == [["ronde", version], ["horovod-compat", version]]
+    text = recipe.read_text()
+    (numpy,) = [each for each in dependencies() if each.startswith("numpy")]
+    assert f"- {numpy.replace('>=', ' >=')}" in text
+
+
+def dependencies() -> list[str]:
+    tomllib = pytest.importorskip("tomllib")
+    found: list[str] = tomllib.loads((SDK / "pyproject.toml").read_text())["project"]["dependencies"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("system", "wanted", "name"),
+    [("darwin", "", "macOS"), ("win32", "", "Windows"), ("linux", "macosx_14_0_arm64", "macosx_14_0_arm64")],
+)
+def test_other_systems_are_refused_with_the_reason(system: str, wanted: str, name: str) -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(SDK / 'packing')!r}); import hatch_build; "
+        "hatch_build.check_system('linux', ''); hatch_build.check_system('linux', 'manylinux_2_28_x86_64'); "
+        f"hatch_build.check_system({system!r}, {wanted!r})"
+    )
+    done = subprocess.run([packing_python(), "-c", program], check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert (
+        f"RuntimeError: there is no wheel of ronde for {name}: workers and sidecars share memory by memfd"
+        in done.stderr
+    )
+    assert "Linux container or virtual machine" in done.stderr
+
+
+def test_importing_on_another_system_gives_the_reason() -> None:
+    program = f"import sys; sys.path.insert(0, {str(SDK / 'python')!r}); sys.platform = 'darwin'; import ronde"
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert re.search(r"ImportError: ronde runs on Linux only, and this is darwin: .*container", done.stderr), (
+        done.stderr
+    )

@@ -1,0 +1,117 @@
+"""`KerasEstimator` on a session of Spark."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import keras
+import numpy
+import pytest
+from ronde.spark.common.prepare import clear_training_cache
+from ronde.spark.common.store import LocalStore
+from ronde.spark.keras import KerasEstimator, KerasModel, callbacks, models
+from sklearn.datasets import load_iris
+
+RANKS, RATE = 2, 0.02
+
+
+def frame(spark: Any) -> Any:
+    """150 flowers of three kinds, whose measures are standardized."""
+    measures, kinds = load_iris(return_X_y=True)
+    measures = (measures - measures.mean(0)) / measures.std(0)
+    listed = [(row.tolist(), int(kind), index % 5 == 0) for index, (row, kind) in enumerate(zip(measures, kinds))]
+    return spark.createDataFrame(listed, ["features", "kind", "held"])
+
+
+def scaled(values: Any) -> Any:
+    return values * 0.5
+
+
+def estimator(store: Any, **changed: Any) -> KerasEstimator:
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Input((4,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(3)]
+    settings = {
+        "num_proc": RANKS,
+        "store": store,
+        "model": keras.Sequential(layers),
+        "optimizer": keras.optimizers.SGD(RATE, momentum=0.9),
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "metrics": ["accuracy"],
+        "feature_cols": ["features"],
+        "label_cols": ["kind"],
+        "batch_size": 15,
+        "partitions_per_process": 1,
+        "random_seed": 3,
+        "verbose": 0,
+        **changed,
+    }
+    return KerasEstimator(**settings)
+
+
+def test_a_model_is_trained_saved_and_continued(spark: Any, tmp_path: pathlib.Path) -> None:
+    clear_training_cache()
+    store, df = LocalStore(str(tmp_path / "store")), frame(spark)
+    given = estimator(store, validation="held", epochs=6, run_id="run")
+    trained = given.fit(df)
+    history = trained.getHistory()
+    assert {name: len(values) for name, values in history.items()} == dict.fromkeys(
+        ["accuracy", "loss", "val_accuracy", "val_loss"], 6
+    )
+    assert history["loss"][-1] < history["loss"][0] / 2
+    assert history["val_accuracy"][-1] > 0.8
+    # All rows for validation, on two ranks with 15 each, count equally.
+    held = df.filter("held").collect()
+    scores = trained.getModel().predict(numpy.array([row["features"] for row in held], "float32"), verbose=0)
+    right = numpy.mean(scores.argmax(1) == [row["kind"] for row in held])
+    assert history["val_accuracy"][-1] == pytest.approx(right, abs=1e-5)
+    found = trained.setOutputCols(["scores"]).transform(df.filter("held")).select("scores").collect()
+    numpy.testing.assert_allclose([row[0].toArray() for row in found], scores, rtol=1e-4, atol=1e-5)
+    trained.save(str(tmp_path / "model"))
+    loaded = KerasModel.load(str(tmp_path / "model"))
+    assert loaded.getHistory() == history
+    check_weights(loaded.getModel(), trained.getModel())
+    # The checkpoint is a file of Keras with the state of the optimizer.
+    content = store.read(store.get_checkpoint_path("run"))
+    check_weights(models.model_of(content), trained.getModel())
+    assert models.state_of(content)[0] == {"epoch": 6, "planned": 6, "begun": 0}
+    given.save(str(tmp_path / "estimator"))
+    again = KerasEstimator.load(str(tmp_path / "estimator")).setEpochs(1)
+    further = again.setCheckpointCallback(callbacks.BestModelCheckpoint(monitor="val_loss")).fit(df)
+    assert further.getHistory()["loss"][0] < history["loss"][-1] * 1.2
+    state = models.state_of(store.read(store.get_checkpoint_path("run")))[0]
+    assert state == {"epoch": 7, "planned": 7, "begun": 6}
+
+
+def check_weights(model: Any, expected: Any) -> None:
+    for mine, other in zip(model.get_weights(), expected.get_weights()):
+        numpy.testing.assert_array_equal(mine, other)
+
+
+class Unsaved(keras.layers.Layer):
+    """A layer that cannot be made from its configuration."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def call(self, values: Any) -> Any:
+        return self.function(values)
+
+
+def test_bad_input_is_refused_before_training(spark: Any, tmp_path: pathlib.Path) -> None:
+    store, df = LocalStore(str(tmp_path)), frame(spark)
+    inputs = keras.Input((4,))
+    unsaved = keras.Model(inputs, keras.layers.Dense(3)(Unsaved(scaled)(inputs)))
+    schedule = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
+    for changed, kind, message in [
+        ({"model": unsaved}, TypeError, r"the model \(Functional\) cannot be (loaded after it is saved|pickled)"),
+        ({"model": "text"}, TypeError, "takes a keras.Model"),
+        ({"model": keras.Sequential([keras.layers.Dense(3)])}, ValueError, "the model is not built"),
+        ({"optimizer": schedule}, ValueError, "learning rate is a schedule"),
+        ({"loss": None}, ValueError, "optimizer or loss is not set"),
+        ({"feature_cols": ["features", "kind"]}, ValueError, "1 inputs for 2 feature_cols"),
+    ]:
+        with pytest.raises(kind, match=message):
+            estimator(store, **changed).fit(df)
+    assert not store.exists(store.get_train_data_path(0))

@@ -1,0 +1,167 @@
+//! The search for better settings with real processes: `ronde run --autotune`, `ronde tune`, and profiles.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use ronde::blocking::Client;
+use ronde::{DType, Operation, ReduceOp, TensorRef, Transfer};
+use ronde_tests::cluster::Plan;
+use ronde_tests::crew::Crew;
+use ronde_tests::harness::{DEADLINE, Run, ronde_binary};
+use ronde_tests::script::Fill;
+use serde_json::{Value, json};
+
+/// The elements of the tensors of a step: some take several chunks of 4 KiB, most share a bucket with others.
+const ELEMENTS: [u64; 9] = [70_001, 5_003, 9, 2_048, 12_289, 1, 40_000, 3_001, 1_500];
+
+/// Steps of tensors whose sums depend on the order of addition, all of a step in flight at once; returns the results of all
+/// steps.
+fn steps(client: &Client) -> Result<Vec<Vec<u8>>> {
+    let mut results = Vec::new();
+    for step in 0..70 {
+        let mut handles = Vec::new();
+        for (number, elements) in (0_u64..).zip(ELEMENTS) {
+            let fill = Fill::Rough { seed: 11 + step + 1_000 * number };
+            let bytes = fill.bytes(client.rank(), usize::try_from(elements * 4)?);
+            let shape = [elements];
+            let tensor = TensorRef { dtype: DType::F32, shape: &shape, bytes: &bytes };
+            let name = format!("layer.{number}");
+            handles.push(client.submit_from(&Operation::allreduce(name.as_str(), tensor, ReduceOp::Average))?);
+        }
+        for handle in handles {
+            results.push(handle.wait()?.tensor.context("a sum")?.bytes);
+        }
+    }
+    Ok(results)
+}
+
+/// The results, which are the same on all ranks, and the status of the coordinator.
+fn results_on(plan: Plan<'_>) -> Result<(Vec<Vec<u8>>, Value)> {
+    let crew = Crew::start(plan, Transfer::Arena)?;
+    let mut all = crew.all(steps)?;
+    let first = all.remove(0);
+    ensure!(all.iter().all(|other| *other == first), "ranks differ");
+    let (_, status) = crew.cluster.sidecars[0].page("/status")?;
+    let status: Value = serde_json::from_str(&status)?;
+    let fused = status["stats"]["fused_tensors"].as_u64().context("a counter")?;
+    ensure!(fused > 0, "no tensor shares a bucket: {}", status["stats"]);
+    Ok((first, status))
+}
+
+#[test]
+fn results_have_the_same_bits_with_and_without_a_search() -> Result<()> {
+    let placement = [0, 0, 1, 1];
+    let (plain, status) = results_on(Plan::of(&placement))?;
+    ensure!(status["autotune"].is_null(), "{status}");
+    let search = json!({"autotune": true, "warmup_samples": 0, "steps_per_sample": 1, "samples_max": 6});
+    let (tuned, status) = results_on(Plan::of(&placement).autotune(search, 4_096))?;
+    ensure!(status["autotune"]["stage"] == "finished", "the search is not over: {}", status["autotune"]);
+    ensure!(status["autotune"]["samples"] == 6, "{}", status["autotune"]);
+    ensure!(tuned == plain, "a search changes bits");
+    Ok(())
+}
+
+/// A file in a directory, as text of an argument.
+fn file(directory: &Path, name: &str) -> String {
+    directory.join(name).to_str().expect("a temporary path is text").to_owned()
+}
+
+/// From 1 MB and chunks of 4 KiB. Times on a busy machine differ, so that only a loss would be a failure.
+#[test]
+fn tune_finds_settings_that_are_not_slower_and_a_job_uses_its_profile() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let profile = file(directory.path(), "found.toml");
+    let ended = Run::tune(2)
+        .sidecars(2)
+        .options(["--transports", "tls", "--samples", "10", "--warmup-samples", "0", "--steps-per-sample", "1"])
+        .options(["--run-option=--fusion-threshold-mb=1", "--run-option=--chunk-bytes=4096"])
+        .options(["--tensors", "16384x40,1048576x4", "--output", &profile])
+        .start(Vec::<String>::new())
+        .wait(DEADLINE);
+    ensure!(ended.code == Some(0), "{ended}");
+    let text = fs::read_to_string(&profile).with_context(|| ended.to_string())?;
+    for part in ["[tuning]", "transport = \"tls\"", "[cost]", "alpha-us = ", "[measured]", "samples = 10"] {
+        ensure!(text.contains(part), "{part} is missing: {text}");
+    }
+    let gain = text.lines().find_map(|line| line.strip_prefix("gain = ")).context("a gain")?;
+    ensure!(gain.parse::<f64>()? > 0.9, "the settings are slower than the start: {text}");
+    let log = fs::read_to_string(directory.path().join("found.tls.csv"))?;
+    ensure!(log.lines().count() == 12, "a head, ten samples and the outcome: {log}");
+    ensure!(log.lines().nth(1).is_some_and(|first| first.contains(",1048576,4096,")), "the start comes first: {log}");
+    let picture = fs::read_to_string(directory.path().join("found.svg"))?;
+    ensure!(picture.matches("<circle").count() == 10, "{picture}");
+
+    let ronde = ronde_binary();
+    let report = file(directory.path(), "report.json");
+    let ended = Run::new(2)
+        .sidecars(2)
+        .options(["--tuning", &profile, "--measure-cost", "--report", &report])
+        .start([ronde.to_str().context("a path of text")?, "tune-worker"])
+        .wait(DEADLINE);
+    ensure!(ended.code == Some(0), "{ended}");
+    let report = fs::read_to_string(report)?;
+    ensure!(report.contains("beta_us_per_byte"), "the cost model is not in the report: {report}");
+    Ok(())
+}
+
+#[test]
+fn a_job_that_measures_first_runs_after_that() {
+    let ended =
+        Run::new(2).sidecars(2).options(["--calibrate", "--verbose"]).start(["sh", "-c", "echo ran"]).wait(DEADLINE);
+    assert_eq!(ended.code, Some(0), "{ended}");
+    assert_eq!((ended.stdout_of(0), ended.stdout_of(1)), (vec!["ran"], vec!["ran"]), "{ended}");
+    let alone = Run::new(1).options(["--calibrate"]).start(["true"]).wait(DEADLINE);
+    assert_eq!(alone.code, Some(69), "{alone}");
+    assert!(alone.stderr.contains("nothing was measured: the job has one sidecar"), "{alone}");
+}
+
+#[test]
+fn a_coordinator_that_dies_while_it_searches_ends_the_job_with_its_name() {
+    let ronde = ronde_binary();
+    let worker = [ronde.to_str().expect("a path of text"), "tune-worker", "--steps", "1000000", "--tensors", "65536"];
+    let options = ["--autotune", "--autotune-steps-per-sample", "1000", "--log-level", "info"];
+    let mut job = Run::new(2).sidecars(2).options(options).start(worker);
+    let sidecar = job.sidecar(0, DEADLINE);
+    job.worker(0, DEADLINE);
+    job.worker(1, DEADLINE);
+    sidecar.signal(Signal::SIGKILL);
+    let ended = job.wait(DEADLINE);
+    assert!(ended.code.is_some_and(|code| code != 0), "{ended}");
+    assert!(ended.stderr.contains("sidecar 0"), "{ended}");
+}
+
+#[test]
+fn mistakes_are_refused_before_anything_starts() {
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let profile = file(directory.path(), "bad.toml");
+    fs::write(&profile, "[tuning]\nchunk_size = 4096\n").expect("ours");
+    for (options, reason) in [
+        (["--autotune-bayes-opt-max-samples", "0"], "0 is not in 1..=256"),
+        (["--autotune-gaussian-process-noise=-1", "--verbose"], "it must be from 0 to 1"),
+        (["--chunk-bytes", "5000"], "a chunk of 5000 bytes is not possible"),
+        (["--tuning", &profile], "[tuning] has no key chunk_size; is chunk-bytes meant?"),
+        (["--tuning", "/no/such/profile.toml"], "cannot read the profile /no/such/profile.toml"),
+    ] {
+        let ended = Run::new(1).options(options).start(["true"]).wait(DEADLINE);
+        assert_eq!(ended.code, Some(64), "{options:?}: {ended}");
+        assert!(ended.stderr.contains(reason), "{options:?}: {ended}");
+    }
+    let options = ["--autotune", "--autotune-log-file", "/no/such/directory/log.csv"];
+    let ended = Run::new(1).options(options).start(["true"]).wait(DEADLINE);
+    assert!(ended.code.is_some_and(|code| code != 0), "{ended}");
+    assert!(ended.stderr.contains("cannot write the autotune log /no/such/directory/log.csv"), "{ended}");
+}
+
+#[test]
+fn a_command_that_ends_before_the_search_gives_no_profile() {
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let profile = file(directory.path(), "none.toml");
+    let ended = Run::tune(1).options(["--output", &profile]).start(["true"]).wait(DEADLINE);
+    assert_eq!(ended.code, Some(69), "{ended}");
+    assert!(ended.stderr.contains("the search has no sample") && ended.stderr.contains("RONDE-E703"), "{ended}");
+    assert!(!Path::new(&profile).exists(), "a search that failed leaves a profile");
+    let elsewhere = Run::tune(1).options(["--output", "/no/such/profile.toml"]).start(["true"]).wait(DEADLINE);
+    assert!(elsewhere.stderr.contains("cannot write the profile /no/such/profile.toml"), "{elsewhere}");
+}

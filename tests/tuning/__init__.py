@@ -1,0 +1,1 @@
+"""The search for settings in real jobs; see `__main__.py`."""
