@@ -142,19 +142,28 @@ impl Drop for EndReport {
 }
 
 /// A request for a lane's counters. Each lane has one at most, for all who wait: they wait no longer when it is dropped.
-pub(crate) struct StatsRequest(ReportedStats);
+pub(crate) struct StatsRequest {
+    reported: ReportedStats,
+    answer: Option<LaneStats>,
+}
 
 impl StatsRequest {
     /// Answers it. The counters are kept also when nobody waits for them any more.
-    pub(crate) fn answer(self, stats: LaneStats) {
-        self.0.replace(stats);
+    pub(crate) fn answer(mut self, stats: LaneStats) {
+        self.answer = Some(stats);
     }
 }
 
 impl Drop for StatsRequest {
     fn drop(&mut self) {
-        self.0.is_requested.swap(false, Ordering::AcqRel);
-        self.0.stats.send_modify(|_| {});
+        // Before those who wait are woken: what they ask next is a request of its own.
+        self.reported.is_requested.store(false, Ordering::Release);
+        let answer = self.answer.take();
+        self.reported.stats.send_modify(|stats| {
+            if let Some(answer) = answer {
+                *stats = answer;
+            }
+        });
     }
 }
 
@@ -258,7 +267,7 @@ impl LaneHandle {
         let (reported, is_asked) = (self.reported.clone(), self.is_asked);
         let mut answers = reported.stats.subscribe();
         if is_asked && !reported.is_requested.swap(true, Ordering::AcqRel) {
-            self.send(LaneCommand::Stats(StatsRequest(reported.clone())));
+            self.send(LaneCommand::Stats(StatsRequest { reported: reported.clone(), answer: None }));
         }
         async move {
             if is_asked {
@@ -329,7 +338,8 @@ mod tests {
         // It answers the second request after that one has been given up.
         resume.send(()).expect("it waits");
         resume.send(()).expect("it waits");
-        lane.commands.closed().await;
+        let ended = tokio::time::timeout(Duration::from_secs(60), lane.commands.closed()).await;
+        ended.expect("it was asked a second time");
         assert_eq!(lane.stats(soon(10_000)).await.port.sealed_bytes, 9, "it has ended");
         lane.stop(String::new()).await;
     }
