@@ -144,13 +144,14 @@ impl Drop for EndReport {
 /// A request for a lane's counters. Each lane has one at most, for all who wait: they wait no longer when it is dropped.
 pub(crate) struct StatsRequest {
     reported: ReportedStats,
-    answer: Option<LaneStats>,
+    /// Boxed: it would make every command of a lane as large.
+    answer: Option<Box<LaneStats>>,
 }
 
 impl StatsRequest {
     /// Answers it. The counters are kept also when nobody waits for them any more.
     pub(crate) fn answer(mut self, stats: LaneStats) {
-        self.answer = Some(stats);
+        self.answer = Some(Box::new(stats));
     }
 }
 
@@ -161,7 +162,7 @@ impl Drop for StatsRequest {
         let answer = self.answer.take();
         self.reported.stats.send_modify(|stats| {
             if let Some(answer) = answer {
-                *stats = answer;
+                *stats = *answer;
             }
         });
     }
