@@ -191,6 +191,7 @@ pub(super) fn update(model: &mut Model, sample: Sample, now: Duration) {
     for watched in model.sidecars.iter_mut().filter(|watched| is_gone(watched)) {
         watched.answer = Answering::Ended;
         watched.rates = None;
+        watched.note_rate();
     }
     model.problem = sample.problem;
     for (address, answer) in sample.answers {
@@ -230,6 +231,21 @@ impl Watched {
         note(&mut made, answer, now);
         made
     }
+
+    /// Notes the rate of this sample: nothing if the sidecar does not answer. Histories of all sidecars end with the same sample,
+    /// because the plot adds them up.
+    fn note_rate(&mut self) {
+        let bytes = self.rates.as_ref().map_or(0.0, |rates| rates.sealed + rates.opened);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a rate is positive and below 2^64"
+        )]
+        self.history.push_back(bytes as u64);
+        if self.history.len() > HISTORY_MAX {
+            self.history.pop_front();
+        }
+    }
 }
 
 /// Notes the answer of a sidecar.
@@ -250,16 +266,11 @@ fn note(watched: &mut Watched, answer: Result<Box<Page>, String>, now: Duration)
             watched.answer = Answering::No { since, reason };
         }
     }
-    let bytes = watched.rates.as_ref().map_or(0.0, |rates| rates.sealed + rates.opened);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is positive and below 2^64")]
-    watched.history.push_back(bytes as u64);
-    if watched.history.len() > HISTORY_MAX {
-        watched.history.pop_front();
-    }
+    watched.note_rate();
 }
 
 /// Forgets the sidecars that do not answer and that no sidecar that does expects: those of jobs that have ended, once
-/// another one runs, and those that have left an elastic job.
+/// another one runs, those that have left an elastic job, and those whose job runs again under its name.
 fn forget(sidecars: &mut Vec<Watched>) {
     let living: Vec<&Page> =
         sidecars.iter().filter(|watched| watched.answers()).filter_map(|watched| watched.page.as_ref()).collect();
@@ -269,10 +280,14 @@ fn forget(sidecars: &mut Vec<Watched>) {
     let expects = |page: &&Page, gone: &Page| {
         page.job == gone.job && (page.placement.is_empty() || page.placement.contains(&gone.sidecar))
     };
+    // The same job and index at another address: the sidecar of a later run.
+    let is_replaced = |gone: &Page| living.iter().any(|page| is_one_sidecar(page, gone));
     let is_kept = |watched: &Watched| match (&watched.page, &watched.answer) {
         (_, Answering::Yes) | (None, Answering::No { .. }) => true,
         (None, Answering::Ended) => false,
-        (Some(gone), Answering::No { .. } | Answering::Ended) => living.iter().any(|page| expects(page, gone)),
+        (Some(gone), Answering::No { .. } | Answering::Ended) => {
+            !is_replaced(gone) && living.iter().any(|page| expects(page, gone))
+        }
     };
     let mut kept: VecDeque<bool> = sidecars.iter().map(is_kept).collect();
     sidecars.retain(|_| kept.pop_front().unwrap_or(true));
@@ -371,6 +386,36 @@ mod tests {
         page.job = "day".to_owned();
         update(&mut model, Sample { answers: vec![answered(7, page)], ..Sample::default() }, seconds(4));
         assert_eq!((model.sidecars.len(), model.job.as_str()), (1, "day"));
+    }
+
+    #[test]
+    fn a_job_that_runs_again_under_its_name_is_not_shown_as_ended() {
+        let mut model = fixtures::model(View::Overview);
+        let answers =
+            [0, 1].map(|sidecar| answered(7 + u16::try_from(sidecar).expect("small"), fixtures::page(sidecar, 0)));
+        // One sidecar of the earlier run was killed and its directory is left; the other one removed its directory.
+        let killed = (answered(0, fixtures::page(0, 0)).0, Err(lost(0)));
+        let sample =
+            Sample { answers: answers.into_iter().chain([killed]).collect(), is_search: true, ..Sample::default() };
+        update(&mut model, sample, seconds(9));
+        assert_eq!(model.sidecars.len(), 2, "those of the earlier run are forgotten");
+        assert!(model.sidecars.iter().all(Watched::answers));
+        assert_ne!(model.shown().verdict().0, super::super::job::Tone::Bad);
+        assert!(model.shown().ranks().iter().all(|row| row.state != "its sidecar does not answer"));
+    }
+
+    #[test]
+    fn sidecars_that_ended_carry_no_traffic() {
+        let mut model = fixtures::model(View::Overview);
+        let mut sample = fixtures::sample(2);
+        sample.answers.truncate(1);
+        update(&mut model, sample, seconds(2));
+        assert_eq!(model.sidecars[1].answer, Answering::Ended);
+        let lengths: Vec<usize> = model.sidecars.iter().map(|watched| watched.history.len()).collect();
+        assert_eq!(lengths, [3, 3], "the newest rates are of the same sample");
+        let newest = |index: usize| model.sidecars[index].history.back().copied();
+        assert!(newest(0) > Some(0));
+        assert_eq!(newest(1), Some(0));
     }
 
     #[test]
