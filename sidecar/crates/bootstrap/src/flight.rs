@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use directory::{default_directory, write};
+pub use directory::{add, default_directory, write};
 pub use parse::Unreadable;
 
 /// The format that this version writes and reads.

@@ -18,7 +18,7 @@ mod render;
 mod source;
 
 pub(super) use render::{bytes, duration};
-pub(super) use source::{Target, address_in, address_of, ask_all, directories, fetch, get, targets};
+pub(super) use source::{NotReady, Target, address_in, address_of, ask_all, directories, fetch, get, targets};
 
 /// Arguments of `ronde status`.
 #[derive(Args, Debug)]

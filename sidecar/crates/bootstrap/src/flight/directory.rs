@@ -37,32 +37,55 @@ pub fn write(directory: &Path, record: &FlightRecord) -> anyhow::Result<PathBuf>
     write_below(&default_directory(), directory, record)
 }
 
+/// Writes a record into a directory like [`write()`], and removes no file: a directory that a user has named can contain records
+/// that the user wants to keep.
+///
+/// # Errors
+/// As those of [`write()`].
+pub fn add(directory: &Path, record: &FlightRecord) -> anyhow::Result<PathBuf> {
+    add_below(&default_directory(), directory, record)
+}
+
 /// [`write()`], with the default directory.
 pub(super) fn write_below(default: &Path, directory: &Path, record: &FlightRecord) -> anyhow::Result<PathBuf> {
-    let is_default = directory.parent() == Some(default);
-    if is_default {
+    let path = add_below(default, directory, record)?;
+    prune(default, directory, record, &path);
+    Ok(path)
+}
+
+fn add_below(default: &Path, directory: &Path, record: &FlightRecord) -> anyhow::Result<PathBuf> {
+    if directory.parent() == Some(default) {
         make_private(default)?;
         make_private(directory)?;
     } else {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
         made.with_context(|| format!("cannot make the directory {}", directory.display()))?;
     }
-    let index = format!(".sidecar-{}.", record.sidecar);
-    let prefix = format!("{}{index}", record.job);
-    let path = directory.join(format!("{prefix}{}{FILE_SUFFIX}", record.made_us));
+    let path = directory.join(format!("{}{}{}{FILE_SUFFIX}", record.job, index(record), record.made_us));
     write_new(&path, record).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
+}
+
+/// The part of the names of files that shows the sidecar.
+fn index(record: &FlightRecord) -> String {
+    format!(".sidecar-{}.", record.sidecar)
+}
+
+/// Removes the oldest files beyond the limits, and of the default directory the oldest jobs.
+fn prune(default: &Path, directory: &Path, record: &FlightRecord, path: &Path) {
+    let index = index(record);
+    let prefix = format!("{}{index}", record.job);
     // The new one stays, whatever the clock says.
     let own = path.file_name().unwrap_or_default().to_string_lossy();
     let is_other = |name: &str| name != own && name.ends_with(FILE_SUFFIX);
     remove_oldest(directory, FILES_OF_SIDECAR_MAX - 1, |name| name.starts_with(&prefix) && is_other(name));
     remove_oldest(directory, FILES_OF_INDEX_MAX - 1, |name| name.contains(&index) && is_other(name));
     remove_oldest(directory, UNFINISHED_MAX, |name| name.contains(&index) && name.ends_with(UNFINISHED_SUFFIX));
-    if is_default {
+    if directory.parent() == Some(default) {
         // The directory of this job is not the oldest one, though it may have been made first.
         let job = directory.file_name().unwrap_or_default().to_string_lossy();
         remove_oldest(default, JOBS_MAX - 1, |name| name != job);
     }
-    Ok(path)
 }
 
 /// Writes a new file with mode 0600. A reader never finds a part of it under its name.

@@ -156,6 +156,17 @@ fn files_are_private_and_few() {
 }
 
 #[test]
+fn records_that_are_added_remove_none() {
+    let folder = tempfile::tempdir().expect("a directory");
+    for made_us in 0..40 {
+        add(folder.path(), &FlightRecord { made_us, ..record(made_us) }).expect("it can be written");
+    }
+    assert_eq!(files(folder.path()).expect("there are some").len(), 40);
+    write(folder.path(), &record(100)).expect("it can be written");
+    assert_eq!(files(folder.path()).expect("there are some").len(), 4, "a sidecar keeps few");
+}
+
+#[test]
 fn what_killed_sidecars_left_unfinished_does_not_pile_up() {
     let folder = tempfile::tempdir().expect("a directory");
     for job in 0..9 {

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
@@ -23,7 +23,7 @@ use ronde_bootstrap::exit::{EXIT_CANNOT_CREATE, EXIT_FAILURE, EXIT_UNAVAILABLE, 
 use ronde_bootstrap::flight::{self, FILE_BYTES_MAX, FlightRecord};
 use ronde_wire::Failure;
 
-use crate::status::{self, Target};
+use crate::status::{self, NotReady, Target};
 
 mod analysis;
 mod perfetto;
@@ -101,23 +101,28 @@ fn exit_of(error: &anyhow::Error, otherwise: u8) -> u8 {
 
 /// How long a sidecar has for its record.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The pause before a sidecar is asked again whose record others read.
+const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Writes the records of the sidecars that are found; returns what was written.
 fn dump(args: &DumpArgs) -> anyhow::Result<String> {
+    let targets = status::targets(args.url.as_deref(), args.socket.as_deref())?;
+    let addresses: Vec<SocketAddr> = targets.into_iter().map(|Target { address, .. }| address).collect();
+    dump_of(&addresses, args)
+}
+
+/// Asks all sidecars at the same time: records that were made at different moments show less.
+fn dump_of(addresses: &[SocketAddr], args: &DumpArgs) -> anyhow::Result<String> {
     let directory = std::path::absolute(&args.output).context("cannot see the current directory")?;
     let (mut text, mut silent, mut jobs) = (String::new(), Vec::new(), BTreeSet::new());
-    for Target { address, .. } in status::targets(args.url.as_deref(), args.socket.as_deref())? {
-        // A sidecar that was killed leaves its directory; the others' records show which ranks are missing.
-        match record_of(address) {
-            Ok(record) if args.job.as_ref().is_some_and(|job| *job != record.job) => {
-                silent.push(anyhow!("the sidecar at {address} is of job {}", record.job));
+    for saved in status::ask_all(addresses, |address| save(address, args.job.as_deref(), &directory)) {
+        match saved {
+            Ok((job, line)) => {
+                writeln!(text, "{line}")?;
+                jobs.insert(job);
             }
-            Ok(record) => {
-                let path = flight::write(&directory, &record).context(Code::FlightRecord)?;
-                let path = Failure::line(&path.display().to_string());
-                writeln!(text, "sidecar {} of job {}: {path}", record.sidecar, record.job)?;
-                jobs.insert(record.job);
-            }
+            Err(error) if error.downcast_ref() == Some(&Code::FlightRecord) => return Err(error),
+            // A sidecar that was killed leaves its directory; the others' records show which ranks are missing.
             Err(error) => silent.push(error),
         }
     }
@@ -139,9 +144,28 @@ fn dump(args: &DumpArgs) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Requests the record of a sidecar.
-fn record_of(address: SocketAddr) -> anyhow::Result<FlightRecord> {
-    let body = status::get(address, "/flight", FILE_BYTES_MAX, PATIENCE)?;
+/// Requests the record of a sidecar and writes it, if it is of this job; returns the job and a line about the file.
+fn save(address: SocketAddr, job: Option<&str>, directory: &Path) -> anyhow::Result<(String, String)> {
+    let record = record_of(address, PATIENCE, BUSY_PAUSE)?;
+    if job.is_some_and(|job| *job != record.job) {
+        return Err(anyhow!("the sidecar at {address} is of job {}", record.job));
+    }
+    let path = flight::add(directory, &record).context(Code::FlightRecord)?;
+    let path = Failure::line(&path.display().to_string());
+    let line = format!("sidecar {} of job {}: {path}", record.sidecar, record.job);
+    Ok((record.job, line))
+}
+
+/// Requests the record of a sidecar, again after a pause while others read it, within this time.
+fn record_of(address: SocketAddr, within: Duration, pause: Duration) -> anyhow::Result<FlightRecord> {
+    let deadline = Instant::now() + within;
+    let body = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match status::get(address, "/flight", FILE_BYTES_MAX, left) {
+            Err(error) if error.is::<NotReady>() && Instant::now() + pause < deadline => std::thread::sleep(pause),
+            answer => break answer?,
+        }
+    };
     FlightRecord::parse(body.as_bytes()).map_err(|reason| anyhow!("the answer of the sidecar at {address} {reason}"))
 }
 
@@ -201,5 +225,7 @@ const ANALYZE_EXAMPLES: &str = "Examples:
   ronde debug analyze ronde-flight
   ronde debug analyze alpha/*.flight.json beta/*.flight.json --perfetto records.json";
 
+#[cfg(test)]
+mod dump_tests;
 #[cfg(test)]
 mod tests;

@@ -146,9 +146,19 @@ pub(crate) fn get(address: SocketAddr, path: &str, bytes_max: u64, within: Durat
     // Anything may serve at this port, and the text goes to a terminal.
     let reason = excerpt(body.trim());
     ensure!(!line.contains(" 404 "), "the sidecar at {address} has no page {path}: {reason}");
-    ensure!(!line.contains(" 503 ") || reason.is_empty(), "the sidecar at {address} is not ready: {reason}");
+    if line.contains(" 503 ") && !reason.is_empty() {
+        return Err(NotReady { address, reason }.into());
+    }
     ensure!(line.contains(" 200 "), "the sidecar at {address} answers {:?}; it may be ending", excerpt(line));
     Ok(body.to_owned())
+}
+
+/// The answer of a sidecar that is busy, and may answer soon.
+#[derive(Debug, thiserror::Error)]
+#[error("the sidecar at {address} is not ready: {reason}")]
+pub(crate) struct NotReady {
+    address: SocketAddr,
+    reason: String,
 }
 
 /// The begin of a text from elsewhere, without control characters.
