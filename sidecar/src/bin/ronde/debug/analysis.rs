@@ -14,6 +14,7 @@ pub(super) fn sentences(view: &View<'_>) -> Vec<String> {
     lines.extend(waits.divergence());
     lines.extend(waits.missing());
     lines.extend(waits.unrecorded());
+    lines.extend(waits.outdated());
     lines.extend(unperformed(view, &waits));
     lines.extend(view.ranks.iter().map(|(rank, of)| counts(view, *rank, of)));
     lines.extend(slowest(view));
@@ -37,6 +38,9 @@ fn head(view: &View<'_>) -> Vec<String> {
         let (serves, its) = if absent.len() == 1 { ("serves", "its") } else { ("serve", "their") };
         let (sidecars, ranks) = (listed("sidecar", absent.iter().copied()), listed("rank", ranks));
         lines.push(format!("no record of {sidecars}, which {serves} {ranks}: {its} ranks are not analyzed"));
+    }
+    if view.spread_us() >= SPREAD_SHOWN_US {
+        lines.push(format!("the records were made {} apart, by the clocks of their hosts", duration(view.spread_us())));
     }
     match view.left_out {
         0 => {}
@@ -172,6 +176,8 @@ pub(super) fn duration(us: u64) -> String {
     }
 }
 
+/// Sidecars that are asked at the same time make their records within less.
+const SPREAD_SHOWN_US: u64 = 1_000_000;
 const LISTED_MAX: usize = 16;
 const SLOWEST_MAX: usize = 5;
 const LAST_MAX: usize = 3;

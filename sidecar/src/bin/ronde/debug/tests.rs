@@ -6,7 +6,7 @@ use ronde_bootstrap::flight::{
 
 use super::*;
 
-const MADE_US: u64 = 100_000_000;
+pub(super) const MADE_US: u64 = 100_000_000;
 
 /// A request that waits since this time.
 fn waiting(name: &str, submitted_us: u64) -> RequestRecord {
@@ -90,7 +90,7 @@ fn excludes(records: &[FlightRecord], part: &str) {
 }
 
 /// Four ranks on two sidecars, where rank 3 stopped before layer4.
-fn stuck() -> [FlightRecord; 2] {
+pub(super) fn stuck() -> [FlightRecord; 2] {
     let rank = |at: u64| vec![done("layer3.bias", 80_000_081, 7), waiting("layer4.weight", at)];
     let first = record(0, &[0, 0, 1, 1], vec![(0, rank(90_000_090)), (1, rank(91_000_090))]);
     let second = record(1, &[0, 0, 1, 1], vec![(2, rank(92_000_090)), (3, vec![done("layer3.bias", 87_700_081, 7)])]);
@@ -333,6 +333,97 @@ fn records_of_another_epoch_or_of_an_earlier_time_show_no_missing_ranks() {
     includes(&[first.clone(), old], "no record of sidecar 1, which serves ranks 2 and 3: its ranks are not analyzed");
     let early = FlightRecord { made_us: 79_000_000, ..second };
     excludes(&[first, early], "rank 3 never");
+}
+
+/// Rank 0 waits for `x` and goes on with others; the record of rank 1 was made five seconds earlier.
+fn made_apart(newest_of_rank_0: RequestRecord) -> [FlightRecord; 2] {
+    let first = record(0, &[0, 1], vec![(0, vec![waiting("x", 96_000_000), newest_of_rank_0])]);
+    let early = record(1, &[0, 1], vec![(1, vec![done("w", 80_000_081, 7)])]);
+    [first, FlightRecord { made_us: MADE_US - 5_000_000, ..early }]
+}
+
+#[test]
+fn a_rank_whose_record_is_older_than_a_completed_operation_of_it_is_not_called_missing() {
+    let records = made_apart(done("w", 97_000_000, 12));
+    excludes(&records, "never submitted");
+    includes(
+        &records,
+        r#"rank 1 may have submitted "x" and later operations after its record was made: dump the records of all hosts at the same time to see whether it did"#,
+    );
+    includes(&records, "the records were made 5.0 s apart, by the clocks of their hosts");
+    // Nothing newer was completed with it, so nothing shows that its record is too old.
+    let missing =
+        r#"rank 1 never submitted "x"; its last call was allreduce "w" at train.py:81, 15.0 s before the dump"#;
+    includes(&made_apart(done("w", 95_000_000, 7)), missing);
+    includes(&made_apart(RequestRecord { ended: None, ..done("w", 97_000_000, 12) }), missing);
+    includes(&made_apart(failed("w", 97_000_000, "Refused", false)), missing);
+    // A root has completed its broadcast under a schedule when it has sent it; a set without the rank does not need it.
+    let broadcast = |scheduled| {
+        let request = done("w", 97_000_000, 12);
+        let ordered = request.ordered.map(|ordered| OrderedRecord { scheduled, ..ordered });
+        RequestRecord { name: "broadcast.w".to_owned(), collective: "broadcast".to_owned(), ordered, ..request }
+    };
+    includes(&made_apart(broadcast(true)), missing);
+    excludes(&made_apart(broadcast(false)), "never submitted");
+    let of_set = |ranks: Vec<u32>| {
+        made_apart(RequestRecord { set: 7, ..done("w", 97_000_000, 12) })
+            .map(|record| FlightRecord { sets: vec![SetRecord { id: 7, ranks: ranks.clone() }], ..record })
+    };
+    includes(&of_set(vec![0]), missing);
+    excludes(&of_set(vec![0, 1]), "never submitted");
+    excludes(&stuck(), "the records were made");
+}
+
+#[test]
+fn an_operation_of_a_name_whose_uses_are_lost_is_newer_than_what_the_sidecar_has_admitted() {
+    let operation = |seq| OperationRecord {
+        epoch: 1,
+        seq,
+        scheduled: false,
+        name: "allreduce.v".to_owned(),
+        tensors: 1,
+        ordered_us: 1_000,
+        started_us: Some(1_001),
+        performed_us: Some(1_002),
+        failed: None,
+    };
+    let records = |seq_of_rank_1| {
+        let mut lost = record(0, &[0, 1], vec![(0, vec![waiting("w", 99_000_000)])]);
+        lost.ranks[0].submitted = 5_000;
+        lost.operations = vec![operation(39), operation(40)];
+        [lost, record(1, &[0, 1], vec![(1, vec![done("w", 99_000_000, seq_of_rank_1)])])]
+    };
+    excludes(&records(41), "has not submitted");
+    let missing =
+        r#"rank 1 has not submitted "w" again; its last call was allreduce "w" at train.py:0, 1.0 s before the dump"#;
+    includes(&records(40), missing);
+}
+
+#[test]
+fn ranks_beyond_those_that_are_named_with_an_operation_are_listed() {
+    let silent = |ranks: u32| {
+        let others = (1..ranks).map(|rank| (rank, vec![]));
+        let all = std::iter::once((0, vec![waiting("x", 10)])).chain(others).collect();
+        [record(0, &vec![0; ranks as usize], all)]
+    };
+    excludes(&silent(17), "more rank");
+    includes(&silent(18), "1 more rank is missing: rank 17");
+    includes(&silent(20), "3 more ranks are missing: ranks 17, 18 and 19");
+    // The coordinator's reports of ranks without a record, one operation for each of them.
+    let reported = |count: u32| {
+        let placement: Vec<u32> = std::iter::once(0).chain((0..count).map(|_| 1)).collect();
+        let wait = |rank: u32| WaitingRecord {
+            set: 0,
+            name: format!("allreduce.{rank}"),
+            collective: "allreduce".to_owned(),
+            missing: vec![rank],
+            since_us: MADE_US,
+        };
+        let waiting = (1..=count).map(wait).collect();
+        [FlightRecord { waiting, ..record(0, &placement, vec![(0, vec![])]) }]
+    };
+    excludes(&reported(16), "more rank");
+    includes(&reported(18), "2 more ranks are missing: ranks 17 and 18");
 }
 
 #[test]

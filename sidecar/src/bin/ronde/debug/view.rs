@@ -21,6 +21,10 @@ pub(super) struct View<'a> {
     /// Records that are not used: older ones, those of earlier epochs, and those of other runs and jobs.
     pub(super) left_out: usize,
     sets: BTreeMap<u32, BTreeSet<u32>>,
+    /// The newest number of an operation that each record contains, by sidecar.
+    newest: BTreeMap<u32, u64>,
+    /// The newest number of a completed operation that all ranks of a set have submitted, by set.
+    completed: BTreeMap<u32, u64>,
 }
 
 /// What is known of a rank.
@@ -55,7 +59,31 @@ impl<'a> View<'a> {
         let is_current = |rank: u32, record: &FlightRecord| placement.get(rank as usize) == Some(&record.sidecar);
         let ranks = ranks.filter(|(record, requests)| is_current(requests.rank, record));
         let ranks = ranks.map(|(record, requests)| (requests.rank, RankView::new(record, requests))).collect();
-        Self { left_out: records.len() - newest.len(), records: newest, ranks, placement, epoch, sets }
+        Self {
+            left_out: records.len() - newest.len(),
+            newest: newest.iter().filter_map(|(at, record)| Some((*at, newest_in(record, epoch)?))).collect(),
+            completed: completed(&newest, epoch),
+            records: newest,
+            ranks,
+            placement,
+            epoch,
+            sets,
+        }
+    }
+
+    /// Whether the rank has taken part in a completed operation that is newer than everything in its sidecar's record: others
+    /// were recorded later, and the rank may have submitted anything since. Sidecars admit operations in the order of their
+    /// numbers, so this needs no clock.
+    pub(super) fn is_outdated(&self, rank: u32, record: &FlightRecord) -> bool {
+        let newest = self.newest.get(&record.sidecar).copied();
+        let takes_part = |set: u32| set == 0 || self.sets.get(&set).is_some_and(|ranks| ranks.contains(&rank));
+        self.completed.iter().any(|(set, seq)| Some(*seq) > newest && takes_part(*set))
+    }
+
+    /// How far apart the records were made, by the clocks of their hosts.
+    pub(super) fn spread_us(&self) -> u64 {
+        let times = || self.records.values().map(|record| record.made_us);
+        times().max().unwrap_or(0) - times().min().unwrap_or(0)
     }
 
     /// The ranks that take part in an operation; `None` if that is not known.
@@ -64,7 +92,7 @@ impl<'a> View<'a> {
         if let Some((pair, _)) = Pair::of_message(&name) {
             return Some(BTreeSet::from([pair.from.0, pair.to.0]));
         }
-        if AnySource::of_receive(&name).is_some() || is_set_of_members_name(&name) || collective == "join" {
+        if !is_of_whole_set(&name, collective) {
             return None;
         }
         match set {
@@ -106,8 +134,9 @@ impl<'a> RankView<'a> {
     }
 
     /// The number of the operation that its waiting request is for, or a number below it and above the rank's last use of
-    /// that name: operations of one name have ascending numbers. `None` if the record has lost the last use.
-    pub(super) fn turn(&self, waiting: &RequestRecord) -> Option<u64> {
+    /// that name: operations of one name have ascending numbers. If the record has lost the last use, it is the first number
+    /// that its sidecar has not admitted, `newest` + 1; `None` if that is not known either.
+    pub(super) fn turn(&self, waiting: &RequestRecord, newest: Option<u64>) -> Option<u64> {
         if let Some(ordered) = &waiting.ordered {
             return Some(ordered.seq);
         }
@@ -115,6 +144,7 @@ impl<'a> RankView<'a> {
         let earlier = self.uses(key).iter().filter(|request| request.epoch == waiting.epoch);
         let last = earlier.filter_map(|request| request.ordered.as_ref()).map(|ordered| ordered.seq).max();
         let is_whole = self.requests.requests.len() as u64 >= self.requests.submitted;
+        let last = if last.is_none() && !is_whole { newest } else { last };
         last.map(|seq| seq.saturating_add(1)).or(is_whole.then_some(0))
     }
 
@@ -137,6 +167,43 @@ impl<'a> RankView<'a> {
     fn uses<'s>(&'s self, key: Key<'s>) -> &'s [&'a RequestRecord] {
         self.by_key.get(&key).map_or(&[], Vec::as_slice)
     }
+}
+
+/// Whether all ranks of its process set submit an operation with this name, as opposed to messages and joins.
+fn is_of_whole_set(name: &TensorName, collective: &str) -> bool {
+    let is_message = Pair::of_message(name).is_some() || AnySource::of_receive(name).is_some();
+    !is_message && !is_set_of_members_name(name) && collective != "join"
+}
+
+/// The newest number of an operation that a record contains.
+fn newest_in(record: &FlightRecord, epoch: u64) -> Option<u64> {
+    let requests = record.ranks.iter().flat_map(|rank| &rank.requests).filter(|request| request.epoch == epoch);
+    let of_requests = requests.filter_map(|request| Some(request.ordered.as_ref()?.seq));
+    of_requests.chain(newest_admitted(record, epoch)).max()
+}
+
+/// The newest number of an operation that a sidecar has admitted.
+pub(super) fn newest_admitted(record: &FlightRecord, epoch: u64) -> Option<u64> {
+    record.operations.iter().filter(|of| of.epoch == epoch).map(|of| of.seq).max()
+}
+
+/// By set, the newest number of a completed operation that all its ranks have submitted: that were negotiated, or that need
+/// every rank. A broadcast of a schedule is none, because it is complete at its root as soon as it is sent.
+fn completed(records: &BTreeMap<u32, &FlightRecord>, epoch: u64) -> BTreeMap<u32, u64> {
+    let mut found: BTreeMap<u32, u64> = BTreeMap::new();
+    let requests = records.values().flat_map(|record| &record.ranks).flat_map(|rank| &rank.requests);
+    for request in requests.filter(|request| request.epoch == epoch) {
+        let is_complete = request.ended.as_ref().is_some_and(|end| end.failed.is_none());
+        let Some(ordered) = request.ordered.as_ref().filter(|_| is_complete) else { continue };
+        let needs_all = !ordered.scheduled || NEED_ALL.contains(&request.collective.as_str());
+        if needs_all
+            && TensorName::new(request.name.as_str()).is_ok_and(|name| is_of_whole_set(&name, &request.collective))
+        {
+            let newest = found.entry(request.set).or_insert(ordered.seq);
+            *newest = ordered.seq.max(*newest);
+        }
+    }
+    found
 }
 
 /// Whether two records are of one run of a job. Without a launcher only times tell: of the begins of one epoch, else of the
@@ -169,6 +236,8 @@ fn has_failed_lately(request: &RequestRecord, made_us: u64) -> bool {
     end.is_some_and(|end| made_us.saturating_sub(end.at_us) < RECENT_US)
 }
 
+/// The collectives that no rank completes before all ranks of the set have submitted them.
+const NEED_ALL: [&str; 5] = ["allreduce", "allgather", "alltoall", "reducescatter", "barrier"];
 /// How old the end of a withdrawn request may be.
 const RECENT_US: u64 = 30_000_000;
 /// How far apart the begins of one epoch, or records of several, may be on different sidecars, by clocks that may differ.

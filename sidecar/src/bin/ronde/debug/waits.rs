@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ronde_bootstrap::flight::{FlightRecord, RequestRecord, WaitingRecord};
 
 use super::analysis::{counted, duration, label, last_call, listed};
-use super::view::{Key, RankView, View};
+use super::view::{Key, RankView, View, newest_admitted};
 
 /// The operations that wait for ranks.
 pub(super) struct Waits<'v, 'a> {
@@ -29,6 +29,8 @@ struct Wait<'a> {
     missing: BTreeSet<u32>,
     /// The ranks of which there is no record.
     unrecorded: BTreeSet<u32>,
+    /// The ranks whose record was made too early to show whether they submitted it.
+    outdated: BTreeSet<u32>,
 }
 
 impl<'a> Wait<'a> {
@@ -42,12 +44,13 @@ impl<'a> Wait<'a> {
             waiting: BTreeMap::new(),
             missing: BTreeSet::new(),
             unrecorded: BTreeSet::new(),
+            outdated: BTreeSet::new(),
         }
     }
 
     fn add(&mut self, rank: u32, of: &RankView<'_>, request: &'a RequestRecord) {
         self.first_us = self.first_us.min(request.submitted_us);
-        self.turn = self.turn.max(of.turn(request));
+        self.turn = self.turn.max(of.turn(request, newest_admitted(of.record, request.epoch)));
         self.scheduled = self.scheduled.or(request.ordered.as_ref().map(|ordered| ordered.seq));
         self.waiting.insert(rank, request);
     }
@@ -62,10 +65,12 @@ impl<'a> Wait<'a> {
             };
             // A record that was made before the operation began, by clocks that may differ, says nothing about it.
             let is_recent = self.first_us <= of.record.made_us.saturating_add(CLOCKS_US);
-            let takes_part = is_recent && !of.has_joined(view.epoch);
-            if takes_part && !of.has_submitted(self.key, view.epoch, self.turn) {
-                self.missing.insert(rank);
+            if of.has_joined(view.epoch) || of.has_submitted(self.key, view.epoch, self.turn) {
+                continue;
             }
+            let is_shown = is_recent && !view.is_outdated(rank, of.record);
+            let ranks = if is_shown { &mut self.missing } else { &mut self.outdated };
+            ranks.insert(rank);
         }
     }
 
@@ -109,11 +114,13 @@ impl<'v, 'a> Waits<'v, 'a> {
         operations.sort_by_key(|wait| (wait.first_us, wait.key));
         operations.truncate(WAITS_MAX);
         operations.iter_mut().for_each(|wait| wait.find_missing(view));
-        operations.retain(|wait| !wait.missing.is_empty() || !wait.unrecorded.is_empty());
+        let may_lack_ranks =
+            |wait: &Wait<'_>| [&wait.missing, &wait.unrecorded, &wait.outdated].iter().any(|ranks| !ranks.is_empty());
+        operations.retain(may_lack_ranks);
         Self { view, operations }
     }
 
-    /// The first operation of a schedule that ranks are missing from, or ranks of which there is no record.
+    /// The first operation of a schedule that ranks are missing from or may be missing from.
     pub(super) fn first_incomplete(&self) -> Option<u64> {
         self.operations.iter().filter_map(|wait| wait.scheduled).min()
     }
@@ -122,7 +129,7 @@ impl<'v, 'a> Waits<'v, 'a> {
     pub(super) fn missing(&self) -> Vec<String> {
         let ranks: BTreeSet<u32> = self.operations.iter().flat_map(|wait| wait.missing.iter().copied()).collect();
         let mut lines = Vec::new();
-        for rank in ranks.into_iter().take(RANKS_MAX) {
+        for rank in ranks.iter().copied().take(RANKS_MAX) {
             let mut lacking = self.operations.iter().filter(|wait| wait.missing.contains(&rank));
             let (Some(wait), Some(of)) = (lacking.next(), self.view.ranks.get(&rank)) else { continue };
             let what = match of.knows(wait.key) {
@@ -137,24 +144,39 @@ impl<'v, 'a> Waits<'v, 'a> {
                 more => lines.push(format!("  {more} more operations wait for rank {rank}")),
             }
         }
+        let more: Vec<u32> = ranks.into_iter().skip(RANKS_MAX).collect();
+        lines.extend(more_missing(&more));
         lines
+    }
+
+    /// The ranks whose records were made too early to show whether they submitted an operation.
+    pub(super) fn outdated(&self) -> Option<String> {
+        let ranks: BTreeSet<u32> = self.operations.iter().flat_map(|wait| wait.outdated.iter().copied()).collect();
+        let wait = self.operations.iter().find(|wait| !wait.outdated.is_empty())?;
+        let (record, it_has) = if ranks.len() == 1 { ("its record was", "it") } else { ("their records were", "they") };
+        Some(format!(
+            "{} may have submitted {} and later operations after {record} made: dump the records of all hosts at the same time to see \
+             whether {it_has} did",
+            listed("rank", ranks),
+            wait.label()
+        ))
     }
 
     /// What is known of ranks of which there is no record: the coordinator's report, else that they may be missing.
     pub(super) fn unrecorded(&self) -> Vec<String> {
         let mut unknown: BTreeSet<u32> = self.view.unrecorded().collect();
-        let mut lines = Vec::new();
+        let (mut lines, mut more) = (Vec::new(), Vec::new());
         let reports =
             self.view.records.values().flat_map(|record| record.waiting.iter().map(move |wait| (*record, wait)));
         for (record, wait) in reports {
-            if lines.len() == RANKS_MAX || unknown.is_empty() {
-                break;
-            }
             let missing: Vec<u32> = wait.missing.iter().copied().filter(|rank| unknown.remove(rank)).collect();
-            if !missing.is_empty() {
-                lines.push(reported(record, wait, missing));
+            match missing.is_empty() {
+                true => {}
+                false if lines.len() < RANKS_MAX => lines.push(reported(record, wait, missing)),
+                false => more.extend(missing),
             }
         }
+        lines.extend(more_missing(&more));
         // The coordinator knows who has submitted what it reports.
         let is_reported = |wait: &&Wait<'_>| {
             let mut reports = self.view.records.values().flat_map(|record| &record.waiting);
@@ -198,6 +220,13 @@ impl<'v, 'a> Waits<'v, 'a> {
     }
 }
 
+/// A line with the ranks that are missing as well and of which no operation is named.
+fn more_missing(ranks: &[u32]) -> Option<String> {
+    let verb = if ranks.len() == 1 { "is" } else { "are" };
+    let count = counted(ranks.len() as u64, "more rank");
+    (!ranks.is_empty()).then(|| format!("{count} {verb} missing: {}", listed("rank", ranks.iter().copied())))
+}
+
 /// The coordinator's report of missing ranks.
 fn reported(record: &FlightRecord, wait: &WaitingRecord, missing: Vec<u32>) -> String {
     let (name, record_of) = (label(&wait.name, &wait.collective), if missing.len() == 1 { "it" } else { "them" });
@@ -214,5 +243,5 @@ const WAITS_MAX: usize = 4_096;
 const COMPARED_MAX: usize = 256;
 /// How far the clocks of two hosts may differ.
 const CLOCKS_US: u64 = 10_000_000;
-/// The ranks that are named.
+/// The ranks that are named with an operation.
 const RANKS_MAX: usize = 16;
