@@ -1,7 +1,7 @@
 //! `ronde status`: shows the state of the sidecars of this host, from their admin pages.
 
-use std::io::{IsTerminal, Write};
-use std::net::SocketAddr;
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::net::{AddrParseError, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ struct State {
 }
 
 /// Shows states until the sidecars have ended or nobody reads. A terminal shows the last one only. Sidecars that do not
-/// answer are named in `notices`, each time that they are others.
+/// answer are named in `notices`, each time that they are others, and so is the reason why none answers for now.
 fn watch(
     mut state: impl FnMut() -> anyhow::Result<State>,
     output: &mut impl Write,
@@ -91,11 +91,43 @@ fn watch(
             let _ = writeln!(notices, "ronde: {line}");
         }
         named = now.silent;
-        now = match state() {
-            Ok(now) => now,
-            // They answered before, so they have ended, or end just now.
-            Err(_) => return Ok(()),
+        now = match next(&mut state, notices) {
+            Some(now) => now,
+            None => return Ok(()),
         };
+    }
+}
+
+/// The next state, after any number of attempts; `None` when the sidecars have ended. A reason is written once while it stays
+/// the same.
+fn next(state: &mut impl FnMut() -> anyhow::Result<State>, notices: &mut impl Write) -> Option<State> {
+    let mut written = None;
+    loop {
+        match state() {
+            Ok(now) => return Some(now),
+            Err(error) if have_ended(&error) => return None,
+            Err(error) => {
+                let line = Failure::line(&format!("{error:#}"));
+                if written.as_ref() != Some(&line) && writeln!(notices, "ronde: {line}; trying again").is_err() {
+                    return None;
+                }
+                written = Some(line);
+                std::thread::sleep(RETRY_PAUSE);
+            }
+        }
+    }
+}
+
+/// Whether an error shows that sidecars that answered before have ended: nothing listens at their ports, or their directories
+/// are gone.
+fn have_ended(error: &anyhow::Error) -> bool {
+    match error.chain().find_map(|cause| cause.downcast_ref::<std::io::Error>()) {
+        Some(cause) => matches!(cause.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound),
+        // A file without an address is of a sidecar that is just starting or ending.
+        None => {
+            let is_empty_file = error.chain().any(|cause| cause.downcast_ref::<AddrParseError>().is_some());
+            error.downcast_ref() == Some(&Code::NoSidecarFound) && !is_empty_file
+        }
     }
 }
 
@@ -126,7 +158,7 @@ fn state_of(targets: Vec<Target>, args: &StatusArgs) -> anyhow::Result<State> {
 /// those that do not answer are added to `silent`.
 ///
 /// # Errors
-/// The first one's, when none answers.
+/// When none answers: that of one that may still run, if there is one.
 fn ask(targets: Vec<Target>, silent: &mut Vec<Target>) -> anyhow::Result<Vec<(Target, Page)>> {
     let (mut pages, mut problem) = (Vec::new(), None);
     let addresses: Vec<SocketAddr> = targets.iter().map(|target| target.address).collect();
@@ -134,7 +166,7 @@ fn ask(targets: Vec<Target>, silent: &mut Vec<Target>) -> anyhow::Result<Vec<(Ta
         match answer {
             Ok(page) => pages.push((target, page)),
             Err(error) => {
-                problem.get_or_insert(error);
+                problem = Some(problem.filter(|first| !have_ended(first) || have_ended(&error)).unwrap_or(error));
                 silent.push(target);
             }
         }
@@ -178,6 +210,8 @@ fn page(address: SocketAddr) -> anyhow::Result<Page> {
 const NAMED_MAX: usize = 8;
 /// Moves a terminal's cursor to the upper left corner and clears what follows.
 const CLEAR: &str = "\x1b[H\x1b[J";
+/// The pause after an error that an immediate retry would meet again.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// How long a sidecar may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -189,12 +223,60 @@ const EXAMPLES: &str = "Examples:
 mod tests {
     use super::*;
 
+    /// The error of a request to a sidecar.
+    fn refused(kind: ErrorKind) -> anyhow::Error {
+        anyhow::Error::from(std::io::Error::from(kind)).context("no sidecar answers")
+    }
+
+    #[test]
+    fn an_error_of_sidecars_that_may_still_run_is_named_and_the_watch_goes_on() {
+        let timed_out = || Err(refused(ErrorKind::TimedOut));
+        let shown = || Ok(State { text: "page\n".to_owned(), silent: None });
+        let ended = || Err(anyhow::anyhow!("no sidecar is found").context(Code::NoSidecarFound));
+        let mut states = vec![shown(), timed_out(), timed_out(), shown(), ended(), shown()].into_iter();
+        let (mut output, mut notices) = (Vec::new(), Vec::new());
+        let state = || states.next().expect("it is asked no more");
+        watch(state, &mut output, &mut notices, false).expect("they have ended");
+        assert_eq!(String::from_utf8_lossy(&output), "page\npage\n");
+        let notices = String::from_utf8_lossy(&notices);
+        assert_eq!(notices, "ronde: no sidecar answers: timed out; trying again\n");
+        assert_eq!(states.len(), 1, "nothing is asked after the end");
+    }
+
+    #[test]
+    fn sidecars_have_ended_when_their_ports_are_closed_or_their_directories_gone() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let gone = targets(None, Some(&folder.path().join("gone"))).expect_err("no directory");
+        assert!(have_ended(&gone), "{gone:#}");
+        std::fs::write(folder.path().join(ronde_bootstrap::directory::ADMIN_FILE), "").expect("ours");
+        let starting = targets(None, Some(folder.path())).expect_err("no address");
+        assert!(!have_ended(&starting), "{starting:#}");
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let closed = Target { address: closed.expect("a free port"), directory: None };
+        let ended = ask(vec![closed.clone()], &mut Vec::new()).expect_err("nothing listens");
+        assert!(have_ended(&ended), "{ended:#}");
+        // It accepts a request and closes the connection, as one does that is just ending.
+        let runs = Target { address: broken_server(), directory: None };
+        let error = ask(vec![closed.clone(), runs.clone()], &mut Vec::new()).expect_err("none answers");
+        assert!(!have_ended(&error), "one of them may still run: {error:#}");
+        let error = ask(vec![runs, closed], &mut Vec::new()).expect_err("none answers");
+        assert!(!have_ended(&error), "whatever their order: {error:#}");
+    }
+
+    /// The address of a server that closes each connection without an answer.
+    fn broken_server() -> SocketAddr {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        std::thread::spawn(move || listener.incoming().for_each(drop));
+        address
+    }
+
     #[test]
     fn states_are_shown_until_the_sidecars_have_ended() {
         let states = |count: usize| {
             let mut left = count;
             move || {
-                left = left.checked_sub(1).context("no sidecar answers")?;
+                left = left.checked_sub(1).ok_or(ErrorKind::ConnectionRefused).map_err(refused)?;
                 Ok(State { text: format!("state {left}\n"), silent: None })
             }
         };
@@ -215,7 +297,8 @@ mod tests {
         let lines = ["one", "one", "two"];
         let mut left = lines.iter();
         let states = || {
-            let silent = Some((*left.next().context("all have ended")?).to_owned());
+            let silent = left.next().ok_or(ErrorKind::ConnectionRefused).map_err(refused)?;
+            let silent = Some((*silent).to_owned());
             Ok(State { text: "page\n".to_owned(), silent })
         };
         let mut notices = Vec::new();

@@ -2,14 +2,15 @@
 
 use std::fmt::Write;
 
+use ronde_wire::Failure;
 use serde_json::Value;
 
 /// Renders two status pages of one sidecar, taken `seconds` apart. Fields that another version lacks are left out.
 pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
     let mut text = String::new();
-    // A string cannot fail to be written to.
+    // A string cannot fail to be written to. Anything may serve at the port of a sidecar, and the text goes to a terminal.
     let mut line = |words: String| {
-        let _ = writeln!(text, "{words}");
+        let _ = writeln!(text, "{}", printable(&words));
     };
     line(head(now));
     let ranks = |name: &str| list(&now[name]);
@@ -30,7 +31,7 @@ pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
     if has_entries(&now["suspect_ranks"]) || has_entries(&now["suspect_sidecars"]) {
         line(format!("  silent: ranks {}, sidecars {}", ranks("suspect_ranks"), ranks("suspect_sidecars")));
     }
-    entries(&now["links"]).for_each(|link| line(link_line(link, now)));
+    entries(&now["links"]).for_each(|link| link_lines(link, now).into_iter().for_each(&mut line));
     line(traffic(before, now, seconds));
     if let (Some(operations), Some(steps)) = (now["schedule"]["operations"].as_u64(), now["schedule"]["steps"].as_u64())
     {
@@ -51,8 +52,10 @@ pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
             since(waiting)
         ));
     });
-    let unordered = entries(&now["pending_requests"]).filter(|request| request["ordered"] == false);
-    unordered.take(PENDING_SHOWN_MAX).for_each(|request| {
+    // A schedule admits requests that ranks of other sidecars may not have submitted.
+    let may_lack_ranks = |request: &&Value| request["ordered"] == false || request["scheduled"] == true;
+    let waiting = entries(&now["pending_requests"]).filter(may_lack_ranks);
+    waiting.take(PENDING_SHOWN_MAX).for_each(|request| {
         let (rank, name) = (&request["rank"], word(&request["name"]));
         line(format!("  rank {rank} waits in {} {name} since {}", lower(&request["collective"]), since(request)));
     });
@@ -132,12 +135,13 @@ fn autotune_line(search: &Value) -> String {
     }
 }
 
-fn link_line(link: &Value, now: &Value) -> String {
+fn link_lines(link: &Value, now: &Value) -> Vec<String> {
     let peer = link["peer"].as_u64().unwrap_or_default();
     if link["up"] != true {
-        return format!("  link to sidecar {peer}: down");
+        return vec![format!("  link to sidecar {peer}: down")];
     }
     let mut text = format!("  link to sidecar {peer}: ");
+    let mut certificates = None;
     if let Some(path) = entries(&now["paths"]).find(|path| path["peer"] == peer) {
         let (control, data) = (word(&path["carrier"]), word(&path["data_carrier"]));
         // A string cannot fail to be written to.
@@ -157,14 +161,10 @@ fn link_line(link: &Value, now: &Value) -> String {
             let _ = write!(text, ", round trip {} us, datagrams of {bytes} bytes", number("round_trip_us"));
             let _ = write!(text, ", {lost} of {sent} packets lost");
         }
-        let _ = write!(
-            text,
-            "\n    certificate until {}, the peer's until {}",
-            until("certificate"),
-            until("peer_certificate")
-        );
+        let (own, of_peer) = (until("certificate"), until("peer_certificate"));
+        certificates = Some(format!("    certificate until {own}, the peer's until {of_peer}"));
     }
-    text
+    std::iter::once(text).chain(certificates).collect()
 }
 
 /// The row of NCCL's net plugin, if it was used.
@@ -248,6 +248,17 @@ fn lower(value: &Value) -> String {
     word(value).to_ascii_lowercase()
 }
 
+/// A line without characters that move the cursor, end the line or change the writing direction, whatever its length.
+fn printable(line: &str) -> String {
+    let mut shown = String::with_capacity(line.len());
+    let mut bytes = [0; 4];
+    line.chars().for_each(|c| match c {
+        ' '..='~' => shown.push(c),
+        other => shown.push_str(&Failure::line(other.encode_utf8(&mut bytes))),
+    });
+    shown
+}
+
 const PENDING_SHOWN_MAX: usize = 10;
 
 #[cfg(test)]
@@ -310,6 +321,35 @@ job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0
         {
             assert!(render(&page, &page, 0.0).starts_with("job ?: sidecar 0"));
         }
+    }
+
+    #[test]
+    fn texts_of_a_page_cannot_control_a_terminal() {
+        let text = "\u{1b}]0;x\u{7}\n\u{202e}é";
+        let page = json!({
+            "job": text, "version": text, "phase": text, "sidecar": 0,
+            "links": [{ "peer": 1, "up": true }],
+            "paths": [{ "peer": 1, "carrier": text, "address": text, "certificate": { "until": text } }],
+            "gpu": { "unavailable": text }, "gpu_levels": [{ "rank": text, "gpu": text }],
+            "ranks_missing": [text],
+            "waiting_tensors": [{ "name": text, "collective": text, "missing": [text] }],
+            "pending_requests": [{ "rank": text, "name": text, "collective": text, "ordered": false }],
+            "last_failure": { "reason": format!("{text}{}", "x".repeat(10_000)) },
+        });
+        let shown = render(&page, &page, 1.0);
+        assert!(!shown.contains(|c: char| (c.is_control() && c != '\n') || c == '\u{202e}'), "{shown:?}");
+        assert!(shown.starts_with("job \\u{1b}]0;x\\u{7}\\n\\u{202e}é: sidecar 0"), "{shown}");
+        assert!(shown.trim_end().ends_with(&"x".repeat(10_000)), "no line is cut");
+        assert_eq!(shown.lines().count(), 11, "a page cannot add lines: {shown}");
+    }
+
+    #[test]
+    fn a_request_that_a_schedule_has_admitted_is_shown_as_waiting() {
+        let request = |name: &str, scheduled: bool| json!({ "rank": 1, "name": name, "collective": "ALLREDUCE", "ordered": true, "scheduled": scheduled, "age_ms": 5_000 });
+        let page = json!({ "pending_requests": [request("allreduce.w", true), request("allreduce.v", false)] });
+        let shown = render(&page, &page, 1.0);
+        assert!(shown.contains("  rank 1 waits in allreduce allreduce.w since 5 s\n"), "{shown}");
+        assert!(!shown.contains("allreduce.v"), "all ranks have submitted it: {shown}");
     }
 
     #[test]
