@@ -104,7 +104,7 @@ async fn run(target: &Target, pages: &Pages, mut ending: oneshot::Receiver<Snaps
             pages.snapshot().await
         };
         let (snapshot, is_last) = tokio::select! {
-            last = &mut ending => (last.ok(), true),
+            last = &mut ending => (last.ok().map(Arc::new), true),
             next = next => (next, false),
         };
         // The driver ends before the last snapshot arrives.

@@ -258,14 +258,14 @@ impl Path {
 
 impl StatusPage {
     /// Builds the page.
-    pub(super) fn new(job: JobName, snapshot: Snapshot) -> Self {
+    pub(super) fn new(job: JobName, snapshot: &Snapshot) -> Self {
         let streams = snapshot.streams();
         Self {
             job,
             version: env!("CARGO_PKG_VERSION"),
             up_ms: whole(snapshot.up.as_millis()),
             transport: snapshot.transport.as_str(),
-            traffic: Traffic::of(&snapshot),
+            traffic: Traffic::of(snapshot),
             nccl: Nccl {
                 connections: streams.open,
                 sent_bytes: streams.sent_bytes,
@@ -278,10 +278,10 @@ impl StatusPage {
                 state_bytes: snapshot.plugins.state_bytes,
             },
             sessions: Sessions { live: snapshot.sessions, over_ring: snapshot.ring_sessions },
-            gpu: Gpu::of(&snapshot),
+            gpu: Gpu::of(snapshot),
             gpu_levels: snapshot.gpu_uses.0.iter().map(GpuLevels::of).collect(),
-            paths: snapshot.paths.iter().map(|(peer, path)| Path::of(*peer, path, &snapshot)).collect(),
-            engine: snapshot.status,
+            paths: snapshot.paths.iter().map(|(peer, path)| Path::of(*peer, path, snapshot)).collect(),
+            engine: snapshot.status.clone(),
         }
     }
 }

@@ -17,6 +17,8 @@ pub(crate) enum ControlCommand {
     Identity(Arc<Identity>),
     /// A message of the launcher after the first two.
     Launcher(Box<ToSidecar>),
+    /// Answer, to show that the control thread runs.
+    Ping(oneshot::Sender<()>),
     /// Report the state of everything.
     Snapshot(oneshot::Sender<Snapshot>),
     /// Copy what the flight recorder has; `None` when it is off.

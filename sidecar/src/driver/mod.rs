@@ -373,7 +373,8 @@ impl Driver {
             ControlCommand::PluginsAnswered => self.resolve_parked(),
             ControlCommand::Identity(identity) => self.install_identity(&identity),
             ControlCommand::Launcher(message) => self.handle_launcher(*message),
-            // The receiver may be gone.
+            // The receiver may be gone, of this one and of the others.
+            ControlCommand::Ping(reply) => drop(reply.send(())),
             ControlCommand::Flight(reply) => drop(reply.send(self.flight_snapshot(None))),
             ControlCommand::Snapshot(reply) => {
                 let snapshot = self.snapshot();

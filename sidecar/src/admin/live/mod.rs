@@ -6,17 +6,19 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use aws_lc_rs::digest::{SHA256, digest};
+use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::Pages;
+use super::listener::Streamed;
 
 const PAGE: &str = include_str!("page.html");
 /// The streams that are open at a time; each costs a snapshot a second.
@@ -72,10 +74,15 @@ pub(super) async fn events(State(pages): State<Pages>) -> Response {
         return (StatusCode::SERVICE_UNAVAILABLE, words).into_response();
     };
     let (sender, receiver) = mpsc::channel(1);
-    tokio::spawn(send_all(pages, sender, place));
+    let (lasts, ended) = watch::channel(());
+    tokio::spawn(async move {
+        // Until then, the stream is no part of the connections that the listener bounds.
+        let _lasts = lasts;
+        send_all(pages, sender, place).await;
+    });
     // Proxies would wait for more before they pass an event on.
     let unbuffered = [(HeaderName::from_static("x-accel-buffering"), "no")];
-    (unbuffered, Sse::new(ReceiverStream::new(receiver))).into_response()
+    (Extension(Streamed(ended)), unbuffered, Sse::new(ReceiverStream::new(receiver))).into_response()
 }
 
 /// Sends snapshots until the viewer or the sidecar is gone.
