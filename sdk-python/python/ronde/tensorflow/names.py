@@ -16,8 +16,8 @@ import tensorflow as tf
 _INVALID = re.compile(r"[^a-zA-Z0-9_.]")
 _counts: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
 _paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-# Graphs of branches and loops. Their name scope is the name of the node, so that they need no other; the branches of one
-# node have the same: where ranks take different ones, their operations of equal names match.
+# Graphs of branches and loops. Their name scope is the name of the node, so that they need no other; the branches of
+# one node have the same: where ranks take different ones, their operations of equal names match.
 _PARTS = {"CondBranchFuncGraph", "WhileCondFuncGraph", "WhileBodyFuncGraph"}
 
 
@@ -28,8 +28,9 @@ def name_of(kind: str, tensor: Any, name: str | None, ignore_name_scope: bool = 
     tensor -- its input in a graph, after which an operation without a name is named; None for the kind alone
     ignore_name_scope -- whether a graph's name scope is left out, which `tf.name_scope` adds to given names
 
-    A second operation of one name in a graph gets a number, as nodes do. The name of an operation in a function that another
-    one calls begins with that of its function: two of them may run at the same time, and in another order on each rank.
+    A second operation of one name in a graph gets a number, as nodes do. The name of an operation in a function
+    that another one calls begins with that of its function: two of them may run at the same time, and in another order
+    on each rank.
     """
     if tf.executing_eagerly():
         return name or ""
