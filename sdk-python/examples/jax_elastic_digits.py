@@ -25,6 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="makes each step longer")
+    parser.add_argument("--pause-below", type=int, metavar="RANKS", help="pauses only while there are fewer ranks")
     options = parser.parse_args()
     hvd.init()
     images, labels, test, train = split()
@@ -47,7 +48,8 @@ def main() -> None:
                 state.batch = batch + 1
                 if state.batch % 5 == 0:
                     state.commit()
-                time.sleep(options.pause)
+                if options.pause_below is None or hvd.size() < options.pause_below:
+                    time.sleep(options.pause)
             state.epoch, state.batch = state.epoch + 1, 0
             state.commit()
             if hvd.rank() == 0:

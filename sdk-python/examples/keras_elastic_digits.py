@@ -22,13 +22,14 @@ import ronde.tensorflow.keras as hvd
 class Pause(tf.keras.callbacks.Callback):
     """Makes each step longer, and reports epochs."""
 
-    def __init__(self, seconds: float, state: Any) -> None:
+    def __init__(self, seconds: float, below: int | None, state: Any) -> None:
         super().__init__()
-        self.seconds, self.state = seconds, state
+        self.seconds, self.below, self.state = seconds, below, state
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Waits."""
-        time.sleep(self.seconds)
+        """Waits, with `below` only while there are fewer ranks."""
+        if self.below is None or hvd.size() < self.below:
+            time.sleep(self.seconds)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Prints the number of complete epochs."""
@@ -41,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="makes each step longer")
+    parser.add_argument("--pause-below", type=int, metavar="RANKS", help="pauses only while there are fewer ranks")
     options = parser.parse_args()
     hvd.init()
     (images, labels), test = split()
@@ -71,7 +73,7 @@ def main() -> None:
                 hvd.elastic.CommitStateCallback(state, batches_per_commit=5),
                 hvd.elastic.UpdateBatchStateCallback(state),
                 hvd.elastic.UpdateEpochStateCallback(state),
-                Pause(options.pause, state),
+                Pause(options.pause, options.pause_below, state),
             ],
         )
 

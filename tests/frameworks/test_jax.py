@@ -93,7 +93,7 @@ def test_an_elastic_training_grows_from_one_worker(tmp_path: pathlib.Path) -> No
     hosts = Hosts(tmp_path)
     hosts.set("127.0.0.1:1")
     options = ["-np", "1", "--min-np", "1", "--max-np", "2", "--host-discovery-script", str(hosts.script)]
-    command = [str(EXAMPLES / "jax_elastic_digits.py"), "--epochs", "24", "--pause", "0.1"]
+    command = [str(EXAMPLES / "jax_elastic_digits.py"), "--epochs", "40", "--pause", "0.1", "--pause-below", "2"]
     with ElasticJob(options, command) as running:
         running.await_text("epoch 1 is complete")
         hosts.set("127.0.0.1:2")

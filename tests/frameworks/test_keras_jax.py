@@ -24,6 +24,15 @@ def test_keras_3_on_jax(job: Job, ranks: int) -> None:
     assert output.count("trains as one process") == ranks
 
 
+def test_a_job_that_continues_is_refused(job: Job) -> None:
+    """Before training: `fit` would go on with the shares of the ranks before a loss."""
+    options = ["--min-np", "1", "--max-np", "2"]
+    output = job(
+        "keras_elastic_jax.py", 2, options=options, fails=True, KERAS_BACKEND="jax", RONDE_ON_FAILURE="continue"
+    )
+    assert "hvd.elastic.run restores the last commit instead" in output, output
+
+
 def test_an_elastic_fit_survives_the_loss_of_a_worker(job: Job) -> None:
     options = ["--min-np", "1", "--max-np", "2"]
     output = job("keras_elastic_jax.py", 2, options=options, KERAS_BACKEND="jax")

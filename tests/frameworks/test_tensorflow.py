@@ -68,6 +68,10 @@ def test_edges(job: Job, ranks: int) -> None:
     assert job("tensorflow_edges.py", ranks).count("the edges are right") == ranks
 
 
+def test_some_ranks_of_a_job(job: Job) -> None:
+    assert job("tensorflow_some_ranks.py", 3).count("some ranks are a world") == 3
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_functions_that_xla_compiles(job: Job, ranks: int) -> None:
     assert job("tensorflow_xla.py", ranks).count("compiled functions are right") == ranks
@@ -137,7 +141,7 @@ def test_an_elastic_training_with_fit_grows_from_one_worker(tmp_path: pathlib.Pa
     hosts = Hosts(tmp_path)
     hosts.set("127.0.0.1:1")
     options = ["-np", "1", "--min-np", "1", "--max-np", "2", "--host-discovery-script", str(hosts.script)]
-    command = [str(EXAMPLES / "keras_elastic_digits.py"), "--epochs", "24", "--pause", "0.1"]
+    command = [str(EXAMPLES / "keras_elastic_digits.py"), "--epochs", "40", "--pause", "0.1", "--pause-below", "2"]
     with ElasticJob(options, command) as running:
         running.await_text("epoch 1 is complete")
         hosts.set("127.0.0.1:2")

@@ -39,6 +39,12 @@ def test_kernels_for_gpus_have_their_arguments_in_main_memory() -> None:
         assert set(found["GPU"].host_memory_arg) == arguments
 
 
+def test_a_state_without_variables_is_refused_when_executing_eagerly() -> None:
+    with pytest.raises(ValueError, match="give a list of them"):
+        elastic.TensorFlowState(epoch=0)
+    assert elastic.TensorFlowState([tf.Variable(1.0)], epoch=0).epoch == 0
+
+
 class Lost(ObjectState):
     """A state whose synchronization fails, as a broadcast of TensorFlow does when a rank is lost."""
 

@@ -360,6 +360,22 @@ def local_layers() -> None:
     assert all((each == everybodys[0]).all() for each in everybodys)
 
 
+def states_of_new_workers() -> None:
+    """Rank 0 has trained; the optimizers of the others have no variables of their own yet."""
+    for make in optimizers():
+        trained, optimizer = model(), make()
+        if RANK == 0:
+            trained.compile(optimizer=optimizer, loss="mse")
+            fit(trained, slice(BATCH), BATCH)
+        state = hvd.elastic.KerasState(trained, optimizer, batch=RANK)
+        state.sync()
+        assert state.batch == 0
+        values = [np.asarray(value_of(each)).ravel() for each in state._variables()]
+        gathered = hvd.client().allgather(np.concatenate([each.astype("float64") for each in values])[None])
+        assert len(values) > len(trained.weights)
+        assert all((each == gathered[0]).all() for each in gathered)
+
+
 def refusals() -> None:
     for wrong, words in [
         (lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), op=2), "only supports Average and Sum"),
@@ -392,6 +408,7 @@ PARTS = [
     local_variables,
     in_a_process_set,
     scales_losses,
+    states_of_new_workers,
     refusals,
 ]
 for part in PARTS:

@@ -1,4 +1,4 @@
-"""Loops within loops, the end of a session with operations in flight, empty batches, barriers in graphs."""
+"""Loops and functions within others, the end of a session with operations in flight, empty batches, barriers."""
 
 from __future__ import annotations
 
@@ -131,6 +131,74 @@ def operations_end_with_their_session() -> None:
         assert reduce(tf.ones(1)).numpy() == [SIZE]
 
 
+class Model:
+    """One weight, whose step waits before its gradient is reduced."""
+
+    def __init__(self, late: bool) -> None:
+        self.weight, self.late = tf.Variable(1.0), late
+
+    @tf.function
+    def step(self, given: Any) -> None:
+        with hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum) as tape:
+            loss = given * self.weight
+        with tf.control_dependencies([tf.numpy_function(self.wait, [], tf.int32, stateful=False)]):
+            self.weight.assign(tape.gradient(loss, self.weight))
+
+    def wait(self) -> Any:
+        time.sleep(0.3 * self.late)
+        return np.int32(0)
+
+
+def functions_within_a_step_run_in_another_order_on_each_rank() -> None:
+    """Their gradients are reduced by names of their own, also those of one function of two objects."""
+    models = [Model(late=index == RANK % 2) for index in range(2)]
+
+    @tf.function
+    def step() -> None:
+        for factor, model in zip((1.0, 100.0), models):
+            model.step(factor * (RANK + 1))
+
+    for _ in range(3):
+        step()
+        total = SIZE * (SIZE + 1) / 2
+        assert [model.weight.numpy() for model in models] == [total, 100 * total], [model.weight for model in models]
+
+
+def operations_of_one_name_at_the_same_time_are_refused() -> None:
+    """In two functions within one, with a name that both have: the second one, as there is no order of the two."""
+    begun, kinds = threading.Semaphore(0), []
+
+    def mark() -> Any:
+        begun.release()
+        return np.int32(1)
+
+    def reduce(given: Any) -> Any:
+        with tf.control_dependencies([tf.numpy_function(mark, [], tf.int32, stateful=False)]):
+            return hvd.allreduce(given, op=hvd.Sum, name="same", ignore_name_scope=True)
+
+    one, other = tf.function(reduce), tf.function(lambda given: reduce(-given))
+    step = tf.function(lambda given: one(given) + other(given))
+
+    def run() -> None:
+        try:
+            step(tf.ones(1))
+        except tf.errors.InvalidArgumentError as error:
+            kinds.append(str(error))
+
+    if RANK == 0:
+        thread = threading.Thread(target=run)
+        thread.start()
+        for _ in range(2):
+            assert begun.acquire(timeout=60)
+        time.sleep(1)  # until the operations after the marks were submitted
+        hvd.barrier()
+        thread.join(60)
+        assert ["same is in flight for another operation" in each for each in kinds] == [True], kinds
+    else:
+        hvd.barrier()
+        assert abs(hvd.allreduce(tf.ones(1), op=hvd.Sum, name="same").numpy()[0]) >= SIZE - 2
+
+
 def an_invalid_argument_of_one_rank() -> None:
     """Its program ends, which the others get to know."""
     splits, kind = ([-1] * SIZE, "InvalidArgumentError") if RANK == 0 else ([1] * SIZE, "AbortedError")
@@ -150,6 +218,8 @@ PARTS = [
     an_empty_batch,
     barriers_wait_for_the_collectives_before_them,
     operations_end_with_their_session,
+    functions_within_a_step_run_in_another_order_on_each_rank,
+    operations_of_one_name_at_the_same_time_are_refused,
     an_invalid_argument_of_one_rank,
 ]
 for part in PARTS:

@@ -100,6 +100,20 @@ def adasum() -> None:
                 session.run(train)
                 np.testing.assert_allclose(session.run(weight), wanted)
     adasum_of_passes(*orthogonal)
+    adasum_beside_local_variables()
+
+
+def adasum_beside_local_variables() -> None:
+    """What a rank changes of a local variable stays as it is."""
+    with tf.Graph().as_default():
+        shared, local = (tf.get_variable(name, initializer=np.zeros(1)) for name in ("shared", "local"))
+        optimizer = hvd.DistributedOptimizer(tf.train.GradientDescentOptimizer(1.0), op=hvd.Adasum)
+        optimizer.register_local_var(local)
+        train = optimizer.minimize(tf.reduce_sum(shared + local * (RANK + 1.0)))
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train)
+            np.testing.assert_allclose(session.run([shared, local]), [[-1.0], [-1.0 - RANK]])
 
 
 def adasum_of_passes(factors: Any, wanted: Any) -> None:
@@ -166,6 +180,7 @@ def everything_else() -> None:
     for wrong, words in [
         ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "predivide"),
         ({"op": hvd.Adasum, "average_aggregated_gradients": True}, "Adasum"),
+        ({"op": hvd.Adasum, "num_groups": 1}, "Adasum"),
         ({"backward_passes_per_step": 0}, "backward_passes_per_step"),
         ({"groups": [1]}, "groups"),
         ({"num_groups": -1}, "num_groups"),

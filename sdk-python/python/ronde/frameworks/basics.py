@@ -16,6 +16,7 @@ from ronde.elastic import membership
 from ronde.elastic.notification import notification_manager
 from ronde.errors import RondeError
 from ronde.frameworks import communicators, gpu_variables, hierarchy, mpi, process_sets, world
+from ronde.replay import CONTINUE, RAISE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -108,6 +109,17 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
     with _beginning.once(settings.get("rank")) as is_first:
         if is_first:
             _begin(comm, process_sets, settings)
+
+
+def init_without_replay(comm: Any, sets: Sequence[Any] | str | None, settings: dict[str, Any], reason: str) -> None:
+    """As `init`, for a framework whose operations cannot be submitted again among fewer ranks.
+
+    Raises ValueError with the reason for `on_failure="continue"` in an elastic job.
+    """
+    on_failure = settings.get("on_failure", default_on_failure())
+    if on_failure == CONTINUE and membership.is_elastic():
+        raise ValueError(reason)
+    init(comm, sets, **{**settings, "on_failure": on_failure or RAISE})
 
 
 def _begin(comm: Any, process_sets: Sequence[Any] | str | None, settings: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -82,12 +83,14 @@ def _client_of_other_frameworks() -> Client | None:
 def bind(client: Client) -> None:
     """Makes compiled programs use this client's session, and that of each membership which it enters."""
     _ronde.xla_bind(client.native_session)
-    client.on_membership(lambda: _bind_again(client))
+    # Weakly: the client keeps what it calls, and a session that has ended leaves with its client.
+    bound = weakref.ref(client)
+    client.on_membership(lambda: _bind_again(bound()))
     _drop_programs()
 
 
-def _bind_again(client: Client) -> None:
-    if _state.client is client:
+def _bind_again(client: Client | None) -> None:
+    if client is not None and _state.client is client:
         _ronde.xla_bind(client.native_session)
         _drop_programs()
 

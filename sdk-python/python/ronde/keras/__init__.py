@@ -56,8 +56,8 @@ if NAME == "tensorflow":
     from ronde.tensorflow.compression import Compression
     from ronde.tensorflow.keras import PartialDistributedOptimizer, init
 else:
-    from ronde.frameworks.basics import init
     from ronde.keras.optimizer import Compression, PartialDistributedOptimizer  # type: ignore[assignment]
+    from ronde.keras.session import init
 
 HorovodInternalError = RondeError
 """The base of all errors of collectives, the session and the job, under Horovod's name."""

@@ -156,7 +156,12 @@ class TensorFlowKerasState(_VariablesState):
         An optimizer of Keras 3 or tf-keras is built first, as new workers have no variables of it yet.
         """
         build = getattr(self.optimizer, "build", None)
-        if build is not None and not getattr(self.optimizer, "built", getattr(self.optimizer, "_built", True)):
+        if build is None:
+            # The legacy optimizers of tf-keras create what is missing.
+            create = getattr(self.optimizer, "_create_all_weights", None)
+            if create is not None:
+                create(self.model.trainable_variables)
+        elif not getattr(self.optimizer, "built", getattr(self.optimizer, "_built", False)):
             build(self.model.trainable_variables)
         super().sync()
 
@@ -166,9 +171,16 @@ class TensorFlowState(_VariablesState):
 
     variables -- default: all variables of the graph of TensorFlow 1
     session   -- the session of TensorFlow 1, in which they have values; None when executing eagerly
+
+    Raises ValueError without `variables` when executing eagerly: there is no list of all variables then.
     """
 
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:
+        if variables is None and session is None and tf.executing_eagerly():
+            raise ValueError(
+                "TensorFlowState has no variables: give a list of them, as TensorFlow knows of all only in a graph of "
+                "TensorFlow 1. For values alone use hvd.elastic.ObjectState"
+            )
         self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
         self.session = session
         self._operations: dict[int, Any] = {}

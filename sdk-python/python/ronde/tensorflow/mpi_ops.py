@@ -365,12 +365,13 @@ def join(process_set: ProcessSet = global_process_set) -> Any:
     """
     xla.refuse("join")
     number = set_number(process_set)
-    job_ranks = world.current().job_ranks
+    current = world.current()
     with _after_collectives():
         last = ops.ronde_join(process_set_id=number)
     if tf.executing_eagerly():
-        return job_ranks.index(int(last))
-    return tf.argmax(tf.equal(job_ranks, last), output_type=tf.int32)
+        return current.job_ranks.index(int(last))
+    # A graph of all ranks is used again when a job has grown.
+    return last if current.base is None else tf.argmax(tf.equal(current.job_ranks, last), output_type=tf.int32)
 
 
 def rank_op(name: str | None = None) -> Any:

@@ -56,6 +56,8 @@ def DistributedOptimizer(  # noqa: N802 -- Horovod's name
         prefix="DistributedOptimizer",
     )
     check_passes(backward_passes_per_step)
+    if op == Adasum and (groups is not None or num_groups):
+        raise ValueError("Adasum reduces each variable by itself: give no groups or num_groups")
     if op == Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
@@ -142,7 +144,10 @@ class _AdasumOptimizer(_DistributedOptimizer):
         return gradients
 
     def _apply(self, pairs: list[Any], global_step: Any, name: str | None) -> Any:
-        """Applies the Adasum of what each rank's gradients change. A rank outside of the set applies its own."""
+        """Applies the Adasum of what each rank's gradients change. A rank outside of the set applies its own.
+
+        So are the changes of local variables.
+        """
         if not needs_collectives(self._ronde_options.process_set):
             return super()._apply(pairs, global_step, name)
         pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
@@ -151,8 +156,9 @@ class _AdasumOptimizer(_DistributedOptimizer):
         with tf.control_dependencies(before):
             applied = super()._apply(pairs, global_step, name)
         options = self._ronde_options
+        shared = [(each, start) for (_, each), start in zip(pairs, before) if not options.is_local(each)]
         with tf.control_dependencies([] if applied is None else [applied]):
-            changes = [variable.read_value() - start for (_, variable), start in zip(pairs, before)]
+            changes = [variable.read_value() - start for variable, start in shared]
             combined = [
                 mpi_ops.allreduce(
                     change,
@@ -164,7 +170,5 @@ class _AdasumOptimizer(_DistributedOptimizer):
                 )
                 for index, change in enumerate(changes)
             ]
-            assigned = [
-                variable.assign(start + change) for (_, variable), start, change in zip(pairs, before, combined)
-            ]
+            assigned = [variable.assign(start + change) for (variable, start), change in zip(shared, combined)]
             return tf.group(*assigned)

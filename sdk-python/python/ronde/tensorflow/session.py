@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ronde import _ronde
-from ronde.elastic.membership import is_elastic
 from ronde.frameworks import basics, process_sets, world
-from ronde.replay import CONTINUE, RAISE
 from ronde.tensorflow import xla
 
 if TYPE_CHECKING:
@@ -20,10 +18,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
     As `ronde.torch.init`, and the session is the same: a process has one. Raises ValueError for
     `on_failure="continue"`, which this module does not support.
     """
-    on_failure = settings.get("on_failure", basics.default_on_failure())
-    if on_failure == CONTINUE and is_elastic():
-        raise ValueError(xla.NO_REPLAY)
-    basics.init(comm, process_sets, **{**settings, "on_failure": on_failure or RAISE})
+    basics.init_without_replay(comm, process_sets, settings, xla.NO_REPLAY)
 
 
 def _follow() -> None:
@@ -40,6 +35,9 @@ def _follow() -> None:
         return
     numbers = (current.rank, current.size, current.local_rank, current.local_size)
     sets = {}
+    if current.base is not None and current.base.id is not None:
+        # The ranks that `init` was given, if not all: what operations know as the global process set.
+        sets[current.base.id] = (current.size, True)
     for each in process_sets.registered():
         if each.process_set_id is not None and each.ranks is not None:
             sets[each.process_set_id] = (len(each.ranks), current.rank in each.ranks)

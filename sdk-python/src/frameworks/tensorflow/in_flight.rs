@@ -31,8 +31,8 @@ pub(super) struct InFlight {
 struct State {
     /// Submitted since the last poll.
     new: Vec<Submitted>,
-    /// Names in flight, with the operations that wait for their turn: ranks match one operation at a time by a name.
-    names: HashMap<Key, VecDeque<Task>>,
+    /// Names in flight: ranks match one operation at a time by a name.
+    names: HashMap<Key, Turn>,
     is_closed: bool,
     /// Whether the thread has ended, so that nothing would complete an operation.
     has_ended: bool,
@@ -40,6 +40,12 @@ struct State {
 
 /// What identifies a named operation on all ranks.
 type Key = (Kind, SetId, String);
+
+/// The operation of a name that is in flight, and its repetitions that wait for their turn.
+struct Turn {
+    spec: Arc<Spec>,
+    waiting: VecDeque<Task>,
+}
 
 /// An operation that is to be submitted.
 struct Task {
@@ -123,7 +129,8 @@ impl InFlight {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Submits an operation, or lets it wait for an earlier one of the same name.
+    /// Submits an operation, or lets it wait for an earlier one of the same node. One of another node that has its name is
+    /// refused: which of them is first differs between ranks, so that they would be mixed.
     fn submit_in_turn(&self, spec: &Arc<Spec>, call: Call) {
         // Iterations of a loop run in another order on each rank.
         let name = spec.name.as_ref().map(|name| match call.iteration() {
@@ -133,11 +140,15 @@ impl InFlight {
         let task = Task { spec: Arc::clone(spec), name, call };
         if let Some(key) = task.key() {
             let mut state = self.lock();
-            if let Some(waiting) = state.names.get_mut(&key) {
-                waiting.push_back(task);
-                return;
+            if let Some(turn) = state.names.get_mut(&key) {
+                if Arc::ptr_eq(&turn.spec, spec) {
+                    turn.waiting.push_back(task);
+                    return;
+                }
+                drop(state);
+                return task.call.end(Err(name_in_use(&key.2)));
             }
-            state.names.insert(key, VecDeque::new());
+            state.names.insert(key, Turn { spec: Arc::clone(spec), waiting: VecDeque::new() });
         }
         self.submit(task);
     }
@@ -187,7 +198,7 @@ impl InFlight {
     fn next_of(&self, key: Option<&Key>) -> Option<Task> {
         let key = key?;
         let mut state = self.lock();
-        let next = state.names.get_mut(key).and_then(VecDeque::pop_front);
+        let next = state.names.get_mut(key).and_then(|turn| turn.waiting.pop_front());
         if next.is_none() {
             state.names.remove(key);
         }
@@ -260,11 +271,24 @@ impl Drop for Ending<'_> {
             state.has_ended = true;
             (std::mem::take(&mut state.new), std::mem::take(&mut state.names))
         };
-        let waiting = names.into_values().flatten().map(|task| task.call);
+        let waiting = names.into_values().flat_map(|turn| turn.waiting).map(|task| task.call);
         for call in new.into_iter().map(|submitted| submitted.call).chain(waiting) {
             call.end(Err(ended()));
         }
     }
+}
+
+/// Horovod's text for two tensors of one name, and what to do in a graph.
+fn name_in_use(name: &str) -> Failed {
+    Failed::new(
+        Code::InvalidArgument,
+        format!(
+            "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is \
+             currently being processed: {name} is in flight for another operation of this graph, and which of them is \
+             first differs between ranks. Give them different names, or let one depend on the other \
+             (tf.control_dependencies); if a tf.function is called twice within another one, call its Python function"
+        ),
+    )
 }
 
 fn ended() -> Failed {

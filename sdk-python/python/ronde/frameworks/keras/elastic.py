@@ -28,36 +28,20 @@ class CommitStateCallback:
 
 
 class UpdateBatchStateCallback:
-    """Keeps the number of batches of the current epoch in `state.batch`.
+    """Keeps the number of complete batches of the current epoch in `state.batch`.
 
-    After a restart, `fit` begins the epoch again with `steps_per_epoch` less that number: the first epoch is shorter.
+    After a restart the program calls `fit` again, which begins the epoch again. `fit` takes the length of its epochs
+    from its arguments alone: a program that leaves out complete batches passes `steps_per_epoch` and data without them.
     """
-
-    params: dict[str, Any]
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self._state = state
-        self._steps_per_epoch: int | None = None
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Resets the length of epochs."""
-        del logs
-        self._steps_per_epoch = None
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Shortens the first epoch after a restart."""
-        del epoch, logs
-        steps = self.params.get("steps")
-        if steps:
-            if self._steps_per_epoch is None:
-                self._steps_per_epoch = steps
-            self.params["steps"] = self._steps_per_epoch - self._state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the batch."""
         del logs
-        self._state.batch = batch
+        self._state.batch = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Starts to count again."""
