@@ -17,7 +17,7 @@ ROWS = 200
 
 @pytest.mark.parametrize("validation", [0.5, "held"])
 def test_each_row_is_in_one_part_though_the_data_changes(spark: Any, tmp_path: pathlib.Path, validation: Any) -> None:
-    store, drawn = LocalStore(str(tmp_path)), sql.udf(lambda: random.random(), "double").asNondeterministic()
+    store, drawn = LocalStore(str(tmp_path)), sql.udf(random.random, "double").asNondeterministic()
     # A share is drawn from the rows in the order of their values, which change with each evaluation as well.
     df = spark.range(ROWS).select(drawn().alias("x"), sql.col("id").alias("y"))
     df = df.withColumn("held", (drawn() > 0.5).cast("int"))
