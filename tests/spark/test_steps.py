@@ -65,8 +65,20 @@ def test_fewer_batches_end_a_rank_of_lightning_and_not_its_epoch() -> None:
     task: Any = types.SimpleNamespace(features=["x"], labels=["y"], weight=None, settings=settings)
     batch = {"x": torch.ones(2, 1), "y": torch.ones(2, 1)}
     assert len(list(_Tensors([batch] * STEPS, task, STEPS))) == STEPS
+    plain = torch.nn.Linear(1, 1)
+    optimizer, losses = torch.optim.SGD(plain.parameters(), lr=0.1), Losses([torch.nn.MSELoss()], None)
+    module = WrappedModule(plain, optimizer, losses, [[]], ["x"], ["y"], None)
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        limit_train_batches=STEPS,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     with pytest.raises(ValueError, match="gave 2 batches for an epoch of 3"):
-        list(_Tensors([batch] * (STEPS - 1), task, STEPS))
+        trainer.fit(module, _Tensors([batch] * (STEPS - 1), task, STEPS))
 
 
 def test_the_trainer_uses_the_gpu_that_spark_has_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
