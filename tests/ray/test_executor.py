@@ -457,6 +457,38 @@ def test_ranks_that_all_raise_keep_their_workers(executor: Any) -> None:
     check_reduced(executor.run(reduced, args=[1]), 1)
 
 
+def test_a_call_after_a_failed_one_does_not_report_to_its_callbacks(executor: Any) -> None:
+    from ronde.ray import WorkerError
+
+    def report(fails: bool) -> int:
+        from ronde.ray import log
+
+        log("one")
+        return 1 // (not fails)
+
+    values: list[Any] = []
+    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+        executor.run(report, args=[True], callbacks=[values.append])
+    assert values == ["one"]
+    assert executor.run(report, args=[False]) == [1, 1]
+
+
+def test_the_loss_of_an_actor_of_the_function_is_not_that_of_the_worker(executor: Any) -> None:
+    import ray
+    from ronde.ray import WorkerError
+
+    def lose() -> None:
+        class Helper:
+            def end(self) -> None:
+                os._exit(1)
+
+        ray.get(ray.remote(num_cpus=0)(Helper).remote().end.remote())
+
+    with pytest.raises(WorkerError, match=r"^rank \d of 2 on .* failed"):
+        executor.run(lose)
+    check_reduced(executor.run(reduced, args=[1]), 1)
+
+
 def test_an_interrupt_ends_the_workers(cluster: Any) -> None:
     from ronde.ray import RayExecutor
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
+import resource
 import socket
 import ssl
 import subprocess
@@ -96,6 +98,62 @@ def test_a_command_runs_in_the_task(place: Place) -> None:
     thread.join(TIMEOUT_S)
     assert not thread.is_alive()
     assert not token_folder(place.plan.run_id).exists()
+
+
+@pytest.fixture
+def many_open_files() -> Iterator[None]:
+    """Lets descriptors that this process opens be 1024 or above."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip(f"LEFT OUT: a process may have only {hard} open files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+    with open(os.devnull, "rb") as nothing:
+        held = [os.dup(nothing.fileno()) for _ in range(1024)]
+    yield
+    for descriptor in held:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_command_runs_in_a_process_with_many_open_files(many_open_files: None, place: Place) -> None:
+    del many_open_files
+    serving(place)
+    out, err = place.shell("cat; echo err >&2").communicate("typed " * 100_000, timeout=TIMEOUT_S)
+    assert (out, err) == ("typed " * 100_000, "err\n")
+
+
+def test_a_task_whose_connection_ends_without_a_command_connects_again(place: Place) -> None:
+    thread = serving(place)
+    first = place.hub._hosts["spark-7"]
+    with place.hub._lock:
+        connections = [each for each in place.hub._connections if isinstance(each, ssl.SSLSocket)]
+    for connection in connections:
+        connection.shutdown(socket.SHUT_RDWR)
+    wait_until(lambda: place.hub._hosts.get("spark-7") not in (None, first))
+    assert place.shell("exit 0").wait(TIMEOUT_S) == 0
+    place.hub.close()
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+
+
+def test_a_listener_that_cannot_accept_is_logged_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hub, "_RETRY_S", 0.01)
+
+    class Failing:
+        failures = 0
+
+        def accept(self) -> Any:
+            self.failures += 1
+            if self.failures == 3:
+                place.hub.close()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    listener: Any = Failing()
+    place.hub._accept(listener, lambda connection: None)
+    assert listener.failures == 3
+    assert caplog.text.count("Too many open files") == 1
 
 
 def test_the_end_of_the_remote_shell_ends_the_command(place: Place) -> None:

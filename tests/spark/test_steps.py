@@ -11,9 +11,13 @@ import lightning
 import pytest
 import ronde.torch as hvd
 import torch
+from ronde.lightning.environment import Place
 from ronde.spark.common.progress import Progress
 from ronde.spark.lightning.callbacks import Run
+from ronde.spark.lightning.modules import WrappedModule
+from ronde.spark.lightning.training import _InSession, _Tensors
 from ronde.spark.torch.batches import Shapes
+from ronde.spark.torch.losses import Losses
 from ronde.spark.torch.models import state_of
 from ronde.spark.torch.training import _Training
 
@@ -54,6 +58,48 @@ def test_another_number_of_batches_ends_a_rank_before_a_step_alone(
     else:
         assert run(data)["loss"] > 0
     assert validates or steps == list(range(min(batches, STEPS)))
+
+
+def test_fewer_batches_end_a_rank_of_lightning_and_not_its_epoch() -> None:
+    settings = dict.fromkeys(("input_shapes", "label_shapes", "categorical_cols"))
+    task: Any = types.SimpleNamespace(features=["x"], labels=["y"], weight=None, settings=settings)
+    batch = {"x": torch.ones(2, 1), "y": torch.ones(2, 1)}
+    assert len(list(_Tensors([batch] * STEPS, task, STEPS))) == STEPS
+    plain = torch.nn.Linear(1, 1)
+    optimizer, losses = torch.optim.SGD(plain.parameters(), lr=0.1), Losses([torch.nn.MSELoss()], None)
+    module = WrappedModule(plain, optimizer, losses, [[]], ["x"], ["y"], None)
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        limit_train_batches=STEPS,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with pytest.raises(ValueError, match="gave 2 batches for an epoch of 3"):
+        trainer.fit(module, _Tensors([batch] * (STEPS - 1), task, STEPS))
+
+
+def test_the_trainer_uses_the_gpu_that_spark_has_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ronde.spark.lightning.training.place_in_session", lambda: Place(1, 2, 1, 2, 0))
+    cpu, first, assigned = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 3)
+    assert _InSession(assigned).device([first]) == assigned
+    assert _InSession(cpu).device([cpu]) == cpu
+    # `trainer_args` has another accelerator.
+    assert _InSession(assigned).device([cpu]) == cpu
+    assert _InSession(cpu).device([first]) == torch.device("cuda", 1)
+
+
+def test_tensors_of_losses_move_to_the_device() -> None:
+    functions = [torch.nn.CrossEntropyLoss(weight=torch.ones(3)), torch.nn.functional.mse_loss]
+    losses = Losses(functions, None).to("meta")
+    assert [each.weight.device.type for each in losses.modules()] == ["meta", "meta"]
+    given = Losses([torch.nn.CrossEntropyLoss(weight=torch.ones(3))], None)
+    plain = torch.nn.Linear(1, 3)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=1.0)
+    WrappedModule(plain, optimizer, given, [[]], ["x"], ["y"], None).to("meta")
+    assert [each.weight.device.type for each in given.modules()] == ["meta", "meta"]
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,15 @@ def test_a_saved_store_has_no_storage_options() -> None:
     assert without_credentials(5) == 5
 
 
+def test_a_saved_store_of_hdfs_has_no_extra_conf() -> None:
+    store = HDFSStore("hdfs://node:8020/saved", user="me", extra_conf={"fs.key": "hunter2"})
+    saved = stored("store", without_credentials(store))
+    assert b"hunter2" not in saved.content
+    assert restored(saved)._connection == {"user": "me"}
+    assert restored(saved).prefix_path == store.prefix_path
+    assert store._connection["extra_conf"] == {"fs.key": "hunter2"}
+
+
 def test_a_model_names_the_columns_that_it_adds() -> None:
     model = TorchModel(label_columns=["y", "z"])
     assert model.getOutputCols() == ["y__output", "z__output"]

@@ -22,6 +22,8 @@ _END_TIMEOUT_S = 5.0
 # Processes that a rank started may keep its output open, and, if it was killed, the pipe of its outcome.
 _OUTPUT_TIMEOUT_S = 2.0
 _OUTCOME_TIMEOUT_S = 30.0
+# From the outcome to the end of the interpreter, which waits for the threads that the function has left.
+_EXIT_TIMEOUT_S = 30.0
 
 
 class Outcome(NamedTuple):
@@ -44,6 +46,7 @@ class SupervisedRank:
         self, python: str, call: bytes, variables: Mapping[str, str], emit: Callable[[str, bytes], None]
     ) -> None:
         self._emit = emit
+        self._name = f"rank {variables['RONDE_RANK']}" if "RONDE_RANK" in variables else "a rank"
         self._last: list[bytes] = []
         self._received: bytes | None = None
         reading, writing = os.pipe()
@@ -80,7 +83,7 @@ class SupervisedRank:
         return self._process.pid
 
     def wait(self) -> Outcome:
-        """Waits for the end of the process, and returns its outcome."""
+        """Waits for the end of the process, and returns its outcome. A process that stays after that is ended."""
         status = self._process.wait()
         self._join([self._outcome_reader], _OUTCOME_TIMEOUT_S)
         self._join(self._output_readers, _OUTPUT_TIMEOUT_S)
@@ -138,8 +141,24 @@ class SupervisedRank:
                 return
             length = HEADER.unpack(header)[1]
             content = pipe.read(length)
-            if len(content) == length:
-                self._received = header + content
+        if len(content) < length:
+            return
+        self._received = header + content
+        self._limit_exit()
+
+    def _limit_exit(self) -> None:
+        """Ends the process if it does not end by itself now that its outcome is there."""
+        try:
+            self._process.wait(_EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            print(
+                f"ronde: the function of {self._name} has ended, but its process {self.pid} has not exited within "
+                f"{_EXIT_TIMEOUT_S:.0f} s, so it is killed now: perhaps a thread that is no daemon still runs. Let the "
+                "function join its threads before it returns, or start them with daemon=True",
+                file=sys.stderr,
+                flush=True,
+            )
+            self.end()
 
     def _read_output(self, name: str, pipe: IO[bytes]) -> None:
         with pipe:

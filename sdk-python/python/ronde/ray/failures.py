@@ -48,7 +48,9 @@ class _Failure(NamedTuple):
 
     def has_ended(self) -> bool:
         """Returns whether the process of the rank has ended."""
-        return isinstance(self.error, ray.exceptions.RayActorError)
+        # What the function itself raised is a RayTaskError as well, also if that was about an actor of its own.
+        errors = ray.exceptions
+        return isinstance(self.error, errors.RayActorError) and not isinstance(self.error, errors.RayTaskError)
 
     def is_of_another(self) -> bool:
         """Returns whether the rank failed because another one did."""

@@ -85,10 +85,18 @@ class StaticWorkers:
             except BaseException:
                 # Also what was reported before the failure, such as a checkpoint.
                 failures.after_failure(reports.deliver)
+                self._forget_queue()
                 raise
             reports.deliver()
             self._collect([self.workers[0].set_queue.remote(None)])
         return results
+
+    def _forget_queue(self) -> None:
+        """Lets rank 0 report nowhere after a failure: the queue ends, and the next call may have no callbacks."""
+        if self._ended is None:
+            # A worker that is lost now is named by the next call; the failure of this one is raised.
+            with contextlib.suppress(failures.WorkerError):
+                self._collect([self.workers[0].set_queue.remote(None)])
 
     def execute_single(self, func: Callable[[Any], Any]) -> Any:
         """Returns `func(executable)` of rank 0. Raises WorkerError if it fails."""

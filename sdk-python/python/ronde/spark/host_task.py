@@ -182,7 +182,9 @@ class Host:
                     time.sleep(_RETRY_S)
                     continue
                 known_until = time.monotonic() + _KNOWN_TIMEOUT_S
-                self._serve(connection)
+                has_served = self._serve(connection)
+            if not has_served:
+                time.sleep(_RETRY_S)  # a driver that drops connections would be flooded with new ones
         remove_token(self._plan.run_id)
 
     def _connected(self) -> ssl.SSLSocket | None:
@@ -210,8 +212,8 @@ class Host:
         connection.settimeout(None)
         return answer == b"y"
 
-    def _serve(self, connection: ssl.SSLSocket) -> None:
-        """Waits for a command, and runs it."""
+    def _serve(self, connection: ssl.SSLSocket) -> bool:
+        """Waits for a command, and runs it. Returns whether one came before the connection ended."""
         plain, other = socket.socketpair()
         copying = threading.Thread(target=sealed.copy, args=(connection, other), daemon=True)
         copying.start()
@@ -219,7 +221,7 @@ class Host:
             sender = frames.Sender(plain)
             line = stream.readline()
             if not line:
-                return
+                return False
             command = json.loads(line)
             agent = Agent(command["folder"], self._plan.call, command["host"], self._gpus)
             try:
@@ -231,6 +233,7 @@ class Host:
                 # What was sent last, such as the exit status, is on its way.
                 plain.shutdown(socket.SHUT_WR)
                 copying.join(_END_TIMEOUT_S)
+        return True
 
 
 class _Command:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import logging
 import os
 import pathlib
-import select
 import socket
 import ssl
 import threading
@@ -19,10 +19,15 @@ from ronde.spark import sealed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_log = logging.getLogger("ronde.spark")
 _HELLO_BYTES_MAX = 1 << 16
 # For the handshake and the hello together.
 _HELLO_TIMEOUT_S = 30.0
 _RETRY_S = 0.1
+_CANNOT_ACCEPT = (
+    "the driver cannot accept a connection of the elastic job's tasks or remote shells: %s. It tries again every %s s; "
+    "if the reason is too many open files, raise the limit (ulimit -n) of the driver"
+)
 # Connections that have not proved that they are tasks.
 _UNKNOWN_MAX = 64
 
@@ -88,12 +93,17 @@ class Hub:
             return {name: host.node for name, host in self._hosts.items()}
 
     def _accept(self, listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+        is_failing = False
         while True:
             try:
                 connection, _ = listener.accept()
-            except OSError:
+                is_failing = False
+            except OSError as error:
                 if self._is_closed:
                     return
+                if not is_failing:
+                    _log.warning(_CANNOT_ACCEPT, error, _RETRY_S)
+                is_failing = True
                 time.sleep(_RETRY_S)  # such as too many open files, until others are closed
                 continue
             is_task = listener is self._tasks
@@ -176,8 +186,8 @@ class Hub:
             self._hosts[host.name] = host
         self._changed()
         try:
-            ready, _, _ = select.select([connection, host.woken], [], [])
-            if host.woken in ready and host.shell is not None:
+            ready = sealed.wait([connection, host.woken])
+            if host.woken.fileno() in ready and host.shell is not None:
                 connection.sendall(host.request)
                 sealed.copy(connection, host.shell)
         finally:

@@ -6,6 +6,10 @@ import contextlib
 import select
 import socket
 import ssl
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _PIECE_BYTES = 1 << 16
 # What waits in one direction while the other side does not read.
@@ -33,7 +37,22 @@ def copy(sealed: ssl.SSLSocket, plain: socket.socket) -> None:
                 reading = [direction.source for direction in directions if direction.has_room()]
                 writing = [direction.target for direction in directions if direction.waiting]
                 # TLS may have to read before it can write.
-                select.select({*reading, *([sealed] if from_plain.waiting else [])}, writing, [])
+                wait([*reading, *([sealed] if from_plain.waiting else [])], writing)
+
+
+def wait(reading: Iterable[socket.socket], writing: Iterable[socket.socket] = ()) -> set[int]:
+    """Waits until one of the sockets can be read or written. Returns the descriptors of those that can.
+
+    In a process with many open files a descriptor may be 1024 or above, which `select.select` does not take.
+    """
+    poll = select.poll()
+    events: dict[int, int] = {}
+    for sockets, event in ((reading, select.POLLIN), (writing, select.POLLOUT)):
+        for each in sockets:
+            events[each.fileno()] = events.get(each.fileno(), 0) | event
+    for descriptor, wanted in events.items():
+        poll.register(descriptor, wanted)
+    return {descriptor for descriptor, _ in poll.poll()}
 
 
 class _Direction:

@@ -14,7 +14,7 @@ from ronde.spark.common import prepare
 from ronde.spark.common.backend import Backend, SparkBackend
 from ronde.spark.common.params import EstimatorParams, ModelParams
 from ronde.spark.common.pickling import dumps
-from ronde.spark.common.schema import check_numbers, check_validation
+from ronde.spark.common.schema import check_numbers, check_predictable, check_validation
 from ronde.spark.common.task import Task, check_shapes
 from ronde.spark.data.columns import arrays_of
 from ronde.spark.data.reader import check_columns
@@ -238,14 +238,16 @@ class HorovodModel(Model, ModelParams):  # type: ignore[misc, unused-ignore]
         df     -- with the feature columns. A null in one of them fails the job with the column's name
         params -- {parameter: value}: values for this call
 
-        A column has doubles where the model returns one number for a row, else dense vectors. Raises ValueError for
-        missing feature columns, and if an output column is there already.
+        A column has doubles where the model returns one number for a row, else dense vectors. `transformation_fn` of
+        the training is not called. Raises ValueError for missing feature columns, for those of strings or bytes, and if
+        an output column is there already.
         """
         return super().transform(df, params)
 
     def _transform(self, df: Any) -> Any:
         from ronde.spark.common.prediction import predicted
 
+        check_predictable(df, self.value("feature_columns"))
         return predicted(
             df,
             self.value("feature_columns"),

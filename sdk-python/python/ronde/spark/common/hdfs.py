@@ -58,6 +58,12 @@ class HDFSStore(FilesystemStore):
         """Returns whether a path has the scheme of HDFS."""
         return path.startswith(HDFSStore.FS_PREFIX)
 
+    def without_credentials(self) -> Any:
+        """Returns a copy without `storage_options` and `extra_conf`."""
+        copied = super().without_credentials()
+        copied._connection = {name: value for name, value in self._connection.items() if name != "extra_conf"}
+        return copied
+
     def filesystem(self) -> Any:
         """Returns fsspec's filesystem, which connects to the name node."""
         return fsspec.filesystem("hdfs", host=self.host, port=self.port, **self._connection, **self.storage_options)

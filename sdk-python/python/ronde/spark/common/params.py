@@ -176,9 +176,11 @@ class Settings(Params):  # type: ignore[misc, unused-ignore]
         return self.getOrDefault(getattr(self, name))
 
     def copy(self, extra: Any = None) -> Any:
-        """Returns a copy with other values: {parameter: value}. They are checked."""
+        """Returns a copy with other values: {parameter: value}. They are checked. Parameters of others are left out."""
         copied = super().copy()
-        for param, value in (extra or {}).items():
+        # CrossValidator passes the map of an estimator also to its model, and a Pipeline passes one to all stages.
+        own = {param: value for param, value in (extra or {}).items() if param in self.params}
+        for param, value in own.items():
             copied.set_by_name(param.name, value)
         return copied
 

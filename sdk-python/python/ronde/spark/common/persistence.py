@@ -2,13 +2,12 @@
 
 A saved object is a folder: Spark's `metadata`, and Parquet files in `values` with the parameters. Numbers, strings and
 lists of them are JSON, models of Keras its own format, and the rest, such as functions and PyTorch's models, pickled.
-The `storage_options` of a store are left out, because they may contain credentials.
+The `storage_options` of a store, and HDFSStore's `extra_conf`, are left out, because they may contain credentials.
 **Loading runs code of whoever wrote the folder, as torch.load does without weights_only: load only what you trust.**
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import posixpath
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 from pyspark.sql import types
 
 from ronde.spark.common.pickling import dumps, loads
+from ronde.spark.common.store import Store
 
 _ROW = types.StructType(
     [
@@ -54,12 +54,8 @@ def stored(name: str, value: Any) -> Stored:
 
 
 def without_credentials(value: Any) -> Any:
-    """Returns a store without its `storage_options`, which may contain credentials; any other value as it is."""
-    if not getattr(value, "storage_options", None):
-        return value
-    copied = copy.copy(value)
-    copied.storage_options = {}
-    return copied
+    """Returns a store without the options that may contain credentials; any other value as it is."""
+    return value.without_credentials() if isinstance(value, Store) else value
 
 
 def restored(row: Stored) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from typing import Any, Callable
 
@@ -35,18 +36,44 @@ def predicted(
         for index, size in enumerate(sizes)
     ]
     predict = sql.pandas_udf(_over_frames(predictor, features, sizes), types.StructType(fields))
-    found = predict(sql.struct(*[_plain(df, name).alias(f"f{index}") for index, name in enumerate(features)]))
+    inputs = [_plain(df, name).alias(f"f{index}") for index, name in enumerate(features)]
+    # pandas has NaN for a null among numbers, so it is asked for while Spark can tell both apart.
+    nulls = [_has_null(df[name], df.schema[name].dataType).alias(f"n{index}") for index, name in enumerate(features)]
+    found = predict(sql.struct(*inputs, *nulls))
     added = []
     for index, (name, size) in enumerate(zip(outputs, sizes)):
         column = found[f"o{index}"]
-        added.append((column if size == 1 else pyspark.ml.functions.array_to_vector(column)).alias(name))
+        is_vector = size > 1
+        numbers = sql.transform(column, _number) if is_vector else _number(column)
+        added.append((pyspark.ml.functions.array_to_vector(numbers) if is_vector else numbers).alias(name))
     return df.select("*", *added)
 
 
+def _number(column: Any) -> Any:
+    """A prediction: Spark reads a NaN of pandas as null, and no prediction is null."""
+    return sql.coalesce(column, sql.lit(math.nan))
+
+
 def _plain(df: Any, name: str) -> Any:
-    """A feature column without Spark's own types."""
-    is_vector = isinstance(df.schema[name].dataType, (VectorUDT, OldVectorUDT))
-    return pyspark.ml.functions.vector_to_array(df[name]) if is_vector else df[name]
+    """A feature column without Spark's own types, and with doubles for decimals, as in training."""
+    kind = df.schema[name].dataType
+    if isinstance(kind, (VectorUDT, OldVectorUDT)):
+        return pyspark.ml.functions.vector_to_array(df[name])
+    plain = _without_decimals(kind)
+    return df[name] if plain == kind else df[name].cast(plain)
+
+
+def _without_decimals(kind: Any) -> Any:
+    if isinstance(kind, types.ArrayType):
+        return types.ArrayType(_without_decimals(kind.elementType), kind.containsNull)
+    return types.DoubleType() if isinstance(kind, types.DecimalType) else kind
+
+
+def _has_null(column: Any, kind: Any) -> Any:
+    """Whether a row of a column is null, or has a null in its arrays."""
+    if not isinstance(kind, types.ArrayType):
+        return column.isNull()
+    return column.isNull() | sql.exists(column, lambda element: _has_null(element, kind.elementType))
 
 
 def _over_frames(predictor: Callable[[], Predict], features: list[str], sizes: list[int]) -> Any:
@@ -55,7 +82,10 @@ def _over_frames(predictor: Callable[[], Predict], features: list[str], sizes: l
     def predict_frames(frames: Any) -> Any:
         predict = predictor()
         for frame in frames:
-            batch = {name: _array(name, frame[f"f{index}"]) for index, name in enumerate(features)}
+            for index, name in enumerate(features):
+                if frame[f"n{index}"].any():
+                    raise ValueError(f"column {name!r} has null values; a model cannot predict from them")
+            batch = {name: _array(frame[f"f{index}"]) for index, name in enumerate(features)}
             outputs = predict(batch) if len(frame) else [numpy.zeros((0, size)) for size in sizes]
             yield pandas.DataFrame(
                 {
@@ -70,10 +100,8 @@ def _over_frames(predictor: Callable[[], Predict], features: list[str], sizes: l
     return predict_frames
 
 
-def _array(name: str, column: Any) -> Any:
+def _array(column: Any) -> Any:
     """A column of a pandas.DataFrame as an array."""
-    if column.isna().any():
-        raise ValueError(f"column {name!r} has null values; a model cannot predict from them")
     if column.dtype != object:
         return column.to_numpy()
     return numpy.stack([_nested(cell) for cell in column]) if len(column) else numpy.zeros(0)

@@ -8,6 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyspark.sql.functions as sql
+from pyspark import StorageLevel
 
 from ronde.spark.common import schema
 from ronde.spark.data.reader import row_groups
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ronde.spark.common.store import Store
 
 DEFAULT_PARTITIONS_PER_PROCESS = 10
+_CHOSEN = "__ronde_chosen"
 _EXISTS = "PATH_ALREADY_EXISTS"
 ATTEMPTS = 5
 """How many numbers of data sets are tried when other programs write to the same store."""
@@ -132,12 +134,12 @@ def write(
             if entry.df is df and entry.key == key and _is_there(store, entry.written):
                 return entry.written
         store.check_writable()
-        train, val = _split(df, validation, random_seed)
-        selected = [
-            None if part is None else schema.written(part, columns, compress_sparse).repartition(files)
-            for part in (train, val)
-        ]
-        written = _write_pair(store, df, selected[0], selected[1])
+        with _parts(df, columns, validation, random_seed) as parts:
+            selected = [
+                None if part is None else schema.written(part, columns, compress_sparse).repartition(files)
+                for part in parts
+            ]
+            written = _write_pair(store, df, selected[0], selected[1])
         if verbose > 0:
             print(f"wrote {written.train_rows} rows to {store.get_train_data_path(written.number)}", flush=True)
         _entries.append(_Entry(df, key, written))
@@ -149,15 +151,33 @@ def _is_there(store: Store, written: DataSet) -> bool:
     return store.exists(store.get_train_data_path(written.number))
 
 
-def _split(df: Any, validation: Any, random_seed: int | None) -> tuple[Any, Any]:
-    """The rows for training and those for validation, or None."""
+@contextlib.contextmanager
+def _parts(df: Any, columns: list[str], validation: Any, random_seed: int | None) -> Iterator[tuple[Any, Any]]:
+    """A context, whose value is the rows for training and those for validation, or None.
+
+    Both parts are written one after the other. They are of one evaluation of the DataFrame, which stays on the
+    executors' disks in between: of one whose values change, a row might be in both parts otherwise, or in none.
+    """
     if not validation:
-        return df, None
+        yield df, None
+        return
+    chosen = sql.lit(False)
     if isinstance(validation, str):
         chosen = sql.coalesce(df[validation].cast("double") > 0, sql.lit(False))
-        return df.filter(~chosen), df.filter(chosen)
+    # Also a share gets the column, so that no plan that the program itself has cached is the same: `unpersist` would
+    # drop that.
+    kept = df.select(*[df[name] for name in columns], chosen.alias(_CHOSEN)).persist(StorageLevel.DISK_ONLY)
+    try:
+        yield _split(kept, validation, random_seed)
+    finally:
+        kept.unpersist()
+
+
+def _split(kept: Any, validation: Any, random_seed: int | None) -> tuple[Any, Any]:
+    if isinstance(validation, str):
+        return kept.filter(~kept[_CHOSEN]), kept.filter(kept[_CHOSEN])
     # A seed of its own, so that both parts are of the same draw.
-    train, val = df.randomSplit([1.0 - validation, validation], seed=0 if random_seed is None else random_seed)
+    train, val = kept.randomSplit([1.0 - validation, validation], seed=0 if random_seed is None else random_seed)
     return train, val
 
 

@@ -163,3 +163,14 @@ def check_numbers(df: Any, columns: Iterable[str]) -> None:
                 f"column {name!r} has the type {df.schema[name].dataType.simpleString()}, which is no input of a "
                 "model; encode it before, or give transformation_fn"
             )
+
+
+def check_predictable(df: Any, columns: Iterable[str]) -> None:
+    """Raises ValueError with the name of a column of text or bytes: `transform` does not call `transformation_fn`."""
+    for name in columns:
+        if name in df.columns and isinstance(_innermost(df.schema[name].dataType), _OBJECTS):
+            raise ValueError(
+                f"column {name!r} has the type {df.schema[name].dataType.simpleString()}, which is no input of a "
+                "model, and transform does not call transformation_fn. Encode the column as numbers before fit and "
+                "before transform, or predict with getModel() yourself"
+            )

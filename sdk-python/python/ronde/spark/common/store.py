@@ -12,6 +12,7 @@ and the folder `logs`. Data sets are numbered and are not overwritten.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import posixpath
 import shutil
@@ -181,6 +182,13 @@ class Store(ABC):
         while self.exists(self.get_train_data_path(index)) or self.exists(self.get_val_data_path(index)):
             index += 1
         return index
+
+    def without_credentials(self) -> Any:
+        """Returns a copy without options that may contain credentials. Saved estimators have it."""
+        copied = copy.copy(self)
+        if hasattr(copied, "storage_options"):
+            copied.storage_options = {}
+        return copied
 
 
 class RemoteStore:

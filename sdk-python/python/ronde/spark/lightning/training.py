@@ -78,7 +78,7 @@ def _model(task: Task, extras: dict[str, Any], state: dict[str, Any] | None) -> 
 def _trainer(task: Task, extras: dict[str, Any], run: Run, device: torch.device, folder: str) -> Any:
     settings = task.settings
     strategy = HorovodStrategy(
-        _InSession(),
+        _InSession(device),
         # The checkpoint has the rates that were multiplied before.
         scale_learning_rate=task.first_epoch == 0,
         optimizer_settings={"compression": settings["gradient_compression"] or hvd.Compression.none},
@@ -118,11 +118,19 @@ def _listed(given: Any) -> list[Any]:
 
 
 class _InSession(RondeEnvironment):
-    """Ranks and sizes of the session, whoever has started the process."""
+    """Ranks and sizes of the session, whoever has started the process.
 
-    def __init__(self) -> None:
+    device -- of this rank: Spark may have assigned another GPU than that of the local rank
+    """
+
+    def __init__(self, device: torch.device) -> None:
         lightning.fabric.plugins.environments.ClusterEnvironment.__init__(self)
         self.place = place_in_session()
+        self._device = device
+
+    def device(self, devices: list[torch.device]) -> torch.device:
+        """Returns the device of this rank, unless `trainer_args` has another accelerator."""
+        return self._device if devices[0].type == self._device.type else super().device(devices)
 
 
 class _Tensors:
@@ -130,6 +138,8 @@ class _Tensors:
 
     loader -- yields dictionaries of arrays
     steps  -- batches of a pass
+
+    Raises ValueError, while it is iterated over, if the loader yields fewer.
     """
 
     def __init__(self, loader: Iterable[Any], task: Task, steps: int) -> None:
@@ -148,8 +158,9 @@ class _Tensors:
         return self._steps
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        task = self._task
+        task, given = self._task, 0
         for columns in self._loader:
+            given += 1
             batch = self._shapes.batch(columns)
             tensors = dict(zip(task.labels, batch.labels))
             if task.weight and batch.weights is not None:
@@ -158,3 +169,6 @@ class _Tensors:
             tensors.update(zip(task.features, batch.inputs))
             further = [name for name in columns if name not in tensors]
             yield {**{name: tensor_of(columns[name]) for name in further}, **tensors}
+        # The Trainer would end the epoch here, and the other ranks wait for this one in their next step for ever.
+        if given < self._steps:
+            raise ValueError(f"the data module gave {given} batches for an epoch of {self._steps}")

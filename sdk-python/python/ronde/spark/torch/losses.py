@@ -28,6 +28,16 @@ class Losses:
         self._weights = list(weights) if weights is not None else [1.0 / len(self._functions)] * len(self._functions)
         self._by_rows = [_by_rows(function) for function in self._functions]
 
+    def modules(self) -> list[torch.nn.Module]:
+        """Returns the losses that are modules, which may have tensors, such as the weights of classes."""
+        return [each for each in (*self._functions, *self._by_rows) if isinstance(each, torch.nn.Module)]
+
+    def to(self, device: Any) -> Losses:
+        """Moves the tensors of modules to a device. Returns this object."""
+        for module in self.modules():
+            module.to(device)
+        return self
+
     def __call__(self, outputs: Sequence[Tensor], labels: Sequence[Tensor], rows: Tensor | None = None) -> Tensor:
         """Returns the loss of a batch.
 

@@ -115,7 +115,7 @@ class _Training:
         extras = loads(payload["extras"])
         self.loss = losses.Losses(
             losses.functions_of(extras["loss"], extras["loss_constructors"], labels), task.settings["loss_weights"]
-        )
+        ).to(self.device)
         self.metrics = losses.metrics_of(extras["metrics"], labels)
         self.own_step = extras["train_minibatch_fn"]
         self.shapes = Shapes(
