@@ -187,6 +187,17 @@ impl Cluster {
         }
     }
 
+    /// Advances time until a sidecar checks whether a rank waits out of the order of a schedule. False when none will.
+    pub(super) fn pass_patience(&mut self) -> bool {
+        let live = self.engines.iter().zip(&self.stopped).filter(|(_, stopped)| !**stopped);
+        let Some(at) = live.filter_map(|(engine, _)| engine.participant.invalidation_deadline()).min() else {
+            return false;
+        };
+        self.now = self.now.max(at);
+        self.wake_all();
+        true
+    }
+
     /// Wires that have something to deliver.
     pub(super) fn loaded(&self) -> Vec<(usize, usize)> {
         self.wires.iter().filter(|(_, wire)| !wire.is_empty()).map(|(wire, _)| *wire).collect()

@@ -1,6 +1,6 @@
 //! Tests of orders: fusion, bounds, sequence, digests.
 
-use ronde_wire::{Algorithm, Cause, Collective, Control, DType, ReduceOp, Request, Seq, SetId};
+use ronde_wire::{Algorithm, Cause, Collective, Control, DType, Invalidation, ReduceOp, Request, Seq, SetId};
 
 use super::cluster::{Cluster, request, sum};
 use crate::engine::EngineConfig;
@@ -214,4 +214,32 @@ fn an_operation_of_a_schedule_is_marked_because_other_ranks_may_be_missing() {
     let status = cluster.engines[0].status(cluster.now);
     let [request] = &status.pending_requests[..] else { panic!("{status:?}") };
     assert!(request.ordered && request.scheduled, "{request:?}");
+}
+
+/// All ranks submit one operation of a schedule and wait for it, before or without those that come first.
+#[test]
+fn an_operation_submitted_out_of_the_order_of_a_schedule_is_performed_after_its_patience() {
+    for (alone, expected) in [("a", 1), ("b", 1), ("c", 1), ("d", 0)] {
+        let mut cluster = Cluster::new(&[0, 1, 1, 2, 0]).started();
+        // A bucket of `a` and `b`, then `c`.
+        for _ in 0..2 {
+            let mut step = cluster.submit_all(&sum("a", &[4]));
+            step.extend(cluster.submit_all(&sum("b", &[4])));
+            cluster.run();
+            step.extend(cluster.submit_all(&sum("c", &[4])));
+            cluster.run();
+            assert!(step.iter().all(|request| !cluster.is_pending(*request)));
+        }
+        assert_eq!(cluster.buckets(1), [vec!["a", "b"], vec!["c"], vec!["a", "b"], vec!["c"]]);
+        assert_eq!(cluster.engines[0].stats().schedules_issued, 1);
+        let requests = cluster.submit_all(&sum(alone, &[4]));
+        cluster.run();
+        let waits = requests.iter().all(|request| cluster.is_pending(*request));
+        assert_eq!(waits, expected == 1, "{alone}: a rank may still submit the others");
+        assert_eq!(cluster.pass_patience(), waits);
+        cluster.run();
+        assert!(cluster.all_completed(&requests), "{alone}");
+        assert_eq!(cluster.engines[0].stats().schedules_withdrawn[Invalidation::Order as usize], expected);
+        assert!(cluster.ended.is_empty() && cluster.disconnects.is_empty());
+    }
 }
