@@ -72,8 +72,9 @@ fn a_sidecar_whose_launcher_does_not_read_answers_and_ends_with_that_reason() ->
     let sidecar = &mut cluster.sidecars[0];
     sidecar.process.pause_output()?;
     let paused = Instant::now();
-    // Without the other ranks no epoch begins.
-    come_and_go(sidecar, "test", 200)?;
+    // Without the other ranks no epoch begins. Twice what the pipe holds, 4 KiB: on a busy machine, 200 claims take longer than it
+    // waits for the launcher.
+    come_and_go(sidecar, "test", 70)?;
     is_well(sidecar)?;
     let reason = sidecar
         .process
