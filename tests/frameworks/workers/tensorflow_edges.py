@@ -141,7 +141,7 @@ class Model:
     def step(self, given: Any) -> None:
         with hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum) as tape:
             loss = given * self.weight
-        with tf.control_dependencies([tf.numpy_function(self.wait, [], tf.int32, stateful=False)]):
+        with tf.control_dependencies([tf.numpy_function(self.wait, [], tf.int32)]):
             self.weight.assign(tape.gradient(loss, self.weight))
 
     def wait(self) -> Any:
@@ -167,21 +167,26 @@ def functions_within_a_step_run_in_another_order_on_each_rank() -> None:
 def operations_of_one_name_at_the_same_time_are_refused() -> None:
     """In two functions within one, with a name that both have: the second one, as there is no order of the two."""
     begun, kinds = threading.Semaphore(0), []
+    # Functions without variables of their own would run one after the other.
+    variables = [tf.Variable([sign]) for sign in (1.0, -1.0)]
 
     def mark() -> Any:
         begun.release()
         return np.int32(1)
 
-    def reduce(given: Any) -> Any:
-        with tf.control_dependencies([tf.numpy_function(mark, [], tf.int32, stateful=False)]):
-            return hvd.allreduce(given, op=hvd.Sum, name="same", ignore_name_scope=True)
+    def reduced(variable: Any) -> Any:
+        def reduce() -> Any:
+            with tf.control_dependencies([tf.numpy_function(mark, [], tf.int32)]):
+                return hvd.allreduce(variable.read_value(), op=hvd.Sum, name="same", ignore_name_scope=True)
 
-    one, other = tf.function(reduce), tf.function(lambda given: reduce(-given))
-    step = tf.function(lambda given: one(given) + other(given))
+        return tf.function(reduce)
+
+    one, other = (reduced(variable) for variable in variables)
+    step = tf.function(lambda: one() + other())
 
     def run() -> None:
         try:
-            step(tf.ones(1))
+            step()
         except tf.errors.InvalidArgumentError as error:
             kinds.append(str(error))
 
