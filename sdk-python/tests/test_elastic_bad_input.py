@@ -64,8 +64,11 @@ print(f"worker {worker} (pid {os.getpid()}) begins as rank {hvd.rank()} of {hvd.
 
 @hvd.elastic.run
 def train(state):
-    while not os.path.exists(sys.argv[1]):
-        hvd.allreduce(torch.ones(1), name="step")
+    is_over = False
+    while not is_over:
+        # Ranks end together, though the file may appear between their looks at it.
+        is_seen = torch.tensor([float(os.path.exists(sys.argv[1]))])
+        is_over = hvd.allreduce(is_seen, name="step", op=hvd.Max).item() > 0
         state.step += 1
         time.sleep(0.03)
         state.commit()

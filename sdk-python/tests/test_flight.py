@@ -100,11 +100,13 @@ def test_a_dump_of_a_job_that_hangs_names_the_missing_rank(start: Start, tmp_pat
     waiters = rf"^  ranks 0 and 2 wait for it at \S*flight\.py:{line_of('the wait')}, for \d+\.\d m?s$"
     assert re.search(waiters, text, re.MULTILINE), text
     assert re.search(r"^job \S+: records of sidecars 0 and 1; 3 ranks, epoch 1$", text, re.MULTILINE), text
-    # Another dump of the same job leaves no more files than a few of each sidecar.
+    # Further dumps remove no file of earlier ones.
+    earlier = records(tmp_path / "ronde-flight")
     for _ in range(8):
         assert debug(tmp_path, "dump").returncode == 0
     files = records(tmp_path / "ronde-flight")
-    assert len(files) == 8, files
+    assert set(earlier) < set(files), files
+    assert len(files) == len(earlier) + 2 * 8, files
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     (tmp_path / "marker").touch()
     out, err = job.communicate(timeout=TIMEOUT_S)

@@ -167,7 +167,8 @@ try:
     settings = settings_without_launcher({})
     with ronde.connect(**settings) as client:
         client.barrier()
-        print("rank", client.rank, "of", client.size, settings["job"], flush=True)
+        # At once, as the launcher joins what its processes write.
+        sys.stdout.write(f"rank {client.rank} of {client.size} {settings['job']}\\n")
 except ronde.RondeError as error:
     print(type(error).__name__, error.cause, str(error).replace("\\n", " "), flush=True)
 """
