@@ -69,7 +69,7 @@ def test_ranks_that_disagree_are_a_mismatch_with_horovods_codes_too() -> None:
 
 
 class Bindings:
-    """Stands in for the world, its client, and the extension module that compiled functions use."""
+    """A fake of the world, its client, and the extension module that compiled functions use."""
 
     def __init__(self) -> None:
         self.client, self.native_session, self.bound = self, object(), []  # type: ignore[var-annotated]
