@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from ronde.spark.plan import RunPlan
 
-# A rank that has failed because of another one lets that one's failure end the stage: on a busy host, a task needs seconds
-# to report it.
+# A rank that has failed because of another one lets that one's failure end the stage: on a busy host, a task needs
+# seconds to report it.
 _GRACE_S = 10.0
 # What Spark gives to its own processes, secrets among them.
 _OF_SPARK = ("_SPARK_", "PYTHON_WORKER_FACTORY_", "PYTHON_UNIX_DOMAIN_")
