@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy
 
+from ronde.frameworks.compression import Compressor, NoneCompressor
 
-class Compressor(Protocol):
-    """A pair of functions that run before and after a reduction, on arrays of MXNet."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Returns the array to reduce, and a context for `decompress`."""
-        ...
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """Returns the result in the form of the original array."""
-        ...
-
-
-class NoneCompressor:
-    """Leaves arrays as they are."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Returns the array itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """Returns the array itself."""
-        del ctx
-        return tensor
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class FP16Compressor:
