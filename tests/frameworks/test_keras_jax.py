@@ -37,3 +37,8 @@ def test_an_elastic_fit_survives_the_loss_of_a_worker(job: Job) -> None:
     options = ["--min-np", "1", "--max-np", "2"]
     output = job("keras_elastic_jax.py", 2, options=options, KERAS_BACKEND="jax")
     assert "rank 0: continued from the commit" in output, output
+
+
+def test_an_interrupted_fit_continues_with_its_weights_where_the_optimizer_averages_them(job: Job) -> None:
+    output = job("keras_interrupted.py", 2, KERAS_BACKEND="jax")
+    assert output.count("continued with its weights") == 2, output

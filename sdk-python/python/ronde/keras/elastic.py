@@ -58,6 +58,7 @@ class KerasState(AgreeingState):
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         self._copies: list[tuple[Any, Any]] = []
+        self._interrupted: list[tuple[Any, Any]] = []
         super().__init__(**kwargs)
         self.save()
 
@@ -65,17 +66,40 @@ class KerasState(AgreeingState):
         of_optimizer = [] if self.optimizer is None else list(self.optimizer.variables)
         return list({id(each): each for each in [*self.model.variables, *of_optimizer]}.values())
 
+    def _copied(self) -> list[tuple[Any, Any]]:
+        """Returns the variables, each with a copy of its value."""
+        write_back(self.model)
+        return [(each, keras.ops.convert_to_numpy(each).copy()) for each in self._variables()]
+
     def save(self) -> None:
         """Saves a copy of the current state in memory."""
-        write_back(self.model)
-        self._copies = [(each, keras.ops.convert_to_numpy(each).copy()) for each in self._variables()]
+        self._copies = self._copied()
         super().save()
 
     def restore(self) -> None:
         """Restores the state that was saved last."""
+        self._interrupted = []
         for variable, value in self._copies:
             variable.assign(value)
         super().restore()
+
+    def check_host_updates(self) -> None:
+        """Raises HostsUpdatedInterrupt on all ranks at once, if rank 0 was notified that the hosts have changed."""
+        try:
+            super().check_host_updates()
+        except HostsUpdatedInterrupt:
+            self._interrupted = self._copied()
+            raise
+
+    def reset(self) -> None:
+        """Puts back the values that the variables had at an interrupt.
+
+        With JAX, a `fit` that raises ends as one that is complete: with `use_ema`, it leaves averages in the model.
+        """
+        super().reset()
+        for variable, value in self._interrupted:
+            variable.assign(value)
+        self._interrupted = []
 
     def sync(self) -> None:
         """Gives all ranks the state of rank 0, and saves it. Raises ValueError on all ranks if variables differ."""
