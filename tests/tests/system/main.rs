@@ -12,6 +12,7 @@ mod containers;
 mod elastic;
 mod elastic_commands;
 mod elastic_jobs;
+mod endings;
 mod exhaustion;
 mod faults;
 mod first_failure;

@@ -7,10 +7,10 @@ use std::time::SystemTime;
 
 use clap::Args;
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{EXIT_FAILURE, print};
+use ronde_bootstrap::exit::{EXIT_FAILURE, EXIT_USAGE, fail as refuse, print};
 use ronde_bootstrap::ports::PortRange;
 
-use crate::run::SSH;
+use crate::run::{RemoteShell, SSH, names};
 use answer::Answer;
 use judge::{Facts, Finding, Mark, compare, fail, judge, ok};
 
@@ -24,12 +24,18 @@ mod reach;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct CheckArgs {
-    /// Also check these hosts: compare versions and clocks, send datagrams and connect there.
-    #[arg(long, value_name = "HOST,...", value_delimiter = ',')]
-    hosts: Vec<String>,
+    /// Also check these hosts: compare versions and clocks, send datagrams and connect there. Slots are ignored.
+    #[arg(short = 'H', long, value_name = "HOST[:SLOTS],...")]
+    hosts: Option<String>,
     /// The command that reaches other hosts; ronde appends host and command line.
     #[arg(long, value_name = "CMD", default_value = SSH)]
     remote_shell: String,
+    /// The port of ssh on other hosts. [default: that of ssh's configuration]
+    #[arg(short = 'p', long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    ssh_port: Option<u16>,
+    /// The private key for ssh. [default: that of ssh's configuration]
+    #[arg(short = 'i', long, value_name = "FILE")]
+    ssh_identity_file: Option<PathBuf>,
     /// The path of the ronde binary on other hosts. [default: its path on this one]
     #[arg(long, value_name = "PATH")]
     remote_ronde: Option<PathBuf>,
@@ -50,21 +56,23 @@ pub fn main(args: &CheckArgs) -> ExitCode {
     if args.facts {
         return answer(own, args.ports);
     }
+    let remote = match Remote::of(args) {
+        Ok(remote) => remote,
+        Err(error) => return refuse(Code::CommandLine, &format!("{error:#}"), EXIT_USAGE),
+    };
     let mut findings = judge(&own);
     findings.extend(args.ports.map(of_range));
     let mut answer = Answer::default();
     answer.add(None, findings, args.json);
-    for host in &args.hosts {
-        answer.add(Some(host.as_str()), of_host(args, host, &own), args.json);
+    for host in &remote.hosts {
+        answer.add(Some(host.as_str()), remote.check(host, args.ports, &own), args.json);
     }
     let summary = answer.summary();
     print(&if args.json { answer.json() + "\n" } else { format!("{summary}\n") });
     match answer.worst() {
-        Mark::Fail => ronde_bootstrap::exit::fail(
-            Code::HostUnfit,
-            "jobs cannot run on these hosts; fix what the lines marked fail name",
-            EXIT_FAILURE,
-        ),
+        Mark::Fail => {
+            refuse(Code::HostUnfit, "jobs cannot run on these hosts; fix what the lines marked fail name", EXIT_FAILURE)
+        }
         Mark::Ok | Mark::Warn => ExitCode::SUCCESS,
     }
 }
@@ -79,11 +87,7 @@ fn answer(mut own: Facts, ports: Option<PortRange>) -> ExitCode {
     match serde_json::to_string(&own) {
         Ok(text) => reach::print_line(&text),
         Err(error) => {
-            return ronde_bootstrap::exit::fail(
-                Code::HostUnfit,
-                &format!("cannot encode the facts as JSON: {error}"),
-                EXIT_FAILURE,
-            );
+            return refuse(Code::HostUnfit, &format!("cannot encode the facts as JSON: {error}"), EXIT_FAILURE);
         }
     }
     // The kernel accepts connections to a listener.
@@ -122,19 +126,36 @@ fn of_range(range: PortRange) -> Finding {
     }
 }
 
-fn of_host(args: &CheckArgs, host: &str, own: &Facts) -> Vec<Finding> {
-    let asked_unix_ms = unix_ms();
-    let judged = |facts: &Facts, round_trip_ms: u64| {
-        let mut findings = compare(own, facts, asked_unix_ms + round_trip_ms / 2, round_trip_ms);
-        // The comparison already reports the version.
-        findings.extend(judge(facts).into_iter().filter(|finding| finding.topic != "version"));
-        findings
-    };
-    let ronde = args.remote_ronde.clone().map_or_else(std::env::current_exe, Ok).map_err(|error| error.to_string());
-    ronde.and_then(|ronde| reach::ask(&args.remote_shell, host, &ronde, args.ports, judged)).unwrap_or_else(|reason| {
-        let fix = "check that `ssh HOST true` works without a password and that ronde is installed there";
-        vec![fail("reach", reason, fix)]
-    })
+/// Other hosts, and the way to them.
+struct Remote {
+    hosts: Vec<String>,
+    shell: RemoteShell,
+    ronde: PathBuf,
+}
+
+impl Remote {
+    /// Reads it from the options, of which jobs have the same.
+    fn of(args: &CheckArgs) -> anyhow::Result<Self> {
+        Ok(Self {
+            hosts: args.hosts.as_deref().map_or(Ok(Vec::new()), names)?,
+            shell: RemoteShell::new(&args.remote_shell, args.ssh_port, args.ssh_identity_file.as_deref())?,
+            ronde: args.remote_ronde.clone().map_or_else(std::env::current_exe, Ok)?,
+        })
+    }
+
+    fn check(&self, host: &str, ports: Option<PortRange>, own: &Facts) -> Vec<Finding> {
+        let asked_unix_ms = unix_ms();
+        let judged = |facts: &Facts, round_trip_ms: u64| {
+            let mut findings = compare(own, facts, asked_unix_ms + round_trip_ms / 2, round_trip_ms);
+            // The comparison already reports the version.
+            findings.extend(judge(facts).into_iter().filter(|finding| finding.topic != "version"));
+            findings
+        };
+        reach::ask(&self.shell, host, &self.ronde, ports, judged).unwrap_or_else(|reason| {
+            let fix = "check that `ssh HOST true` works without a password and that ronde is installed there";
+            vec![fail("reach", reason, fix)]
+        })
+    }
 }
 
 fn unix_ms() -> u64 {
@@ -146,4 +167,5 @@ const BIND_TRIES: u32 = 16;
 
 const EXAMPLES: &str = "Examples:
   ronde check --json
+  ronde check -H alpha:4,beta:4 -p 2222 -i ~/.ssh/cluster_key
   ronde check --hosts alpha,beta --remote-ronde /opt/ronde/bin/ronde";

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use tokio::process::Child;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::envelope::Status;
 
@@ -98,6 +99,23 @@ impl Group {
         let _ = killpg(self.0, signal);
     }
 
+    /// Reaps killed processes of the group whose parents have exited, as their parent is now this process, a subreaper. Call it
+    /// right after the leader's exit: later the number may be that of another worker.
+    pub(super) async fn reap(self) {
+        let group = Pid::from_raw(-self.0.as_raw());
+        for _ in 0..REAP_TRIES {
+            loop {
+                match waitpid(group, Some(WaitPidFlag::WNOHANG)) {
+                    Ok(WaitStatus::StillAlive) => break,
+                    Ok(_) => {}
+                    // There is none, or none any more.
+                    Err(_) => return,
+                }
+            }
+            sleep(REAP_PAUSE).await;
+        }
+    }
+
     /// Sends SIGTERM to all processes.
     pub(crate) fn terminate(self) {
         self.signal(Signal::SIGTERM);
@@ -137,3 +155,6 @@ impl Group {
         }
     }
 }
+
+const REAP_TRIES: u32 = 5;
+const REAP_PAUSE: Duration = Duration::from_millis(10);

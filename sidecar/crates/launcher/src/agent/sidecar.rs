@@ -64,7 +64,10 @@ impl Sidecar {
         let directory = Arc::new(OnceLock::new());
         let mut reader = tokio::spawn(read_lines(index, output, launcher.clone(), directory.clone()));
         let wrap = move |text| FromAgent::SidecarLog { sidecar: index, text };
-        let mut log = tokio::spawn(stream::forward(log, launcher.clone(), stream::Tail::default(), None, wrap));
+        // Its log is read for a bounded time below.
+        let (_, exited) = watch::channel(false);
+        let log = stream::forward(log, launcher.clone(), stream::Tail::default(), None, exited, wrap);
+        let mut log = tokio::spawn(log);
         // Its input ends with the writer.
         let status = self.group.wait_for(&mut self.child, order, |_| writer.abort()).await;
         writer.abort();

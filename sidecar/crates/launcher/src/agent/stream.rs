@@ -1,11 +1,13 @@
 //! The output of a process, split into whole lines.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::time::timeout;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
 
 use super::ToLauncher;
 use crate::envelope::{FromAgent, TEXT_BYTES_MAX};
@@ -13,19 +15,22 @@ use crate::envelope::{FromAgent, TEXT_BYTES_MAX};
 /// Forwards `source` to its end in texts of whole lines, and records the last ones in `tail`.
 ///
 /// Waits while the queue to the launcher is full, so that backpressure reaches the worker. With `patience`, the begin of a
-/// line is forwarded when the rest does not come within that time: it may be a prompt.
+/// line is forwarded when the rest does not come within that time: it may be a prompt. When `exited` says that the worker
+/// has exited, what it wrote is in the pipe; others that hold the other end are heard for a bounded time and length.
 pub(super) async fn forward(
     mut source: impl AsyncRead + Unpin,
     launcher: ToLauncher,
     tail: Tail,
     patience: Option<Duration>,
+    exited: watch::Receiver<bool>,
     wrap: impl Fn(String) -> FromAgent,
 ) {
     let mut cutter = LineCutter::default();
     let mut buffer = vec![0; READ_BYTES];
+    let mut rest = Rest::of(exited);
     loop {
         let patience = patience.filter(|_| !cutter.pending.is_empty()).unwrap_or(Duration::MAX);
-        let read = timeout(patience, source.read(&mut buffer)).await;
+        let read = timeout(patience, rest.read(&mut source, &mut buffer)).await;
         // An error of a pipe counts as its end.
         let count = read.map(|read| read.unwrap_or(0));
         let text = match count {
@@ -40,6 +45,35 @@ pub(super) async fn forward(
         if count == Ok(0) {
             return;
         }
+    }
+}
+
+/// What is still read when the worker has exited: at most so many bytes, and waiting at most so long. The time in which the
+/// launcher takes what was read does not count.
+struct Rest {
+    exited: watch::Receiver<bool>,
+    bytes: usize,
+    wait: Duration,
+}
+
+impl Rest {
+    fn of(exited: watch::Receiver<bool>) -> Self {
+        Self { exited, bytes: PIPE_BYTES_MAX, wait: REST_WAIT }
+    }
+
+    /// Reads once; nothing means the end.
+    async fn read(&mut self, source: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> io::Result<usize> {
+        tokio::select! {
+            biased;
+            Ok(_) = self.exited.wait_for(|exited| *exited) => {}
+            read = source.read(buffer) => return read,
+        }
+        let began = Instant::now();
+        let read = timeout(self.wait, source.read(buffer)).await;
+        self.wait = self.wait.saturating_sub(began.elapsed());
+        let count = read.unwrap_or(Ok(0))?.min(self.bytes);
+        self.bytes -= count;
+        Ok(count)
     }
 }
 
@@ -121,6 +155,10 @@ const READ_BYTES: usize = 64 << 10;
 /// The longest part of a line in one text; with the bytes of one read, a text has at most twice as many.
 const LINE_PIECE_BYTES: usize = 64 << 10;
 const CHARACTER_BYTES_MAX: usize = 4;
+/// The most that a pipe holds, which a process without privileges can have.
+const PIPE_BYTES_MAX: usize = 1 << 20;
+/// The longest wait for the rest of an exited worker's output.
+const REST_WAIT: Duration = Duration::from_secs(2);
 /// A byte that is no text becomes three.
 const _: () = assert!(3 * (LINE_PIECE_BYTES + READ_BYTES) <= TEXT_BYTES_MAX);
 /// The last lines of a stream that are kept.
@@ -155,7 +193,9 @@ mod tests {
         let (mut worker, source) = tokio::io::duplex(64);
         let (launcher, mut queue) = tokio::sync::mpsc::channel(8);
         let wrap = |text| FromAgent::Notice { text };
-        let task = tokio::spawn(forward(source, launcher, Tail::default(), Some(Duration::from_millis(50)), wrap));
+        let (_running, exited) = watch::channel(false);
+        let patience = Some(Duration::from_millis(50));
+        let task = tokio::spawn(forward(source, launcher, Tail::default(), patience, exited, wrap));
         for (written, forwarded) in [("one\n(Pdb) ", ["one\n", "(Pdb) "]), ("3\n(Pdb) ", ["3\n", "(Pdb) "])] {
             tokio::io::AsyncWriteExt::write_all(&mut worker, written.as_bytes()).await.expect("it is read");
             for expected in forwarded {
@@ -164,6 +204,55 @@ mod tests {
             }
         }
         drop(worker);
+        task.await.expect("it ends");
+    }
+
+    /// Starts to forward what a worker that has exited left in its pipe of 64 KiB.
+    fn forward_rest(source: tokio::io::DuplexStream, queue: ToLauncher) -> tokio::task::JoinHandle<()> {
+        let (ended, exited) = watch::channel(false);
+        ended.send_replace(true);
+        let wrap = |text| FromAgent::Notice { text };
+        tokio::spawn(async move {
+            let _ended = ended;
+            forward(source, queue, Tail::default(), None, exited, wrap).await;
+        })
+    }
+
+    #[tokio::test]
+    async fn what_an_exited_worker_wrote_outlasts_a_launcher_that_does_not_read() {
+        let (mut worker, source) = tokio::io::duplex(3 * READ_BYTES);
+        let (launcher, mut queue) = tokio::sync::mpsc::channel(1);
+        let line = format!("{}\n", "x".repeat(READ_BYTES - 1));
+        tokio::io::AsyncWriteExt::write_all(&mut worker, line.repeat(3).as_bytes()).await.expect("it has room");
+        let task = forward_rest(source, launcher);
+        tokio::time::sleep(REST_WAIT + Duration::from_millis(100)).await;
+        let mut bytes = 0;
+        while let Some(FromAgent::Notice { text }) = queue.recv().await {
+            bytes += text.len();
+        }
+        assert_eq!(bytes, 3 * READ_BYTES, "another process holds the pipe, and all of it has come");
+        task.await.expect("it ends");
+        drop(worker);
+    }
+
+    #[tokio::test]
+    async fn a_process_that_outlives_its_worker_is_not_heard_for_ever() {
+        let (mut stranger, source) = tokio::io::duplex(READ_BYTES);
+        let (launcher, mut queue) = tokio::sync::mpsc::channel(1);
+        let task = forward_rest(source, launcher);
+        let writes = async {
+            // Fails when nothing reads any more.
+            while tokio::io::AsyncWriteExt::write_all(&mut stranger, b"still here\n").await.is_ok() {}
+        };
+        let reads = async {
+            let mut bytes = 0;
+            while let Some(FromAgent::Notice { text }) = queue.recv().await {
+                bytes += text.len();
+            }
+            bytes
+        };
+        let ((), bytes) = tokio::join!(writes, reads);
+        assert_eq!(bytes, PIPE_BYTES_MAX);
         task.await.expect("it ends");
     }
 

@@ -91,11 +91,15 @@ impl Worker {
         // A prompt has no end of line.
         let patience = self.takes_input.then_some(PARTIAL_LINE_WAIT);
         let (out, err) = (output(Stream::Stdout), output(Stream::Stderr));
-        let mut stdout = tokio::spawn(stream::forward(stdout, launcher.clone(), unseen, patience, out));
-        let mut stderr = tokio::spawn(stream::forward(stderr, launcher.clone(), seen, patience, err));
+        let (ended, exited) = watch::channel(false);
+        let stdout = stream::forward(stdout, launcher.clone(), unseen, patience, exited.clone(), out);
+        let stderr = stream::forward(stderr, launcher.clone(), seen, patience, exited, err);
+        let (stdout, mut stderr) = (tokio::spawn(stdout), tokio::spawn(stderr));
         let status = wait(&mut self.child, self.group, &mut memory, order).await;
+        ended.send_replace(true);
         // Ends the rest of the worker's group. The leader's id was freed just now, so it is not reused yet.
         self.group.signal(Signal::SIGKILL);
+        self.group.reap().await;
         // Sending fails only when the agent exits.
         let _ = launcher.send(FromAgent::WorkerExited { worker, status }).await;
         // The last lines are in the pipe when the worker has exited; a process outside its group may hold the other end longer.
@@ -103,16 +107,11 @@ impl Worker {
         receivers
             .sidecar(WorkerExited { worker, pid: self.group.pid(), exit: status.into(), stderr_tail: tail.lines() })
             .await;
-        let read_all = async {
-            // Fails only with a panic, which is reported where it happens.
-            let _ = (&mut stdout).await;
-            if !is_read {
-                let _ = (&mut stderr).await;
-            }
-        };
-        let _ = timeout(OUTPUT_WAIT, read_all).await;
-        stdout.abort();
-        stderr.abort();
+        // Fails only with a panic, which is reported where it happens.
+        let _ = stdout.await;
+        if !is_read {
+            let _ = stderr.await;
+        }
         let _ = launcher.send(FromAgent::WorkerDrained { worker, stderr_tail: tail.lines() }).await;
     }
 }
@@ -168,5 +167,3 @@ const MEMORY_POLL_PAUSE: Duration = Duration::from_millis(20);
 const MEMORY_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest wait for a worker's last lines before its sidecar is notified without them; less than a sidecar waits.
 const FINAL_OUTPUT_WAIT: Duration = Duration::from_millis(150);
-/// The longest wait for the rest of a worker's output.
-const OUTPUT_WAIT: Duration = Duration::from_secs(2);

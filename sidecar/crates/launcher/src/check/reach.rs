@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ronde_bootstrap::ports::PortRange;
 
-use crate::run;
+use crate::run::{RemoteShell, remote_command};
 
 use super::judge::{Facts, Finding, fail, ok};
 
@@ -23,22 +23,21 @@ use super::judge::{Facts, Finding, fail, ok};
 /// # Errors
 /// Why there is no answer.
 pub(super) fn ask(
-    remote_shell: &str,
+    shell: &RemoteShell,
     host: &str,
     ronde: &Path,
     ports: Option<PortRange>,
     judge: impl FnOnce(&Facts, u64) -> Vec<Finding>,
 ) -> Result<Vec<Finding>, String> {
-    let words = run::words(remote_shell).map_err(|error| error.to_string())?;
-    let (program, words) = words.split_first().ok_or("--remote-shell is empty; give a command like ssh")?;
-    let mut command = Command::new(program);
     let ports = ports.map(|range| format!(" --ports {range}")).unwrap_or_default();
-    let line = run::remote_command(ronde, &format!("check --facts{ports}")).map_err(|error| error.to_string())?;
-    command.args(words).arg(host).arg(line);
+    let line = remote_command(ronde, &format!("check --facts{ports}")).map_err(|error| error.to_string())?;
+    let command = shell.command(host, &line);
+    let (program, arguments) = command.split_first().ok_or("--remote-shell is empty; give a command like ssh")?;
+    let mut command = Command::new(program);
+    let command = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let began = Instant::now();
-    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut child = child.map_err(|error| format!("cannot start {program:?}: {error}"))?;
-    let answer = first_line(&mut child);
+    let mut child = command.spawn().map_err(|error| format!("cannot start {program:?}: {error}"))?;
+    let answer = facts_of(&mut child);
     let round_trip_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     let findings = answer.and_then(|line| {
         let facts: Facts = serde_json::from_str(&line)
@@ -139,14 +138,19 @@ fn round_trip(to: SocketAddr) -> bool {
     })
 }
 
-/// The first line that a host prints, or how its remote shell ended.
-fn first_line(child: &mut Child) -> Result<String, String> {
+/// The line of facts that a host prints, or how its remote shell ended. A login script may greet before.
+fn facts_of(child: &mut Child) -> Result<String, String> {
     let (sender, line) = mpsc::channel();
     let output = child.stdout.take();
     thread::spawn(move || {
+        let mut output = output.map(|output| BufReader::new(output.take(ANSWER_BYTES_MAX)));
         let mut line = String::new();
         // An output that cannot be read has no line.
-        let _ = output.map(|output| BufReader::new(output.take(ANSWER_BYTES_MAX)).read_line(&mut line));
+        while output.as_mut().is_some_and(|output| output.read_line(&mut line).is_ok_and(|bytes| bytes > 0))
+            && !line.starts_with('{')
+        {
+            line.clear();
+        }
         // Fails only when nothing waits for it.
         let _ = sender.send(line);
     });
@@ -214,7 +218,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("shell");
         std::fs::write(&path, script).expect("it is ours");
-        ask(&format!("sh {}", path.display()), "h", Path::new("/r"), None, judge)
+        let shell = RemoteShell::new(&format!("sh {}", path.display()), None, None).expect("a command");
+        ask(&shell, "h", Path::new("/r"), None, judge)
     }
 
     #[test]
@@ -232,7 +237,8 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| echo_while(&socket, || !over.load(Ordering::Relaxed)));
             let script = |port| {
-                format!("test \"$1 $2\" = \"h exec /r check --facts\" && cat <<'END' && cat\n{}\nEND\n", facts(port))
+                let test = "test \"$1 $2\" = \"h exec /r check --facts\"";
+                format!("{test} && cat <<'END' && cat\nWelcome to h\n{}\nEND\n", facts(port))
             };
             let found = ask_script(&script(port), |facts, _| vec![ok("x", facts.version.clone())]);
             let blocked = ask_script(&script(silent_port), |_, _| Vec::new());
@@ -252,8 +258,10 @@ mod tests {
             assert!(error.contains(words), "{error}");
         };
         fails("echo 'Permission denied (publickey).' >&2; exit 255", "255: Permission denied (publickey).");
-        fails("echo hello", "cannot parse its answer");
-        let error = ask("/nowhere/ssh", "h", Path::new("/r"), None, |_, _| Vec::new()).expect_err("it is not there");
+        fails("echo '{}'", "cannot parse its answer");
+        fails("echo hello; echo 'ronde: not found' >&2; exit 127", "127: ronde: not found");
+        let shell = RemoteShell::new("/nowhere/ssh", None, None).expect("a command");
+        let error = ask(&shell, "h", Path::new("/r"), None, |_, _| Vec::new()).expect_err("it is not there");
         assert!(error.contains("cannot start \"/nowhere/ssh\""), "{error}");
     }
 }

@@ -2,9 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, socket};
 use ronde_bootstrap::interfaces::InterfaceAddress;
+use tokio::net::lookup_host;
+use tokio::time::timeout;
 
 use super::hosts::{Host, LOCAL};
 
@@ -34,13 +37,13 @@ pub(super) fn put_first(addresses: &mut [InterfaceAddress], preferred: &[IpAddr]
     addresses.sort_by_key(|own| !preferred.contains(&own.address));
 }
 
-/// Resolves a host's name; returns no address when that fails, as for an alias of the remote shell.
-pub(super) async fn resolve(host: &Host) -> Vec<IpAddr> {
+/// Resolves a host's name for a bounded time; returns no address when that fails, as for an alias of the remote shell.
+pub(super) async fn resolve(host: Host) -> Vec<IpAddr> {
     if let Some(address) = host.address() {
         return vec![address];
     }
-    let found = tokio::net::lookup_host((host.name.as_str(), 0)).await;
-    found.map(|addresses| addresses.map(|address| address.ip().to_canonical()).collect()).unwrap_or_default()
+    let Ok(Ok(found)) = timeout(RESOLVE_WAIT, lookup_host((host.name.as_str(), 0))).await else { return Vec::new() };
+    found.map(|address| address.ip().to_canonical()).collect()
 }
 
 /// The source address of packets from this host to `peer`. Nothing is sent, and nobody but the peer could send to the socket.
@@ -69,6 +72,8 @@ fn is_hostname(name: &str) -> bool {
 }
 
 const DISCARD_PORT: u16 = 9;
+/// The longest wait for an answer about a name.
+const RESOLVE_WAIT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

@@ -14,6 +14,7 @@ use tokio::process::{Child, ChildStderr, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
+use super::outlet::Outlet;
 use super::output::Item;
 use super::scope::Scope;
 use crate::envelope::{self, FromAgent, Status, ToAgent};
@@ -52,7 +53,7 @@ pub(super) struct Receivers {
     /// Events, each with the index of its host.
     pub(super) events: mpsc::Sender<(usize, Event)>,
     /// Output.
-    pub(super) output: mpsc::Sender<Item>,
+    pub(super) output: Outlet,
 }
 
 impl Link {
@@ -252,14 +253,14 @@ fn unparsable(error: &dyn std::error::Error) -> Event {
 async fn deliver(host: usize, message: FromAgent, receivers: &Receivers) {
     match message {
         FromAgent::Output { worker, stream, text } => {
-            let _ = receivers.output.send(Item::Output { worker, stream, text }).await;
+            receivers.output.send(Item::Output { worker, stream, text }).await;
         }
         FromAgent::Notice { text } => {
-            let _ = receivers.output.send(Item::Notice(text)).await;
+            receivers.output.send(Item::Notice(text)).await;
         }
         FromAgent::SidecarLog { sidecar, text } => {
             let log = Item::Log { sidecar, text: text.clone() };
-            let _ = receivers.output.send(log).await;
+            receivers.output.send(log).await;
             let _ = receivers.events.send((host, Event::Message(FromAgent::SidecarLog { sidecar, text }))).await;
         }
         FromAgent::Beat => {}
@@ -335,7 +336,7 @@ mod tests {
         let placement = Placement::new(2, &parse_list("a:1,b:1").expect("valid"), None).expect("fits");
         let (events, mut seen) = mpsc::channel(8);
         let (output, mut printed) = mpsc::channel(8);
-        let receivers = Receivers { events, output };
+        let receivers = Receivers { events, output: Outlet::new(output) };
         let is_valid = read_messages((1, Scope::new(&placement, 1)), lines.as_bytes(), receivers).await;
         let mut all = Vec::new();
         while let Some((host, event)) = seen.recv().await {
@@ -375,7 +376,8 @@ mod tests {
         let (events, mut seen) = mpsc::channel(8);
         let (output, _printed) = mpsc::channel(8);
         let (mut agent, connection) = tokio::io::duplex(1 << 10);
-        let reading = tokio::spawn(read_messages((1, scope), connection, Receivers { events, output }));
+        let reading =
+            tokio::spawn(read_messages((1, scope), connection, Receivers { events, output: Outlet::new(output) }));
         agent.write_all(HELLO.as_bytes()).await.expect("it is read");
         for _ in 0..16 {
             sleep(silence / 12).await;

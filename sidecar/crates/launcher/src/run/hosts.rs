@@ -33,6 +33,14 @@ pub(super) fn parse_list(list: &str) -> Result<Vec<Host>, HostsError> {
     distinct(items.map(parse_item).collect::<Result<_, _>>()?)
 }
 
+/// The names of hosts in the form of `-H`.
+///
+/// # Errors
+/// [`HostsError`] as [`parse_list`].
+pub(crate) fn names(list: &str) -> Result<Vec<String>, HostsError> {
+    Ok(parse_list(list)?.into_iter().map(|host| host.name).collect())
+}
+
 /// Reads a host file: `host slots=n`, `host:n` or `host` a line; `#` begins a comment; empty lines are ignored.
 ///
 /// # Errors
@@ -45,7 +53,7 @@ pub(super) fn parse_file(text: &str) -> Result<Vec<Host>, HostsError> {
 
 /// Invalid hosts; the user must correct them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum HostsError {
+pub(crate) enum HostsError {
     /// An item of `-H`.
     #[error("Invalid host input: {item:?} is not host:slots, for example alpha:4 or [fd00::1]:4")]
     Item {

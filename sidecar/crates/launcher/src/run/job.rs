@@ -15,7 +15,8 @@ use super::Settings;
 use super::agents::{Event, Link, Receivers};
 use super::failure::{Failure, ranks};
 use super::input::Input;
-use super::output::{Label, Printer};
+use super::outlet::Outlet;
+use super::output::{Label, PendingBlock, Printer};
 use super::placement::Placement;
 use super::report::{HostReport, Report, SidecarReport};
 use super::starter::Starter;
@@ -81,7 +82,7 @@ impl<'a> Job<'a> {
             links: Vec::new(),
             starter: None,
             start_deadline: Instant::now() + settings.start_timeout,
-            receivers: Some(Receivers { events: sender, output: printer.sender() }),
+            receivers: Some(Receivers { events: sender, output: Outlet::new(printer.sender()) }),
             printer,
             input: None,
             is_of_ranks: false,
@@ -204,6 +205,10 @@ impl<'a> Job<'a> {
             self.broadcast(&ToAgent::StopWorkers { grace_ms: u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX) });
         }
         self.wait_for_end(GRACE + SLACK, State::workers_ended).await;
+        if failed && !self.state.workers_ended() {
+            self.close_output();
+            self.wait_for_end(SLACK, State::workers_ended).await;
+        }
         self.broadcast(&ToAgent::CloseSidecars);
         self.wait_for_end(DRAIN + SLACK, State::sidecars_ended).await;
         self.links.iter_mut().for_each(Link::hang_up);
@@ -224,10 +229,18 @@ impl<'a> Job<'a> {
                     // The outcome is known; later failures are its consequences.
                     let _ = self.state.handle_event(host, event);
                 }
-                _ = self.signals.recv() => self.broadcast(&ToAgent::Kill),
+                () = self.signals.again() => {
+                    self.close_output();
+                    self.broadcast(&ToAgent::Kill);
+                }
                 () = sleep_until(deadline) => return,
             }
         }
+    }
+
+    /// Reads what agents report past output that nobody reads.
+    fn close_output(&self) {
+        self.receivers.iter().for_each(|receivers| receivers.output.close());
     }
 
     fn broadcast(&self, command: &ToAgent) {
@@ -241,8 +254,12 @@ impl<'a> Job<'a> {
         if failure.is_none() {
             self.warn_of_sidecars().await;
         }
-        if let Some(path) = &self.settings.report {
-            exit = written(&self.report(failure, began, exit), path, &self.printer).await;
+        let report = self.settings.report.as_deref().map(|path| (self.report(failure, began, exit), path));
+        if let Some((report, path)) = &report {
+            exit = written(report, path, &self.printer).await;
+        }
+        if let Some(notice) = self.receivers.as_ref().and_then(|receivers| receivers.output.notice()) {
+            self.printer.notice(notice).await;
         }
         let records = failure.and_then(|_| self.state.records.line());
         match failure {
@@ -257,8 +274,11 @@ impl<'a> Job<'a> {
         self.verbose_notice(|| format!("the job ended after {seconds:.1} s")).await;
         // The printer ends when nothing can send to it.
         (self.receivers, self.input) = (None, None);
-        finish_output(self.printer, &mut self.signals, failure.is_some()).await;
-        exit
+        let lost = finish_output(self.printer, &mut self.signals, failure.is_some()).await;
+        match lost {
+            Some(lost) if exit == 0 => tell_of_loss(&lost, report, self.settings).await,
+            _ => exit,
+        }
     }
 
     async fn warn_of_sidecars(&self) {
@@ -313,16 +333,34 @@ pub(super) async fn written(report: &Report, path: &Path, printer: &Printer) -> 
     if report.exit == 0 { EXIT_CANNOT_CREATE } else { report.exit }
 }
 
-/// Waits until all output is printed. After success a slow reader gets all of it, unless the user sends a signal. After a
-/// failure the block that names its cause is written in any case, past output that nobody reads.
-pub(super) async fn finish_output(printer: Printer, signals: &mut Signals, failed: bool) {
+/// Waits until all output is printed; returns the failure if it could not be. After success a slow reader gets all of it,
+/// unless the user sends a signal. After a failure the block that names its cause is written in any case, past output that
+/// nobody reads.
+pub(super) async fn finish_output(printer: Printer, signals: &mut Signals, failed: bool) -> Option<Failure> {
     let patience = if failed { SLACK } else { Duration::MAX };
     let block = printer.pending_block();
-    tokio::select! {
-        _ = timeout(patience, printer.finish()) => {}
-        _ = signals.recv() => {}
-    }
+    let lost = tokio::select! {
+        ended = timeout(patience, printer.finish()) => ended.ok().flatten(),
+        _ = signals.recv() => None,
+    };
     block.write_past_the_queue(SLACK).await;
+    lost.map(|reason| Failure::Output { reason })
+}
+
+/// Says that the last output of a job could not be written, when all else had succeeded. Returns the exit code.
+pub(super) async fn tell_of_loss(lost: &Failure, report: Option<(Report, &Path)>, settings: &Settings) -> u8 {
+    let mut text = lost.code().mark(&lost.to_string());
+    // The one that was written says that the job has succeeded.
+    if let Some((mut report, path)) = report {
+        report.fail(lost);
+        if let Err(error) = report.write(path) {
+            text = format!("{text}\n{}", coded(&error, Code::ReportUnwritable));
+        }
+    }
+    let block = PendingBlock::default();
+    block.put(settings.form(Label::Rank).notice(&text));
+    block.write_past_the_queue(SLACK).await;
+    lost.exit_code()
 }
 
 /// The signals by which a user ends a job. One that is ignored from the start, as under `nohup`, stays ignored.
@@ -349,6 +387,11 @@ impl Signals {
             signal = next(terminate) => signal,
             signal = next(hangup) => signal,
         }
+    }
+
+    /// Resolves when the user asks again, while the job ends. SIGHUP does not: a terminal that is closed sends it twice.
+    pub(super) async fn again(&mut self) {
+        while self.recv().await == Signal::SIGHUP {}
     }
 }
 

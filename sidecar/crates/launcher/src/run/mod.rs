@@ -30,7 +30,8 @@ use output::{Form, Label};
 use placement::Placement;
 use shell::RemoteShell;
 
-pub(crate) use shell::{SSH, remote_command, words};
+pub(crate) use hosts::names;
+pub(crate) use shell::{RemoteShell, SSH, remote_command};
 pub use world::{WorkerArgs, main as worker};
 
 mod address;
@@ -45,6 +46,7 @@ mod input;
 mod job;
 mod nccl;
 mod outcome;
+mod outlet;
 mod output;
 mod own_errors;
 mod placement;

@@ -37,7 +37,7 @@ pub(super) struct Printer {
 pub(super) struct PendingBlock(Arc<Mutex<Option<String>>>);
 
 impl PendingBlock {
-    fn put(&self, text: String) {
+    pub(super) fn put(&self, text: String) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
     }
 
@@ -181,11 +181,12 @@ impl Printer {
         }
     }
 
-    /// Waits until all is written. All other senders must be gone.
-    pub(super) async fn finish(self) {
+    /// Waits until all is written, and returns the reason if something could not be. All other senders must be gone.
+    pub(super) async fn finish(self) -> Option<String> {
         drop(self.queue);
         // The thread ends in any case.
         let _ = self.done.await;
+        self.broken.borrow().clone()
     }
 }
 
@@ -345,7 +346,7 @@ impl Form {
     }
 
     /// A notice of the launcher.
-    fn notice(&self, text: &str) -> String {
+    pub(super) fn notice(&self, text: &str) -> String {
         let Some(job) = &self.json_of_job else { return format!("ronde: {text}\n") };
         let level = if Code::of(text).is_some() { "ERROR" } else { "INFO" };
         json_line(level, job, None, "ronde::run", text) + "\n"

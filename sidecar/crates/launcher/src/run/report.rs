@@ -8,6 +8,7 @@ use serde::Serialize;
 use ronde_bootstrap::messages::Summary;
 
 use super::elastic::MembershipReport;
+use super::failure::Failure;
 
 /// The whole report.
 #[derive(Debug, Serialize)]
@@ -59,6 +60,12 @@ pub(super) struct SidecarReport {
 }
 
 impl Report {
+    /// Notes a failure after all else.
+    pub(super) fn fail(&mut self, failure: &Failure) {
+        self.exit = failure.exit_code();
+        (self.failure, self.code) = (Some(failure.to_string()), Some(failure.code().to_string()));
+    }
+
     /// Writes the report to a file.
     ///
     /// # Errors

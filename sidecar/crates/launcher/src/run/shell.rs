@@ -16,7 +16,7 @@ pub(crate) const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o Serve
 ///
 /// # Errors
 /// When there are none, or a quote has no end.
-pub(crate) fn words(command: &str) -> anyhow::Result<Vec<String>> {
+fn words(command: &str) -> anyhow::Result<Vec<String>> {
     let words = shlex::split(command)
         .with_context(|| format!("--remote-shell {command:?} has a quote or a backslash without its other half"))?;
     ensure!(words.first().is_some_and(|word| !word.is_empty()), "--remote-shell is empty; give a command like ssh");
@@ -35,14 +35,14 @@ pub(crate) fn remote_command(ronde: &Path, arguments: &str) -> anyhow::Result<St
 
 /// A validated command that reaches other hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RemoteShell(Vec<String>);
+pub(crate) struct RemoteShell(Vec<String>);
 
 impl RemoteShell {
     /// Parses `command` and adds `--ssh-port` and `--ssh-identity-file` to it when it is ssh.
     ///
     /// # Errors
     /// When it is empty, when it is not ssh and takes no port or file, and when the file cannot be read.
-    pub(super) fn new(command: &str, port: Option<u16>, identity: Option<&Path>) -> anyhow::Result<Self> {
+    pub(crate) fn new(command: &str, port: Option<u16>, identity: Option<&Path>) -> anyhow::Result<Self> {
         let mut words = words(command)?;
         let is_ssh = Path::new(&words[0]).file_name().is_some_and(|name| name == "ssh");
         let given = [("--ssh-port", port.is_some()), ("--ssh-identity-file", identity.is_some())];
@@ -73,7 +73,7 @@ impl RemoteShell {
     }
 
     /// The command that runs a command line on another host.
-    pub(super) fn command(&self, host: &str, line: &str) -> Vec<String> {
+    pub(crate) fn command(&self, host: &str, line: &str) -> Vec<String> {
         let mut command = self.0.clone();
         command.extend([host.to_owned(), line.to_owned()]);
         command

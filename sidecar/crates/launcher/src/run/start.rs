@@ -7,7 +7,7 @@ use ronde_bootstrap::interfaces;
 use ronde_bootstrap::messages::{Join, Membership, Peer, Start, ToSidecar};
 use ronde_transport::{JobCa, TrustDomain, Validity};
 use ronde_wire::SidecarIndex;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::address;
 use super::agents::Link;
@@ -114,9 +114,9 @@ impl Job<'_> {
             let found = state.hello.as_ref().map_or(&[][..], |hello| &hello.interfaces);
             state.addresses = interfaces::select(found, selectors);
         }
+        let resolved = self.resolve_remote().await?;
         let mut some_remote = None;
-        for (host, state) in placement.hosts.iter().zip(&mut self.state.hosts).filter(|(_, state)| state.remote) {
-            let resolved = timeout_at(self.start_deadline, address::resolve(host)).await.unwrap_or_default();
+        for (state, resolved) in self.state.hosts.iter_mut().filter(|state| state.remote).zip(resolved) {
             address::put_first(&mut state.addresses, &resolved);
             some_remote = some_remote.or(state.addresses.first().map(|own| own.address));
         }
@@ -125,6 +125,21 @@ impl Job<'_> {
             address::put_first(&mut state.addresses, given.as_slice());
         }
         self.check_addresses()
+    }
+
+    /// Resolves the names of remote hosts, all at the same time.
+    async fn resolve_remote(&mut self) -> Result<Vec<Vec<IpAddr>>, Failure> {
+        let hosts = self.placement.hosts.iter().zip(&self.state.hosts).filter(|(_, state)| state.remote);
+        let tasks: Vec<_> = hosts.map(|(host, _)| tokio::spawn(address::resolve(host.clone()))).collect();
+        let mut resolved = Vec::new();
+        for task in tasks {
+            tokio::select! {
+                // Fails only with a panic, which is reported where it happens.
+                found = task => resolved.push(found.unwrap_or_default()),
+                signal = self.signals.recv() => return Err(Failure::Interrupted { signal }),
+            }
+        }
+        Ok(resolved)
     }
 
     fn check_addresses(&self) -> Result<(), Failure> {

@@ -87,7 +87,7 @@ async fn pass_on(stderr: ChildStderr, receivers: Receivers) {
         let text = String::from_utf8_lossy(&line).into_owned();
         let event = Event::StarterOutput(text.trim_end().to_owned());
         // Fails only when the launcher exits.
-        let _ = receivers.output.send(Item::Passed(text)).await;
+        receivers.output.send(Item::Passed(text)).await;
         let _ = receivers.events.send((0, event)).await;
     }
 }

@@ -7,7 +7,6 @@ use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::interfaces;
 use ronde_bootstrap::messages::{self, Join, Membership, Start, ToSidecar};
 use ronde_wire::SidecarIndex;
-use tokio::time::timeout;
 
 use super::super::address;
 use super::super::agents::{Event as AgentEvent, Link};
@@ -70,7 +69,7 @@ impl ElasticJob<'_> {
                 self.links.insert(agent, link);
                 tokio::spawn(async move {
                     // An alias of the remote shell has no address; the host's own ones are used then.
-                    let addresses = timeout(RESOLVE_WAIT, address::resolve(&host)).await.unwrap_or_default();
+                    let addresses = address::resolve(host).await;
                     let _ = receivers.events.send((number, AgentEvent::Resolved(addresses))).await;
                 });
             }
@@ -280,5 +279,3 @@ impl ElasticJob<'_> {
 const COMMANDS_MAX: usize = 4_096;
 /// The time that an agent has to end what it started.
 const AGENT_LEAVE: Duration = Duration::from_secs(30);
-/// The longest wait for the addresses of a host's name.
-const RESOLVE_WAIT: Duration = Duration::from_secs(5);

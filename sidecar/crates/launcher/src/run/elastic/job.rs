@@ -12,8 +12,10 @@ use tokio::time::{Instant, sleep_until};
 use super::super::agents::{Event as AgentEvent, Link, Receivers};
 use super::super::failure::Failure;
 use super::super::job::{
-    BLAME_WAIT, DRAIN, GRACE, LEAVE, QUEUE_EVENTS, SLACK, Signals, exit_code_of_start, finish_output, written,
+    BLAME_WAIT, DRAIN, GRACE, LEAVE, QUEUE_EVENTS, SLACK, Signals, exit_code_of_start, finish_output, tell_of_loss,
+    written,
 };
+use super::super::outlet::Outlet;
 use super::super::output::{Label, Printer};
 use super::super::scope::Rights;
 use super::super::start::{CERTIFICATE_VALIDITY, TRUST_DOMAIN, milliseconds};
@@ -105,7 +107,7 @@ impl<'a> ElasticJob<'a> {
             notices: Vec::new(),
             memberships: Vec::new(),
             began: Instant::now(),
-            receivers: Some(Receivers { events: sender, output: printer.sender() }),
+            receivers: Some(Receivers { events: sender, output: Outlet::new(printer.sender()) }),
             printer,
             socket: None,
             discovery,
@@ -315,6 +317,10 @@ impl<'a> ElasticJob<'a> {
             self.broadcast(&ToAgent::StopWorkers { grace_ms: u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX) });
         }
         self.wait_for(GRACE + SLACK, Table::workers_ended).await;
+        if failed && !self.table.workers_ended() {
+            self.close_output();
+            self.wait_for(SLACK, Table::workers_ended).await;
+        }
         self.table.sidecars.values_mut().for_each(|sidecar| sidecar.is_closed = true);
         self.broadcast(&ToAgent::CloseSidecars);
         self.wait_for(DRAIN + SLACK, Table::sidecars_ended).await;
@@ -336,10 +342,17 @@ impl<'a> ElasticJob<'a> {
                     // Losses are consequences now.
                     drop(self.consequence(agent, event));
                 }
-                _ = self.signals.recv() => self.broadcast(&ToAgent::Kill),
+                () = self.signals.again() => {
+                    self.close_output();
+                    self.broadcast(&ToAgent::Kill);
+                }
                 () = sleep_until(deadline) => return,
             }
         }
+    }
+
+    fn close_output(&self) {
+        self.receivers.iter().for_each(|receivers| receivers.output.close());
     }
 
     fn broadcast(&self, command: &ToAgent) {
@@ -360,15 +373,22 @@ impl<'a> ElasticJob<'a> {
             let below: String = lines.into_iter().flatten().map(|line| format!("\n{line}")).collect();
             self.printer.block(failure.code().mark(&format!("{failure}{below}"))).await;
         }
-        if let Some(path) = &self.settings.report {
-            exit = written(&self.report(failure, exit), path, &self.printer).await;
+        let report = self.settings.report.as_deref().map(|path| (self.report(failure, exit), path));
+        if let Some((report, path)) = &report {
+            exit = written(report, path, &self.printer).await;
+        }
+        if let Some(notice) = self.receivers.as_ref().and_then(|receivers| receivers.output.notice()) {
+            self.printer.notice(notice).await;
         }
         if self.settings.verbose {
             self.printer.notice(format!("the job ended after {:.1} s", self.began.elapsed().as_secs_f64())).await;
         }
         self.receivers = None;
-        finish_output(self.printer, &mut self.signals, failure.is_some()).await;
-        exit
+        let lost = finish_output(self.printer, &mut self.signals, failure.is_some()).await;
+        match lost {
+            Some(lost) if exit == 0 => tell_of_loss(&lost, report, self.settings).await,
+            _ => exit,
+        }
     }
 }
 
