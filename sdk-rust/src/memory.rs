@@ -4,6 +4,7 @@
 //! No lock is held while bytes are copied. Growing the arena and fetching a segment exchange messages with the sidecar and
 //! populate pages (about 1 ms a MiB). They block; asynchronous calls do them on a blocking thread.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,9 +50,16 @@ pub(crate) fn whole(slot: LeasedSlot) -> InputPart {
 /// Slots that programs write to directly (zero-copy), by the address of their first byte.
 #[derive(Debug, Default)]
 struct Registered {
-    slots: BTreeMap<usize, WeakSlot>,
+    slots: BTreeMap<usize, RegisteredSlot>,
     /// At this number of slots the released ones are removed.
     sweep_at: usize,
+}
+
+/// A slot and its bytes, which are known without holding it: while it is held, its owner cannot write.
+#[derive(Debug)]
+struct RegisteredSlot {
+    bytes: u64,
+    slot: WeakSlot,
 }
 
 #[derive(Debug)]
@@ -149,23 +157,29 @@ impl Memory {
     pub(crate) fn register(&self, slot: &LeasedSlot) {
         let mut registered = lock(&self.registered);
         if registered.slots.len() >= registered.sweep_at {
-            registered.slots.retain(|_, slot| !slot.is_gone());
+            registered.slots.retain(|_, registered| !registered.slot.is_gone());
             registered.sweep_at = REGISTERED_SWEEP_MIN.max(2 * registered.slots.len());
         }
-        registered.slots.insert(slot.address(), slot.downgrade());
+        let (bytes, weak) = (slot.slot().len, slot.downgrade());
+        registered.slots.insert(slot.address(), RegisteredSlot { bytes, slot: weak });
     }
 
     /// The part of a registered slot that the bytes are in, if any.
     pub(crate) fn registered_part(&self, bytes: &[u8]) -> Option<InputPart> {
         let (address, length) = (bytes.as_ptr().addr(), bytes.len());
         let registered = lock(&self.registered);
-        // The nearest slot that still exists: those do not overlap.
-        let mut before = registered.slots.range(..=address).rev();
-        let (start, (hold, whole)) = before.find_map(|(start, slot)| slot.hold().map(|held| (*start, held)))?;
-        let skipped = address - start;
-        let is_within = length > 0 && skipped.checked_add(length).is_some_and(|end| end as u64 <= whole.len);
-        let part = Slot { offset: whole.offset + skipped as u64, len: length as u64, ..whole };
-        is_within.then_some((hold, part))
+        for (start, RegisteredSlot { bytes, slot }) in registered.slots.range(..=address).rev() {
+            let skipped = address - start;
+            let is_within = length > 0 && skipped.checked_add(length).is_some_and(|end| end as u64 <= *bytes);
+            if is_within && let Some((hold, whole)) = slot.hold() {
+                return Some((hold, Slot { offset: whole.offset + skipped as u64, len: length as u64, ..whole }));
+            }
+            // Slots that still exist do not overlap.
+            if !slot.is_gone() {
+                return None;
+            }
+        }
+        None
     }
 
     fn lease_slot(&self, bytes: u64) -> Result<LeasedSlot, Error> {
@@ -254,11 +268,16 @@ impl Memory {
     }
 
     fn grow(&self, exchange: &mut Exchange, bytes: u64) -> Result<(), Error> {
-        let id = SegmentId(exchange.next);
         let size = usize::try_from(bytes).map_err(|error| Error::Limit { reason: error.to_string() })?;
         let segment = OwnedSegment::create("ronde-input", size, Share::Writable)?;
-        exchange.perform(|client| client.attach(&self.token, id, &segment))?;
-        exchange.next += 1;
+        // Each attempt has a number of its own: of one that failed, the sidecar may have mapped the segment.
+        let next = Cell::new(exchange.next);
+        let attached = exchange.perform(|client| {
+            let id = SegmentId(next.replace(next.get() + 1));
+            client.attach(&self.token, id, &segment).map(|()| id)
+        });
+        exchange.next = next.get();
+        let id = attached?;
         self.own.add_segment(id, segment).map_err(|error| Error::Limit { reason: error.to_string() })
     }
 }

@@ -8,7 +8,7 @@ pub const SIDECARS_MAX: usize = 1_024;
 pub const LOCAL_RANKS_MAX: usize = 64;
 /// Process sets alive at once.
 pub const SETS_MAX: usize = 1_024;
-/// Ranks in the pending requests of one rank for process sets of their members; a list counts as
+/// Ranks in the pending requests of one rank for process sets; a list counts as
 /// [`SET_OF_MEMBERS_RANKS_MIN`] ranks at least. So the coordinator keeps at most 1,024 lists for a rank.
 pub const SETS_OF_MEMBERS_PENDING_MAX: usize = 1 << 18;
 /// The least ranks as which the list of one such request counts.

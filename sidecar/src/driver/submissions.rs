@@ -1,5 +1,6 @@
 //! Handles claims, submissions and results of sessions.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use ronde_wire::{Cause, Failure, Rank, RequestId, limits};
 use super::Driver;
 use super::parked::{PARKED_FOR_MAX, ParkedRequest};
 use crate::operation::delivery::{ResultBounds, accept, send_failed};
-use crate::plugins::Answer;
+use crate::plugins::{Answer, OPEN_PER_SESSION_MAX};
 use crate::session::command::ClaimRequest;
 use crate::session::table::SessionId;
 
@@ -84,21 +85,28 @@ impl Driver {
         match accepted {
             Ok(mut submission) => {
                 self.flight.recorder.accepted(rank, &mut submission);
-                self.resolve(id, rank, submission, Instant::now());
+                let _ = self.resolve(id, rank, submission, Instant::now());
             }
             Err(refused) => self.refuse(id, rank, refused),
         }
     }
 
-    /// Continues with a request that arrived at `since` once its plugin is resolved; parks it until then.
-    fn resolve(&mut self, id: SessionId, rank: Rank, mut submission: Submission, since: Instant) {
+    /// Continues with a request that arrived at `since` once its plugin is resolved; parks it until then. Returns whether
+    /// it is parked.
+    fn resolve(&mut self, id: SessionId, rank: Rank, mut submission: Submission, since: Instant) -> bool {
         if let Some(call) = &submission.plugin {
             // The engine refuses an unknown process set.
             let set_ranks = self.engine.set_size(submission.what.set).unwrap_or(0);
-            match self.execution.plugins.resolve(call, &submission.what, set_ranks) {
+            match self.execution.plugins.resolve(id, call, &submission.what, set_ranks) {
                 Answer::Known(plugin) => submission.what.plugin = Some(plugin),
-                Answer::Refused(reason) => return self.give_back(id, rank, &submission, reason),
-                Answer::Later => return self.clients.parked.park(ParkedRequest { session: id, submission, since }),
+                Answer::Refused(reason) => {
+                    self.give_back(id, rank, &submission, reason);
+                    return false;
+                }
+                Answer::Later => {
+                    self.clients.parked.park(ParkedRequest { session: id, submission, since });
+                    return true;
+                }
             }
         }
         let due = self.engine.contribution_bytes(rank, &submission.what);
@@ -110,13 +118,22 @@ impl Driver {
             }
             Err(reason) => self.give_back(id, rank, &submission, reason),
         }
+        false
     }
 
-    /// Resolves the plugins of all parked requests again, in their order of arrival, after the loader has answered.
+    /// Resolves the plugins of parked requests again, in their order of arrival, after the loader has answered. Of a session
+    /// with many of them those behind as many as it may have questions open are left for the next answers.
     pub(super) fn resolve_parked(&mut self) {
-        for ParkedRequest { session: id, submission, since } in self.clients.parked.take() {
+        let mut parked_of: HashMap<SessionId, usize> = HashMap::new();
+        for request in self.clients.parked.take() {
+            let parked = parked_of.entry(request.session).or_default();
+            if *parked >= OPEN_PER_SESSION_MAX {
+                self.clients.parked.park(request);
+                continue;
+            }
+            let ParkedRequest { session: id, submission, since } = request;
             if let Some(rank) = self.waits_still(id, &submission) {
-                self.resolve(id, rank, submission, since);
+                *parked += usize::from(self.resolve(id, rank, submission, since));
             }
         }
     }

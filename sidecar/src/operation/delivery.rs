@@ -79,11 +79,15 @@ fn check_message(session: &Session, submission: &Submission) -> Result<u64, Stri
 fn message_bytes(Submission { what, plugin, place, site, .. }: &Submission) -> u64 {
     let inline = if let Place::Inline(data) = place { data.len() } else { 0 };
     let group = what.group.as_ref().map_or(0, |group| group.name.as_str().len());
-    let splits = if let Collective::AllToAll { splits } = &what.collective { splits.len() } else { 0 };
+    let listed = match &what.collective {
+        Collective::AllToAll { splits } => splits.len() * size_of::<u64>(),
+        Collective::AddSet { ranks } | Collective::AddSetOfMembers { ranks } => ranks.len() * size_of::<Rank>(),
+        _ => 0,
+    };
     let parameters = plugin.as_ref().map_or(0, |call| call.parameters.len());
-    let numbers = what.shape.dimensions().len() + splits;
+    let dimensions = what.shape.dimensions().len() * size_of::<u64>();
     let texts = what.name.as_str().len() + group + site.as_ref().map_or(0, String::len);
-    (inline + texts + numbers * size_of::<u64>() + parameters * limits::PLUGIN_NAME_BYTES_MAX) as u64
+    (inline + texts + listed + dimensions + parameters * limits::PLUGIN_NAME_BYTES_MAX) as u64
 }
 
 /// Returns the segment of a location, after checking that it exists and contains these bytes.

@@ -1,5 +1,5 @@
 //! The thread that loads plugins: it reads, checks and compiles modules, and queries the facts that plans need. A
-//! hostile module can delay this thread, and nothing else.
+//! hostile module can delay this thread, and with it only operations with plugins that are not loaded yet.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

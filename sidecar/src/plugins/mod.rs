@@ -20,9 +20,11 @@ use ronde_plugin_host::{HostConfig, Plugin};
 use ronde_wire::{Epoch, PluginCall, PluginUse, Request, Seq, SetId, limits};
 
 pub(crate) use calls::LanePlugins;
-pub(crate) use registry::Answer;
+pub(crate) use registry::{Answer, OPEN_PER_SESSION_MAX};
 use registry::{LanePlugin, Registry};
 use residuals::Residuals;
+
+use crate::session::table::SessionId;
 
 /// How long a lane waits for a module: less than the silence after which peers declare a sidecar dead.
 const LOAD_TIMEOUT: Duration = Duration::from_millis(2_500);
@@ -77,9 +79,9 @@ impl Plugins {
         Ok(Arc::new(Self { registry: Mutex::new(registry), residuals: Mutex::new(residuals), work: Work::default() }))
     }
 
-    /// Resolves a request's plugin, if it is known. The request's process set has this many ranks.
-    pub(crate) fn resolve(&self, call: &PluginCall, what: &Request, set_ranks: usize) -> Answer {
-        self.registry().resolve(call, what, set_ranks)
+    /// Resolves the plugin of a session's request, if it is known. The request's process set has this many ranks.
+    pub(crate) fn resolve(&self, session: SessionId, call: &PluginCall, what: &Request, set_ranks: usize) -> Answer {
+        self.registry().resolve(session, call, what, set_ranks)
     }
 
     /// Returns the module of an ordered plugin. It waits for one that no rank of this sidecar has requested, as all

@@ -1,7 +1,7 @@
 //! The installed plugins and what is known of them. Nothing blocks here: the loader's thread does what takes long.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, VecDeque, btree_map};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,21 +14,28 @@ use ronde_wire::{DType, PluginCall, PluginUse, ReduceOp, Request, SetId, limits}
 
 use super::loader::{self, Answers, Job, PluginQuery, Resolved};
 use crate::plugins::shipped;
+use crate::session::table::SessionId;
 
 /// The registry of plugins.
 pub(super) struct Registry {
     jobs: Sender<Job>,
     answers: Answers,
-    /// Questions without an answer yet, in order.
-    asked: VecDeque<RequestKey>,
+    /// Questions without an answer yet, in order, each with the session that asked.
+    asked: VecDeque<(RequestKey, SessionId)>,
+    /// How many of them each session has.
+    open: HashMap<SessionId, usize>,
     /// The answer to each question, or `None` while it is open.
     known: HashMap<RequestKey, Option<Answered>>,
     /// Modules that requests have named, for lanes.
     modules: HashMap<String, Arc<Plugin>>,
 }
 
-/// An answer, and when it arrived.
-type Answered = (Result<Resolved, String>, Instant);
+/// An answer, when it arrived, and when a request needed it last.
+struct Answered {
+    answer: Result<Resolved, String>,
+    since: Instant,
+    used: Instant,
+}
 
 /// The result of resolving a request's plugin.
 #[derive(Clone, Debug)]
@@ -59,6 +66,8 @@ pub(super) enum LanePlugin {
 
 /// The most requests that are kept.
 const KNOWN_MAX: usize = 1_024;
+/// The most questions of one session without an answer: another session waits for no more of them.
+pub(crate) const OPEN_PER_SESSION_MAX: usize = 64;
 /// How long a refusal is kept: a file that could not be read may exist later.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 
@@ -72,39 +81,61 @@ impl Registry {
     ) -> anyhow::Result<Self> {
         let files = files(paths)?;
         let (jobs, answers) = loader::start(host, files, answered).map_err(anyhow::Error::msg)?;
-        Ok(Self { jobs, answers, asked: VecDeque::new(), known: HashMap::new(), modules: HashMap::new() })
+        let (asked, open, known, modules) = (VecDeque::new(), HashMap::new(), HashMap::new(), HashMap::new());
+        Ok(Self { jobs, answers, asked, open, known, modules })
     }
 
-    /// Resolves a request's plugin. Its process set has this many ranks.
-    pub(super) fn resolve(&mut self, call: &PluginCall, what: &Request, set_ranks: usize) -> Answer {
+    /// Resolves the plugin of a session's request. Its process set has this many ranks.
+    pub(super) fn resolve(
+        &mut self,
+        session: SessionId,
+        call: &PluginCall,
+        what: &Request,
+        set_ranks: usize,
+    ) -> Answer {
         self.take_answers();
         let parameters = call.parameters.iter().map(|(name, value)| (name.clone(), format!("{value:?}"))).collect();
         let (dtype, reduces) = (what.dtype, what.collective.reduce_op() == Some(ReduceOp::Plugin));
         let asked = RequestKey { name: call.name.clone(), parameters, dtype, reduces };
-        match self.known.get(&asked) {
+        match self.known.get_mut(&asked) {
             Some(None) => Answer::Later,
-            Some(Some((Err(reason), since))) if since.elapsed() < REFUSED_FOR => Answer::Refused(reason.clone()),
-            Some(Some((Ok((uses, plugin)), _))) => match unusable(uses, plugin, (what.set, set_ranks)) {
-                Some(reason) => Answer::Refused(format!("plugin {uses}: {reason}")),
-                None => Answer::Known(Arc::clone(uses)),
-            },
-            None | Some(Some((Err(_), _))) => self.ask(asked, PluginQuery { call: call.clone(), dtype, reduces }),
+            Some(Some(Answered { answer: Err(reason), since, .. })) if since.elapsed() < REFUSED_FOR => {
+                Answer::Refused(reason.clone())
+            }
+            Some(Some(Answered { answer: Ok((uses, plugin)), used, .. })) => {
+                *used = Instant::now();
+                match unusable(uses, plugin, (what.set, set_ranks)) {
+                    Some(reason) => Answer::Refused(format!("plugin {uses}: {reason}")),
+                    None => Answer::Known(Arc::clone(uses)),
+                }
+            }
+            None | Some(Some(_)) => self.ask(session, asked, PluginQuery { call: call.clone(), dtype, reduces }),
         }
     }
 
-    fn ask(&mut self, asked: RequestKey, question: PluginQuery) -> Answer {
-        if self.known.len() >= KNOWN_MAX {
-            self.known.retain(|_, answer| answer.is_none());
-        }
-        if self.known.len() >= KNOWN_MAX {
-            return Answer::Refused(format!("{KNOWN_MAX} other plugins or parameters are being loaded; ask for fewer"));
+    /// Asks the loader, unless the session or all of them have too many questions open: then the request waits until some
+    /// are answered.
+    fn ask(&mut self, session: SessionId, asked: RequestKey, question: PluginQuery) -> Answer {
+        if self.open.get(&session).is_some_and(|open| *open >= OPEN_PER_SESSION_MAX) || !self.make_room(&asked) {
+            return Answer::Later;
         }
         if self.jobs.send(Job::Resolve(question)).is_err() {
             return Answer::Refused("the thread that loads plugins has ended; see the sidecar's log".to_owned());
         }
-        self.asked.push_back(asked.clone());
+        self.asked.push_back((asked.clone(), session));
+        *self.open.entry(session).or_default() += 1;
         self.known.insert(asked, None);
         Answer::Later
+    }
+
+    /// Returns whether the table has room for a question, after forgetting the answer that was needed longest ago.
+    fn make_room(&mut self, asked: &RequestKey) -> bool {
+        if self.known.len() < KNOWN_MAX || self.known.contains_key(asked) {
+            return true;
+        }
+        let answered = self.known.iter().filter_map(|(key, answered)| Some((answered.as_ref()?.used, key)));
+        let oldest = answered.min_by_key(|(used, _)| *used).map(|(_, key)| key.clone());
+        oldest.is_some_and(|oldest| self.known.remove(&oldest).is_some())
     }
 
     fn take_answers(&mut self) {
@@ -112,9 +143,15 @@ impl Registry {
             if let Ok((uses, plugin)) = &answer {
                 self.modules.insert(uses.name.clone(), Arc::clone(plugin));
             }
-            if let Some(asked) = self.asked.pop_front() {
-                self.known.insert(asked, Some((answer, Instant::now())));
+            let Some((asked, session)) = self.asked.pop_front() else { continue };
+            if let Entry::Occupied(mut open) = self.open.entry(session) {
+                *open.get_mut() -= 1;
+                if *open.get() == 0 {
+                    open.remove();
+                }
             }
+            let now = Instant::now();
+            self.known.insert(asked, Some(Answered { answer, since: now, used: now }));
         }
     }
 
@@ -228,11 +265,11 @@ fn wasm_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
 /// Adds a plugin's file; two files of one name are an error.
 fn take(files: &mut BTreeMap<String, PathBuf>, name: String, path: PathBuf) -> anyhow::Result<()> {
     match files.entry(name) {
-        Entry::Occupied(other) => {
+        btree_map::Entry::Occupied(other) => {
             let (name, other) = (other.key(), other.get().display());
             bail!("{other} and {} are both plugin {name}; remove one of them", path.display())
         }
-        Entry::Vacant(free) => {
+        btree_map::Entry::Vacant(free) => {
             free.insert(path);
             Ok(())
         }
@@ -241,6 +278,8 @@ fn take(files: &mut BTreeMap<String, PathBuf>, name: String, path: PathBuf) -> a
 
 #[cfg(test)]
 mod tests {
+    use ronde_wire::{Collective, TensorName};
+
     use super::*;
 
     /// A module that is its manifest.
@@ -264,6 +303,45 @@ mod tests {
             fs::write(folder.path().join(name), bytes).expect("a file");
         }
         folder
+    }
+
+    fn ask(registry: &mut Registry, session: u64, name: &str) -> Answer {
+        let (tensor, shape) =
+            (TensorName::new("t").expect("a name"), ronde_wire::Shape::new(vec![1]).expect("a shape"));
+        let what = Request::new(SetId::WORLD, tensor, Collective::Barrier, DType::F32, shape);
+        let call = PluginCall { name: name.to_owned(), parameters: Vec::new() };
+        registry.resolve(SessionId(session), &call, &what, 2)
+    }
+
+    /// Asks until there is an answer, which is a refusal here: there are no plugins.
+    fn refusal(registry: &mut Registry, session: u64, name: &str) -> String {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            match ask(registry, session, name) {
+                Answer::Refused(reason) => return reason,
+                _ => assert!(Instant::now() < deadline, "{name} is not answered"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_session_that_asks_for_thousands_of_plugins_refuses_nobody_elses() {
+        // Answers come only when the test lets the loader go on.
+        let (go, may_go) = mpsc::channel::<()>();
+        let waits = move || drop(may_go.recv());
+        let mut registry = Registry::new(HostConfig::default(), &[], waits).expect("it starts");
+        for number in 0..2 * KNOWN_MAX {
+            assert!(matches!(ask(&mut registry, 1, &format!("flood-{number}")), Answer::Later));
+        }
+        assert!(registry.asked.len() <= OPEN_PER_SESSION_MAX);
+        assert!(matches!(ask(&mut registry, 2, "mine"), Answer::Later));
+        drop(go);
+        assert!(refusal(&mut registry, 2, "mine").contains("mine"));
+        for number in 0..KNOWN_MAX + 100 {
+            assert!(refusal(&mut registry, 1, &format!("flood-{number}")).contains("flood"));
+        }
+        assert!(registry.known.len() <= KNOWN_MAX && registry.open.is_empty());
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //!
 //! 1. *The memory disappears*: access beyond the end of a file that has shrunk raises SIGBUS. A [`Mapping`] is made
 //!    from a [`SealedFd`] only, which is a memfd of ordinary pages with F_SEAL_SHRINK and at least the mapped size.
-//!    Seals cannot be removed. Holes that the peer punches read as zeros. Huge pages could be missing after a hole was
+//!    Seals cannot be removed. Holes that the peer punches read as zeros, unless the kernel refuses to commit their pages,
+//!    which it does with `vm.overcommit_memory=2` alone. Huge pages could be missing after a hole was
 //!    punched, so memfds of huge pages are rejected.
 //! 2. *The compiler assumes that nobody else writes*. A `&[u8]` promises this, and even a plain load may be repeated or
 //!    replaced by a second load of the source. Therefore no reference to the bytes is created (except for a worker's

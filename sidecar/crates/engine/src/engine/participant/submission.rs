@@ -287,10 +287,10 @@ impl Participant {
         Err(format!("{rank} has {most} requests pending, the most that one session may have; wait for some of them"))
     }
 
-    /// Checks that the rank has room for another request for a process set of its members.
+    /// Checks that the rank has room for another request for a process set.
     fn check_set_room(&self, rank: Rank, what: &Request) -> Result<(), String> {
         let listed = |what: &Request| match &what.collective {
-            Collective::AddSetOfMembers { ranks } => weight(ranks.len()),
+            Collective::AddSet { ranks } | Collective::AddSetOfMembers { ranks } => weight(ranks.len()),
             _ => 0,
         };
         let (more, most) = (listed(what), limits::SETS_OF_MEMBERS_PENDING_MAX);
