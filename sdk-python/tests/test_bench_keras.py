@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+from typing import TYPE_CHECKING
 
 import pytest
 
+from ronde.bench.__main__ import main
 from ronde.bench.errors import WrongResultError
 from ronde.bench.keras import TOLERANCE, _compare
+
+if TYPE_CHECKING:
+    import pathlib
 
 # Two weights, with their sampled values.
 EXPECTED = [[0.5, -2.0, 0.0], [0.25]]
@@ -44,3 +50,19 @@ def test_weights_of_a_peer_that_are_not_finite_prove_nothing(at: int, wrong: flo
 def test_missing_and_further_values_are_found(values: list[list[float]]) -> None:
     with pytest.raises(WrongResultError, match="the peer's has weights of"):
         _compare(values, EXPECTED)
+
+
+def test_the_report_is_written_before_a_table_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ronde.bench.keras.require_tensorflow", lambda: None)
+    monkeypatch.setattr("ronde.bench.keras.machine.describe", lambda: {"load_average_before": [0.0]})
+    monkeypatch.setattr("ronde.bench.keras.render", lambda *_, **__: "tables")
+    monkeypatch.setattr("ronde.bench.keras._world", lambda _fit, ranks: {"ranks": ranks})
+    path, nowhere = tmp_path / "a.json", tmp_path / "no" / "a.md"
+    assert main(["keras", "--ranks", "2", "--json", str(path), "--markdown", str(nowhere)]) == 2
+    assert f"ronde bench: {nowhere} cannot be written" in capsys.readouterr().err
+    assert json.loads(path.read_text())["worlds"] == [{"ranks": 2}]
+    # Its tables are others than those of a report.
+    assert main(["report", str(path)]) == 2
+    assert "of schema 'ronde-bench-keras/1'" in capsys.readouterr().err

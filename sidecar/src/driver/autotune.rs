@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use ronde_bootstrap::codes::Code;
-use ronde_engine::{AutotuneSample, AutotuneStage, Knobs};
+use ronde_engine::{AutotuneSample, AutotuneStage, CostModel, Knobs};
 
 use super::Driver;
 
@@ -18,8 +18,8 @@ use super::Driver;
 #[derive(Debug, Default)]
 pub(crate) struct AutotuneLog {
     path: Option<PathBuf>,
-    /// The beta beside which the search changes alpha: their relation selects algorithms.
-    beta_us_per_byte: f64,
+    /// The cost model whose alpha the search changes: its relation to the rest selects algorithms.
+    cost: CostModel,
     writer: Option<Writer>,
 }
 
@@ -29,18 +29,18 @@ impl AutotuneLog {
     ///
     /// # Errors
     /// When the file cannot be made, or does not open for [`OPENING_TIMEOUT`].
-    pub(crate) fn create(path: Option<&Path>, beta_us_per_byte: f64, is_coordinator: bool) -> anyhow::Result<Self> {
-        Self::create_within(OPENING_TIMEOUT, path, beta_us_per_byte, is_coordinator)
+    pub(crate) fn create(path: Option<&Path>, cost: CostModel, is_coordinator: bool) -> anyhow::Result<Self> {
+        Self::create_within(OPENING_TIMEOUT, path, cost, is_coordinator)
     }
 
     fn create_within(
         timeout: Duration,
         path: Option<&Path>,
-        beta_us_per_byte: f64,
+        cost: CostModel,
         is_coordinator: bool,
     ) -> anyhow::Result<Self> {
         let Some(path) = path else { return Ok(Self::default()) };
-        let mut log = Self { path: Some(path.to_path_buf()), beta_us_per_byte, writer: None };
+        let mut log = Self { path: Some(path.to_path_buf()), cost, writer: None };
         if is_coordinator {
             let created = Writer::opened(path, timeout);
             let created = created.with_context(|| {
@@ -54,7 +54,7 @@ impl AutotuneLog {
     /// Appends a row. After a failure, which is logged, nothing more is written.
     fn append(&mut self, sample: &AutotuneSample) {
         let Some(path) = &self.path else { return };
-        let text = row(sample, self.beta_us_per_byte);
+        let text = row(sample, self.cost);
         let sent = match &self.writer {
             Some(writer) => writer.write(text),
             None => Writer::start(path, continued, None).map_err(|error| error.to_string()).and_then(|writer| {
@@ -212,19 +212,20 @@ fn text(sample: &AutotuneSample) -> String {
 }
 
 /// A row: columns of Horovod that mean nothing here have the values that they always have.
-fn row(sample: &AutotuneSample, beta_us_per_byte: f64) -> String {
+fn row(sample: &AutotuneSample, CostModel { beta_us_per_byte, gamma_us_per_byte, .. }: CostModel) -> String {
     let Knobs { fusion_threshold_bytes, chunk_bytes, lanes, eager_bytes, hierarchical_allreduce, alpha_us } =
         sample.knobs;
     let (hierarchical, chunk_bytes) = (u8::from(hierarchical_allreduce), chunk_bytes.unwrap_or(0));
     format!(
         "{hierarchical},0,0,1,0,{fusion_threshold_bytes},{chunk_bytes},{lanes},{eager_bytes},{alpha_us:.3},\
-         {beta_us_per_byte:.6e},{:.4}\n",
+         {beta_us_per_byte:.6e},{gamma_us_per_byte:.6e},{:.4}\n",
         sample.score
     )
 }
 
 const HEAD: &str = "hierarchical_allreduce,hierarchical_allgather,torus_allreduce,cache_enabled,cycle_time_ms,\
-                    tensor_fusion_threshold,chunk_bytes,lanes,eager_bytes,alpha_us,beta_us_per_byte,score\n";
+                    tensor_fusion_threshold,chunk_bytes,lanes,eager_bytes,alpha_us,beta_us_per_byte,gamma_us_per_byte,\
+                    score\n";
 
 #[cfg(test)]
 mod tests {
@@ -246,26 +247,26 @@ mod tests {
     fn a_file_has_a_head_and_a_row_for_each_sample_and_a_later_coordinator_appends() {
         let directory = tempfile::tempdir().expect("a directory can be made");
         let path = directory.path().join("log.csv");
-        let mut log = AutotuneLog::create(Some(&path), 1e-3, true).expect("it can be written");
+        let mut log = AutotuneLog::create(Some(&path), CostModel::default(), true).expect("it can be written");
         log.append(&sample(AutotuneStage::Searching));
         drop(log);
-        let mut later = AutotuneLog::create(Some(&path), 1e-3, false).expect("nothing is made");
+        let mut later = AutotuneLog::create(Some(&path), CostModel::default(), false).expect("nothing is made");
         later.append(&sample(AutotuneStage::Finished));
         drop(later);
         let text = std::fs::read_to_string(&path).expect("it was made");
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
         assert_eq!(lines[0].split(',').count(), lines[1].split(',').count());
-        assert_eq!(lines[1], "1,0,0,1,0,1048576,0,2,4096,60.000,1.000000e-3,123.4560");
+        assert_eq!(lines[1], "1,0,0,1,0,1048576,0,2,4096,60.000,1.000000e-3,1.000000e-4,123.4560");
     }
 
     #[test]
     fn a_file_that_cannot_be_made_is_an_error_and_one_that_fails_later_is_not() {
         let nowhere = Some(Path::new("/no/such/directory/a.csv"));
-        let error = AutotuneLog::create(nowhere, 1e-3, true).expect_err("no directory");
+        let error = AutotuneLog::create(nowhere, CostModel::default(), true).expect_err("no directory");
         let error = format!("{error:#}");
         assert!(error.contains("cannot write the autotune log /no/such/directory/a.csv"), "{error}");
-        let mut later = AutotuneLog::create(nowhere, 1e-3, false).expect("not opened yet");
+        let mut later = AutotuneLog::create(nowhere, CostModel::default(), false).expect("not opened yet");
         // Its thread fails first; then rows are refused.
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         while later.path.is_some() {
@@ -286,7 +287,7 @@ mod tests {
     fn a_fifo_that_nobody_reads_is_an_error_after_a_time() {
         let directory = tempfile::tempdir().expect("a directory can be made");
         let path = fifo(&directory);
-        let error = AutotuneLog::create_within(Duration::from_millis(50), Some(&path), 1e-3, true);
+        let error = AutotuneLog::create_within(Duration::from_millis(50), Some(&path), CostModel::default(), true);
         let error = format!("{:#}", error.expect_err("nobody reads"));
         assert!(error.contains("does not open for 0.05 s") && error.contains("a FIFO that nobody reads"), "{error}");
         // Its thread waits in vain; a reader lets it end.
@@ -299,7 +300,7 @@ mod tests {
         let path = fifo(&directory);
         // It opens, and a FIFO takes some 64 KiB that nobody reads.
         let reader = OpenOptions::new().read(true).write(true).open(&path).expect("it is ours");
-        let mut log = AutotuneLog::create(Some(&path), 1e-3, true).expect("it has a reader");
+        let mut log = AutotuneLog::create(Some(&path), CostModel::default(), true).expect("it has a reader");
         let mut rows = 0;
         while log.path.is_some() {
             log.append(&sample(AutotuneStage::Searching));

@@ -149,7 +149,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     let flight = Flight::new((settings.job.clone(), settings.run.clone()), &settings.tuning.flight_directory());
     let mut driver = Driver::new(
         engine_config(&settings, &membership, &world),
-        Links { control, web_tls, transport: settings.tuning.transport },
+        Links { control, web_tls, transport: settings.tuning.transport() },
         execution(&settings, results(&settings, &world, &segments), &gpus, (lanes, plugins)),
         clients(&settings, tokens, (segments, streams)),
         (Liveness::new(args.container.exit_with_workers.map(Duration::from_secs)), memberships, flight),
@@ -507,8 +507,8 @@ fn engine_config(settings: &Settings, membership: &Membership, world: &World) ->
     EngineConfig {
         lanes: settings.tuning.lanes(),
         chunk_bytes: settings.tuning.chunk_bytes,
-        cost: tuning::cost(settings),
-        measures_cost: settings.tuning.measure_cost,
+        cost: tuning::known(settings),
+        measured_gamma_us_per_byte: tuning::measured_gamma(settings),
         autotune: tuning::autotune(settings),
         threads: settings.tuning.threads(),
         threads_used_max: settings.tuning.local_lanes.unwrap_or(defaults.threads_used_max),

@@ -46,7 +46,7 @@ impl Ports {
         let mut free = settings.ports.candidates();
         for number in 0..count {
             let purpose = number.checked_sub(1).map_or(Purpose::Control, |lane| Purpose::Data(lane_number(lane)));
-            let bind = |at| NetworkPort::bind(at, settings.tuning.transport, purpose, &SocketOptions::default());
+            let bind = |at| NetworkPort::bind(at, settings.tuning.transport(), purpose, &SocketOptions::default());
             let port = next_free(to, &mut free, bind).map_err(|none| none.explain(settings.ports, number, count))?;
             bound.push(port.with_routes(routes.clone()).accept_only_at(own.clone()));
         }

@@ -15,7 +15,7 @@ use crate::process::settings::Settings;
 pub(crate) fn autotune_log(settings: &Settings, world: &World) -> anyhow::Result<AutotuneLog> {
     let autotune = &settings.tuning.autotune;
     let path = autotune.log_file.as_deref().filter(|_| autotune.is_on());
-    AutotuneLog::create(path, known(settings).beta_us_per_byte, world.coordinator() == settings.me)
+    AutotuneLog::create(path, known(settings), world.coordinator() == settings.me)
 }
 
 /// Returns how to search for better settings, if that was asked for.
@@ -33,16 +33,14 @@ pub(crate) fn autotune(settings: &Settings) -> Option<AutotuneSettings> {
     })
 }
 
-/// Returns the cost model of the profile, or the default. The time of a reduced byte is measured here when a model is asked
-/// for.
-pub(crate) fn cost(settings: &Settings) -> CostModel {
-    let known = known(settings);
-    let measured = || reduction_us_per_byte().unwrap_or(known.gamma_us_per_byte);
-    if settings.tuning.measure_cost { CostModel { gamma_us_per_byte: measured(), ..known } } else { known }
+/// Measures the time of a reduced byte when a cost model is to be measured. It is reported with that, and selects no algorithm.
+pub(crate) fn measured_gamma(settings: &Settings) -> Option<f64> {
+    let measured = || reduction_us_per_byte().unwrap_or(known(settings).gamma_us_per_byte);
+    settings.tuning.measure_cost.then(measured)
 }
 
 /// The cost model of the profile, or the default.
-fn known(settings: &Settings) -> CostModel {
+pub(crate) fn known(settings: &Settings) -> CostModel {
     settings.tuning.cost.map_or_else(CostModel::default, |cost| CostModel {
         alpha_us: cost.alpha_us,
         beta_us_per_byte: cost.beta_us_per_byte,
@@ -59,7 +57,7 @@ pub(crate) fn measured(cost: CostStatus) -> Cost {
 /// Measures how long one thread takes for each byte that it reduces into another, in microseconds: the best of some passes
 /// over more memory than a second-level cache has, which takes some milliseconds.
 fn reduction_us_per_byte() -> Option<f64> {
-    let (mut sum, values) = (vec![0; REDUCED_BYTES], vec![0; REDUCED_BYTES]);
+    let [mut sum, values] = buffers();
     let mut pass = || {
         let began = Instant::now();
         for (into, from) in sum.chunks_mut(BLOCK_BYTES).zip(values.chunks(BLOCK_BYTES)) {
@@ -72,6 +70,13 @@ fn reduction_us_per_byte() -> Option<f64> {
     Some(best.max(f64::MIN_POSITIVE))
 }
 
+/// Memory that has been written: all pages of memory that was only allocated are one page of zeros, which stays in the cache.
+fn buffers() -> [Vec<u8>; 2] {
+    [0; 2].map(|_| vec![WRITTEN; REDUCED_BYTES])
+}
+
+/// As an f32 it is a small normal number, also after some sums.
+const WRITTEN: u8 = 0x3c;
 const REDUCED_BYTES: usize = 8 << 20;
 const BLOCK_BYTES: usize = 16 << 10;
 const PASSES: usize = 5;
@@ -79,6 +84,14 @@ const PASSES: usize = 5;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reduced_numbers_are_normal_and_in_pages_of_their_own() {
+        let [sum, values] = buffers();
+        assert!(sum == values && sum.iter().all(|byte| *byte != 0));
+        let number = f32::from_ne_bytes([WRITTEN; 4]);
+        assert!(number.is_normal() && (number * (PASSES + 1) as f32).is_normal());
+    }
 
     #[test]
     fn a_byte_is_reduced_in_a_time_above_zero() {

@@ -1,7 +1,9 @@
 //! The search for better settings with real processes: `ronde run --autotune`, `ronde tune`, and profiles.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
@@ -164,4 +166,107 @@ fn a_command_that_ends_before_the_search_gives_no_profile() {
     assert!(!Path::new(&profile).exists(), "a search that failed leaves a profile");
     let elsewhere = Run::tune(1).options(["--output", "/no/such/profile.toml"]).start(["true"]).wait(DEADLINE);
     assert!(elsewhere.stderr.contains("cannot write the profile /no/such/profile.toml"), "{elsewhere}");
+}
+
+/// A short search of the built-in worker on two sidecars.
+const SHORT: [&str; 6] = ["--samples", "2", "--warmup-samples", "0", "--steps-per-sample", "1"];
+
+#[test]
+fn a_search_over_a_transport_that_fails_does_not_lose_the_one_that_succeeded() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let profile = file(directory.path(), "found.toml");
+    // The workers of the second job fail.
+    let worker = r#"mkdir "$0.$RONDE_RANK" || exit 7; exec "$1" tune-worker --steps 100 --tensors 16384,65536"#;
+    let (seen, ronde) = (file(directory.path(), "seen"), ronde_binary());
+    let ended = Run::tune(2)
+        .sidecars(2)
+        .options(SHORT)
+        .options(["--transports", "tls,quic", "--output", &profile])
+        .start(["sh", "-c", worker, &seen, ronde.to_str().context("a path of text")?])
+        .wait(DEADLINE);
+    ensure!(ended.code == Some(0), "{ended}");
+    ensure!(ended.stdout.contains("tls: ") && ended.stdout.contains("the search over quic failed: "), "{ended}");
+    ensure!(fs::read_to_string(&profile)?.contains("transport = \"tls\""), "{ended}");
+    Ok(())
+}
+
+#[test]
+fn a_job_of_one_sidecar_is_searched_once_and_its_profile_has_only_what_acts_there() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let profile = file(directory.path(), "found.toml");
+    // The number of sidecars follows from the slots.
+    let ended = Run::tune(2)
+        .options(["--hosts", "localhost:2,127.0.0.1:2", "--tensors", "16384,65536", "--output", &profile])
+        .options(SHORT)
+        .start(Vec::<String>::new())
+        .wait(DEADLINE);
+    ensure!(ended.code == Some(0), "{ended}");
+    ensure!(ended.stdout.contains("one sidecar: ") && !ended.stdout.contains("quic"), "{ended}");
+    let text = fs::read_to_string(&profile)?;
+    ensure!(text.contains("local-lanes = "), "{text}");
+    for key in ["\nlanes", "eager-bytes", "hierarchical-allreduce", "transport", "[cost]"] {
+        ensure!(!text.contains(key), "{key} has no effect: {text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_log_of_an_earlier_search_is_not_taken_for_the_one_of_this() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (profile, log) = (file(directory.path(), "found.toml"), file(directory.path(), "found.tls.csv"));
+    let head = "hierarchical_allreduce,tensor_fusion_threshold,chunk_bytes,lanes,eager_bytes,alpha_us,beta_us_per_byte,\
+                gamma_us_per_byte,score\n";
+    fs::write(&log, head.to_owned() + &"1,1048576,4096,1,4096,60,1e-3,1e-4,100\n".repeat(2))?;
+    let ended = Run::tune(1).options(["--transports", "tls", "--output", &profile]).start(["true"]).wait(DEADLINE);
+    ensure!(ended.code == Some(69), "{ended}");
+    ensure!(!Path::new(&profile).exists(), "{ended}");
+    Ok(())
+}
+
+#[test]
+fn a_signal_ends_the_search_with_its_job() {
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    let profile = file(directory.path(), "none.toml");
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130)] {
+        let mut job = Run::tune(1).options(["--output", &profile]).start(["sleep", "1000"]);
+        job.worker(0, DEADLINE);
+        job.signal(signal);
+        job.wait_for_nothing_left(DEADLINE);
+        let ended = job.wait(DEADLINE);
+        assert_eq!(ended.code, Some(code), "{ended}");
+        assert!(!ended.stderr.contains("RONDE-E703"), "a signal is no failure of the search: {ended}");
+    }
+}
+
+#[test]
+fn a_signal_ends_a_measurement_with_its_job_and_its_files() {
+    let directory = tempfile::tempdir().expect("a directory can be made");
+    // Other files, such as flight records, stay.
+    let is_of_measurement = |name: &str| name.starts_with("ronde-calibration-");
+    let names = || fs::read_dir(directory.path()).expect("ours").flatten().map(|entry| entry.file_name());
+    let files = || names().filter(|name| name.to_str().is_some_and(is_of_measurement)).count();
+    let run = Run::new(2).sidecars(2).options(["--calibrate"]).env("TMPDIR", directory.path());
+    let mut job = run.start(["echo", "ran"]);
+    job.wait_for("the folder of the measurement", DEADLINE, |_| (files() > 0).then_some(()));
+    job.signal(Signal::SIGINT);
+    job.wait_for_nothing_left(DEADLINE);
+    let ended = job.wait(DEADLINE);
+    assert_eq!((ended.code, files()), (Some(130), 0), "{ended}");
+    assert!(!ended.stdout.contains("ran"), "{ended}");
+}
+
+#[test]
+fn input_is_for_the_job_and_not_for_the_measurement_before_it() -> Result<()> {
+    let runtime_dir = tempfile::tempdir()?;
+    let mut child = Command::new(ronde_binary())
+        .args(["run", "-np", "2", "--sidecars", "2", "--calibrate", "--stdin", "0", "cat"])
+        .env("XDG_RUNTIME_DIR", runtime_dir.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    child.stdin.take().context("a pipe")?.write_all(b"typed\n")?;
+    let output = child.wait_with_output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success() && text.contains("typed"), "{}: {text}", output.status);
+    Ok(())
 }

@@ -55,7 +55,8 @@ def _collectives(options: argparse.Namespace) -> None:
     )
     bench = run.Run("collectives", options.seed, _given_options(options), _extras(options), options.link_gbit)
     worlds = _worlds(bench, options.hosts, extent.hosts, options.ranks or extent.ranks)
-    _finish(bench.measure(worlds, chosen, options.peers, training), options)
+    peers = list(dict.fromkeys(options.peers))
+    _finish(bench.measure(worlds, chosen, peers, training), options)
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -75,11 +76,12 @@ def _keras(options: argparse.Namespace) -> None:
     ranks = options.ranks or DEFAULT.ranks
     fit = keras.Fit(ranks, options.batch, options.rounds, options.steps, options.keras, options.seed)
     found = keras.measure(fit)
+    # Write results first: they must not be lost if the tables cannot be written.
+    if options.json:
+        report.write(options.json, json.dumps(found, indent=1) + "\n")
     print(keras.render(found))
     if options.markdown:
-        options.markdown.write_text(keras.render(found, markdown=True))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        report.write(options.markdown, keras.render(found, markdown=True))
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -105,7 +107,7 @@ def _extras(options: argparse.Namespace) -> Extras:
 
 
 def _worlds(bench: run.Run, asked: Sequence[int] | None, usual: Sequence[int], ranks: Sequence[int]) -> list[World]:
-    """Returns the worlds, one host first. Skips worlds of several hosts if they are impossible and not requested."""
+    """Returns the worlds, one host first. Skips those of several hosts that are impossible and not requested."""
     hosts = list(asked or usual)
     reason = run.why_no_hosts()
     if reason is not None and max(hosts) > 1:
@@ -113,11 +115,17 @@ def _worlds(bench: run.Run, asked: Sequence[int] | None, usual: Sequence[int], r
             raise UsageError(f"--hosts {max(hosts)}: {reason}")
         bench.report["notes"].append(f"several hosts are skipped: {reason}")
         hosts = [1]
-    if bench.gbit is not None and max(hosts) == 1:
+    worlds = []
+    for world in (World(host, rank) for host in hosts for rank in ranks):
+        try:
+            run.check_world(world)
+            worlds.append(world)
+        except BenchError as error:
+            if asked:
+                raise
+            bench.report["notes"].append(f"{world.title()} is skipped: {error}")
+    if bench.gbit is not None and max(world.hosts for world in worlds) == 1:
         raise UsageError("--link-gbit is of links between hosts: give --hosts 2")
-    worlds = [World(host, rank) for host in hosts for rank in ranks]
-    for world in worlds:
-        run.check_world(world)
     return worlds
 
 
@@ -183,9 +191,8 @@ def _add_collectives(parser: argparse.ArgumentParser) -> None:
     extent.add_argument("--full", action="store_true", help="every power of 4 up to 256 MB, many rounds")
     parser.add_argument("--collectives", type=_listed(_collective), metavar="NAME,...", help=", ".join(COLLECTIVES))
     parser.add_argument("--sizes", type=_listed(cases.parse_size), metavar="SIZE,...", help="such as 4,64KB,16MB")
-    parser.add_argument(
-        "--peers", type=_listed(_peer), default=list(PEERS), metavar="NAME,...", help="gloo, mpi (default: both)"
-    )
+    peers_help = "gloo, mpi (default: both); the training step is beside Gloo in any case"
+    parser.add_argument("--peers", type=_listed(_peer), default=list(PEERS), metavar="NAME,...", help=peers_help)
     parser.add_argument("--rounds", type=_positive, metavar="N", help="turns of each backend for each case")
     _add_several(parser, "--reducer", Named.parse, _NAMED, "all-reduce by this plugin, too")
     parser.add_argument("--no-train", dest="train", action="store_false", help="skip the training step of a perceptron")
@@ -209,7 +216,8 @@ def _add_keras(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=_positive, default=6, metavar="N", help="timed steps of a turn (default: 6)")
     parser.add_argument("--keras", type=int, choices=[2, 3], default=2, help="Keras 3 is without the peer (default: 2)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of all data (default: 1)")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the report as JSON")
+    json_help = "write the report as JSON, of a schema that `ronde bench report` does not show"
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help=json_help)
     parser.add_argument("--markdown", type=pathlib.Path, metavar="FILE", help="write the tables as Markdown")
 
 

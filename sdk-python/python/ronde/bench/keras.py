@@ -35,6 +35,7 @@ MODES = [
     ("ronde", "alone", "one rank alone"),
     ("mirrored", "fit", "MultiWorkerMirroredStrategy, ring"),
 ]
+SCHEMA = "ronde-bench-keras/1"
 WARM_UP = 2
 # Of weights after the first step, relative to the largest sampled value: backends add gradients in another order.
 TOLERANCE = 1e-3
@@ -64,7 +65,8 @@ class Fit:
 
 def measure(fit: Fit) -> dict[str, Any]:
     """Measures all worlds. Returns the report. Raises WrongResultError, and BenchError for what cannot be measured."""
-    found: dict[str, Any] = {"machine": machine.describe(), "keras": fit.keras, "batch": fit.batch, "worlds": []}
+    found: dict[str, Any] = {"schema": SCHEMA, "machine": machine.describe(), "keras": fit.keras, "batch": fit.batch}
+    found["worlds"] = []
     for ranks in fit.ranks:
         found["worlds"].append(_world(fit, ranks))
     found["machine"]["load_average_after"] = list(os.getloadavg())

@@ -60,11 +60,11 @@ def show(
     """Prints the tables and writes the requested files."""
     # Write results first: they must not be lost if the plot fails.
     if json_path is not None:
-        _write(json_path, json.dumps(report, indent=1) + "\n")
+        write(json_path, json.dumps(report, indent=1) + "\n")
     sys.stdout.write(render(report))
     sys.stdout.flush()
     if markdown is not None:
-        _write(markdown, render(report, markdown=True))
+        write(markdown, render(report, markdown=True))
     if plot is not None:
         from ronde.bench.plot import draw
 
@@ -75,10 +75,11 @@ def write_page(reports: Sequence[tuple[pathlib.Path, dict[str, Any]]], path: pat
     """Writes the page of plots."""
     from ronde.bench.page import page
 
-    _write(path, page([(name.name, report) for name, report in reports]))
+    write(path, page([(name.name, report) for name, report in reports]))
 
 
-def _write(path: pathlib.Path, text: str) -> None:
+def write(path: pathlib.Path, text: str) -> None:
+    """Writes a file. Raises BenchError."""
     try:
         path.write_text(text)
     except OSError as error:

@@ -55,28 +55,37 @@ class Run:
         self, worlds: Sequence[World], cases: Sequence[Case], peers: Sequence[str], training: Training | None
     ) -> dict[str, Any]:
         """Measures the cases, and training if given, in each world. Returns the report."""
-        backends = ["ronde", *peers]
-        if training is not None:
-            backends += [name for name in MODES if name not in backends]
-        self._progress = Progress(sum(self._turns(world, cases, backends, training) for world in worlds))
+        compared = ["ronde", *peers]
+        # Training has modes of its own, whose groups measure no case that they were not asked for.
+        trained = [] if training is None else [name for name in MODES if name not in compared]
+        self._progress = Progress(sum(self._turns(world, cases, compared, training) for world in worlds))
         for note in self.report["notes"]:
             self._progress.print_note(f"warning: {note}")
         try:
             for world in worlds:
-                self.report["worlds"].append(self._world(world, cases, backends, training))
+                self.report["worlds"].append(self._world(world, cases, compared, trained, training))
         finally:
             self._progress.close()
         self.report["machine"]["load_average_after"] = list(os.getloadavg())
         return self.report
 
     def _world(
-        self, world: World, cases: Sequence[Case], backends: Sequence[str], training: Training | None
+        self,
+        world: World,
+        cases: Sequence[Case],
+        compared: Sequence[str],
+        trained: Sequence[str],
+        training: Training | None,
     ) -> dict[str, Any]:
         found: dict[str, Any] = {"hosts": world.hosts, "ranks": world.ranks, "backends": {}, "missing": {}, "cases": []}
+        if training is not None and world.hosts > training.hosts_most:
+            training = None
+        backends = compared if training is None else [*compared, *trained]
         with self._groups(world, backends, found, max((case.nbytes for case in cases), default=0)) as ready:
+            of_cases = [group for group in ready if group.name in compared]
             for case in cases:
-                self._case(world, case, ready, found)
-            if training is not None and world.hosts <= training.hosts_most:
+                self._case(world, case, of_cases, found)
+            if training is not None:
                 self._part(f"{world.title()}: training {training.model}")
                 trainers = [group for group in ready if group.name in MODES]
                 found["training"] = measure_training(training, trainers, self.seed, self._shown())
@@ -120,9 +129,9 @@ class Run:
             yield ready
             found["other_work_cores"] = others.cores()
 
-    def _turns(self, world: World, cases: Sequence[Case], backends: Sequence[str], training: Training | None) -> int:
+    def _turns(self, world: World, cases: Sequence[Case], compared: Sequence[str], training: Training | None) -> int:
         """Returns the number of turns of a world."""
-        there = [name for name in backends if groups.why_not(name, world) is None]
+        there = [name for name in compared if groups.why_not(name, world) is None]
         steps = training.turns() if training is not None and world.hosts <= training.hosts_most else 0
         counts = [sum(variants(name, case, self._extras) for name in there) for case in cases]
         return steps + sum(map(turns, cases, counts))

@@ -169,6 +169,8 @@ pub enum Code {
     PythonPackages = 702,
     /// A search of `ronde tune` did not come to its end.
     TuneFailed = 703,
+    /// The plot of `ronde bench scale` cannot be written.
+    PlotUnwritable = 704,
     /// A plugin cannot be read or loaded.
     PluginFile = 801,
     /// A plugin's package cannot be created or built.

@@ -60,8 +60,8 @@ pub const EXITS: &[ExitEntry] = &[
     },
     ExitEntry {
         status: "73",
-        meaning: "the file of --report or --output-filename, a flight record or its timeline cannot be made",
-        commands: "`run`, `debug`",
+        meaning: "the file of --report, --output-filename or --plot, a flight record or its timeline cannot be made",
+        commands: "`run`, `debug`, `bench`",
     },
     ExitEntry { status: "74", meaning: "the output of the workers cannot be written", commands: "`run`" },
     ExitEntry { status: "126", meaning: "the worker's command cannot be executed", commands: "`run`, `worker`" },
@@ -69,7 +69,7 @@ pub const EXITS: &[ExitEntry] = &[
     ExitEntry {
         status: "128 + N",
         meaning: "signal N ended the process that failed first, or the user's signal N ended the job: 130 for Ctrl-C, 137 for SIGKILL, 143 for SIGTERM; or signal N ended the view of `top`, where Ctrl-C is a key and gives 0",
-        commands: "`run`, `top`",
+        commands: "`run`, `tune`, `top`",
     },
     ExitEntry {
         status: "any other",

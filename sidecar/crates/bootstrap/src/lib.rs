@@ -26,6 +26,7 @@ pub mod output;
 pub mod plugins;
 pub mod ports;
 pub mod profile;
+pub mod signals;
 pub mod streams;
 pub mod tuning;
 pub mod web;

@@ -34,9 +34,9 @@ pub struct Tuning {
     #[arg(long = "peer-timeout", value_name = "SECONDS", value_parser = timeout_ms)]
     pub peer_timeout_ms: Option<u64>,
     /// What sidecars talk to each other over: quic (UDP), tls (TLS over TCP), or auto: quic for control, tls for data. All of
-    /// them are TLS 1.3, and none gives way to another. All sidecars of a job need the same.
-    #[arg(long, value_name = "auto|quic|tls", default_value_t, value_parser = clap::value_parser!(Transport))]
-    pub transport: Transport,
+    /// them are TLS 1.3, and none gives way to another. All sidecars of a job need the same. [default: auto]
+    #[arg(long, value_name = "auto|quic|tls", value_parser = clap::value_parser!(Transport))]
+    pub transport: Option<Transport>,
     /// The congestion control of TCP connections between sidecars: system (what net.ipv4.tcp_congestion_control of the host
     /// says), a name that it knows, such as dctcp, or auto: the host's, with cubic in place of bbr, whose pacing costs much
     /// processor time within a cluster. Between regions take system.
@@ -87,7 +87,8 @@ pub struct Tuning {
     /// The cost model of the profile.
     #[arg(skip)]
     pub cost: Option<Cost>,
-    /// Measure latency and bandwidth between sidecars, by operations that are performed alone, for metrics and the report.
+    /// Measure latency and bandwidth between sidecars for metrics and the report, by operations that are negotiated and performed
+    /// alone. It changes no algorithm.
     #[arg(long)]
     pub measure_cost: bool,
     /// The search for better settings.
@@ -176,9 +177,7 @@ impl Tuning {
         if !self.hierarchical_allreduce && !self.no_hierarchical_allreduce {
             self.no_hierarchical_allreduce = profile.hierarchical_allreduce == Some(false);
         }
-        if self.transport == Transport::Auto {
-            self.transport = profile.transport.unwrap_or_default();
-        }
+        self.transport = self.transport.or(profile.transport);
         self
     }
 
@@ -191,7 +190,8 @@ impl Tuning {
         }
         if !self.hierarchical_allreduce && !self.no_hierarchical_allreduce {
             match lookup(HIERARCHICAL_ALLREDUCE).as_deref().map(str::trim) {
-                None | Some("" | "1") => {}
+                None | Some("") => {}
+                Some("1") => self.hierarchical_allreduce = true,
                 Some("0") => self.no_hierarchical_allreduce = true,
                 Some(other) => bail!("{HIERARCHICAL_ALLREDUCE} is {other:?}; it is 0 or 1"),
             }
@@ -221,6 +221,11 @@ impl Tuning {
         self.autotune.check()?;
         self.otlp.settings()?;
         self.web.settings().map(drop)
+    }
+
+    /// What sidecars talk to each other over. Default: auto.
+    pub fn transport(&self) -> Transport {
+        self.transport.unwrap_or_default()
     }
 
     /// Lanes to each peer. Default: one up to 4 cores of this host, then one for 4 cores, at most 4.
@@ -411,15 +416,18 @@ mod tests {
         };
         let all = tuning("").with_profile(&profile);
         let found = (all.fusion_threshold_bytes, all.chunk_bytes, all.lanes, all.eager_bytes, all.transport, all.cost);
-        assert_eq!(found, (Some(7), Some(8_192), Some(3), Some(5), Transport::Quic, Some(cost)));
+        assert_eq!(found, (Some(7), Some(8_192), Some(3), Some(5), Some(Transport::Quic), Some(cost)));
         assert!(!all.hierarchical_allreduce());
         assert_eq!(all.local_lanes, Some(4));
         assert_eq!(tuning("--local-lanes 2").with_profile(&profile).local_lanes, Some(2));
         let line = "--fusion-threshold-mb 1 --chunk-bytes 4096 --lanes 1 --eager-bytes 0 --hierarchical-allreduce --transport tls";
         let none = tuning(line).with_profile(&profile);
         let kept = (none.fusion_threshold_bytes, none.chunk_bytes, none.lanes, none.eager_bytes, none.transport);
-        assert_eq!(kept, (Some(1 << 20), Some(4_096), Some(1), Some(0), Transport::Tls));
+        assert_eq!(kept, (Some(1 << 20), Some(4_096), Some(1), Some(0), Some(Transport::Tls)));
         assert!(none.hierarchical_allreduce());
+        assert_eq!(tuning("--transport auto").with_profile(&profile).transport(), Transport::Auto);
+        let given = |name: &str| (name == HIERARCHICAL_ALLREDUCE).then(|| "1".to_owned());
+        assert!(tuning("").with_variables(given).expect("good").with_profile(&profile).hierarchical_allreduce());
     }
 
     #[test]

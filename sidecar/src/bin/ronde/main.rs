@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{EXIT_UNAVAILABLE, EXIT_USAGE, fail, print};
+use ronde_bootstrap::exit::{EXIT_USAGE, fail, print};
 use ronde_launcher::{agent, check, job, run};
 use ronde_sidecar::process;
 use ronde_sidecar::process::arguments::SidecarArgs;
@@ -160,10 +160,7 @@ fn run_job(args: run::RunArgs, arguments: &[std::ffi::OsString]) -> ExitCode {
     }
     match tune::calibrated(arguments, args.command.len()) {
         Ok(cost) => run::main(args.with_cost(cost)),
-        Err(error) => {
-            let error = error.context("the cost model was not measured, and the job not started");
-            fail(Code::TuneFailed, &ronde_bootstrap::codes::coded(&error, Code::TuneFailed), EXIT_UNAVAILABLE)
-        }
+        Err(error) => tune::failed(&error.context("the cost model was not measured, and the job not started")),
     }
 }
 

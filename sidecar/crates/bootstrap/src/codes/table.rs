@@ -461,6 +461,12 @@ pub const TABLE: &[Entry] = &[
         remedy: "Do what the messages of the job say. If its command ended too early, let it perform more steps, or ask for fewer samples with --samples.",
     },
     Entry {
+        code: Code::PlotUnwritable,
+        title: "the plot cannot be written",
+        meaning: "`ronde bench scale` has printed its tables, but the file of --plot cannot be made.",
+        remedy: "Name a file in a directory that exists and that you may write to.",
+    },
+    Entry {
         code: Code::PluginFile,
         title: "a plugin cannot be read or loaded",
         meaning: "The file is not there, is no WebAssembly module, or breaks a rule of plugins: what it may import, what it has to export, how its buffers are laid out, what its manifest contains. The message names the rule.",

@@ -128,10 +128,14 @@ impl Autotune {
     }
 
     /// The search in another membership: an unfinished one restarts from its best values, the values of a finished one stay.
-    /// Lanes are `lanes` where the old ones were of another kind.
-    pub(crate) fn restarted(self, bounds: Bounds, lanes: u16) -> Self {
+    /// Where a job of one sidecar gets another one, or the other way round, values that mean something else in the other
+    /// kind of job, or nothing, are the `given` ones.
+    pub(crate) fn restarted(self, bounds: Bounds, given: &Knobs) -> Self {
         let is_other_kind = self.bounds.is_single != bounds.is_single;
-        let adjusted = |knobs: Knobs| Knobs { lanes: if is_other_kind { lanes } else { knobs.lanes }, ..knobs };
+        let adjusted = |knobs: Knobs| {
+            let Knobs { fusion_threshold_bytes, chunk_bytes, .. } = knobs;
+            if is_other_kind { Knobs { fusion_threshold_bytes, chunk_bytes, ..*given } } else { knobs }
+        };
         match self.finished {
             Some(finished) => {
                 let finished = Some(AutotuneSample { knobs: adjusted(finished.knobs), ..finished });

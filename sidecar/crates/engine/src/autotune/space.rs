@@ -28,7 +28,7 @@ pub(crate) struct Bounds {
     /// Lanes of an operation of all ranks: those that sidecars offer each other, or the data threads of a single sidecar.
     pub(crate) lanes: u16,
     /// Whether there is a single sidecar. Its lanes are data threads: values that were found for one kind of lanes mean
-    /// nothing for the other.
+    /// nothing for the other. As it sends nothing, it has neither eager operations nor a choice of algorithms or hierarchy.
     pub(crate) is_single: bool,
     /// The most bytes of a contribution that announcements carry.
     pub(crate) eager_bytes: u32,
@@ -41,12 +41,17 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// The grid of these parameters, without those that have a single value.
+    /// The grid of these parameters, without those that have a single value, or no effect.
     pub(crate) fn new(parameters: &[TuningParameter], bounds: Bounds) -> Self {
         let levels = |parameter| match parameter {
             TuningParameter::FusionThreshold => powers(FUSION_BYTES_LEAST, FUSION_BYTES_MOST),
             TuningParameter::ChunkBytes => powers(limits::CHUNK_BYTES_MIN as f64, limits::CHUNK_BYTES_MAX as f64),
             TuningParameter::Lanes => (1..=bounds.lanes.max(1)).map(f64::from).collect(),
+            TuningParameter::EagerBytes | TuningParameter::Algorithms | TuningParameter::HierarchicalAllreduce
+                if bounds.is_single =>
+            {
+                Vec::new()
+            }
             TuningParameter::EagerBytes => {
                 let most = f64::from(bounds.eager_bytes);
                 [0.0, 64.0, 256.0, 1_024.0, 4_096.0].into_iter().filter(|level| *level <= most).collect()
@@ -216,6 +221,15 @@ pub(crate) mod tests {
         assert_eq!((space.dimensions(), space.size()), (0, 1));
         assert_eq!(space.knobs(0, &none), none);
         assert_eq!(space.nearest(&[]), 0);
+    }
+
+    #[test]
+    fn a_single_sidecar_has_only_parameters_with_an_effect() {
+        let space = Space::new(&TuningParameter::ALL, Bounds { is_single: true, ..bounds() });
+        assert_eq!((space.dimensions(), space.size()), (3, 13 * 9 * 4));
+        let last = space.knobs(space.size() - 1, &defaults());
+        let Knobs { eager_bytes, hierarchical_allreduce, alpha_us, .. } = defaults();
+        assert_eq!(last, Knobs { eager_bytes, hierarchical_allreduce, alpha_us, ..last });
     }
 
     #[test]

@@ -185,14 +185,14 @@ fn a_restarted_search_begins_with_its_best_and_a_finished_one_keeps_it() {
     sample(&mut autotune);
     sample(&mut autotune);
     let best = autotune.status().best.expect("two samples");
-    let restarted = autotune.clone().restarted(bounds(), 4);
+    let restarted = autotune.clone().restarted(bounds(), &defaults());
     assert_eq!(restarted.knobs(), best.knobs);
     assert_eq!((restarted.status().samples, restarted.status().best), (0, None));
     sample(&mut autotune);
     let (last, outcome) = sample(&mut autotune);
     assert_eq!(last.stage, AutotuneStage::Searching);
     let outcome = outcome.expect("the fourth sample was the last");
-    assert_eq!(autotune.clone().restarted(Bounds { lanes: 2, ..bounds() }, 2).knobs(), outcome.knobs);
+    assert_eq!(autotune.clone().restarted(Bounds { lanes: 2, ..bounds() }, &defaults()).knobs(), outcome.knobs);
     autotune.performed(Time(now), [&name].into_iter(), 1);
     assert_eq!(autotune.advance(), None);
 }
@@ -214,12 +214,17 @@ fn a_restarted_search_tries_eager_limits_above_its_best_one() {
     let settings = AutotuneSettings { parameters, warmup_samples: 0, steps_per_sample: 1, ..Default::default() };
     let mut autotune = Autotune::new(settings, defaults(), bounds());
     sampled(&mut autotune, 4, |knobs| u64::from(8_192 - knobs.eager_bytes));
-    let mut restarted = autotune.restarted(bounds(), 4);
+    let mut restarted = autotune.restarted(bounds(), &defaults());
     assert!(restarted.knobs().eager_bytes < 4_096, "{:?}", restarted.knobs());
     // In this membership much is better.
     sampled(&mut restarted, 5, |knobs| u64::from(8_192 + knobs.eager_bytes));
     let status = restarted.status();
     assert_eq!((status.stage, status.knobs.eager_bytes), (AutotuneStage::Finished, 4_096));
+}
+
+/// The given values, with so many lanes.
+fn given(lanes: u16) -> Knobs {
+    Knobs { lanes, ..defaults() }
 }
 
 #[test]
@@ -229,11 +234,23 @@ fn lanes_of_a_single_sidecar_are_no_start_for_those_between_sidecars() {
     let single = Bounds { lanes: 8, is_single: true, ..bounds() };
     let mut autotune = Autotune::new(settings, Knobs { lanes: 8, ..defaults() }, single);
     sampled(&mut autotune, 3, |knobs| u64::from(1_000 - knobs.lanes));
-    assert!(autotune.clone().restarted(single, 8).knobs().lanes < 8);
-    assert_eq!(autotune.clone().restarted(bounds(), 2).knobs().lanes, 2);
+    assert!(autotune.clone().restarted(single, &given(8)).knobs().lanes < 8);
+    assert_eq!(autotune.clone().restarted(bounds(), &given(2)).knobs().lanes, 2);
     sampled(&mut autotune, 5, |knobs| u64::from(1_000 - knobs.lanes));
     let finished = autotune.status();
     assert_eq!((finished.stage, finished.knobs.lanes), (AutotuneStage::Finished, 1));
-    assert_eq!(autotune.clone().restarted(single, 8).knobs().lanes, 1);
-    assert_eq!(autotune.restarted(bounds(), 2).knobs().lanes, 2);
+    assert_eq!(autotune.clone().restarted(single, &given(8)).knobs().lanes, 1);
+    assert_eq!(autotune.restarted(bounds(), &given(2)).knobs().lanes, 2);
+}
+
+#[test]
+fn values_without_an_effect_on_a_single_sidecar_are_the_given_ones_there_and_afterwards() {
+    let parameters = TuningParameter::ALL.to_vec();
+    let settings = AutotuneSettings { parameters, warmup_samples: 0, steps_per_sample: 1, ..Default::default() };
+    let found = Knobs { eager_bytes: 64, hierarchical_allreduce: false, alpha_us: 7.5, ..defaults() };
+    let autotune = Autotune::new(settings, found, bounds());
+    let single = autotune.clone().restarted(Bounds { is_single: true, ..bounds() }, &defaults());
+    assert_eq!(single.knobs(), defaults());
+    assert_eq!(single.restarted(bounds(), &found).knobs(), found);
+    assert_eq!(autotune.restarted(bounds(), &defaults()).knobs(), found);
 }

@@ -2,8 +2,9 @@
 
 use super::coordinator::Coordinator;
 use super::participant::Participant;
+use super::shared::calibration::Calibration;
 use super::shared::context::Context;
-use super::shared::status::{CostStatus, Status};
+use super::shared::status::Status;
 use crate::event::Time;
 
 /// A snapshot at `now`.
@@ -34,7 +35,7 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         last_to_be_ready: negotiation.last_to_be_ready,
         waited_for_us: negotiation.waited_for_us,
         cost: cx.config.cost.into(),
-        measured_cost: measured_cost(cx),
+        measured_cost: cx.calibration.as_ref().and_then(Calibration::fit),
         autotune: cx.tuner.status(),
         schedule: requests.schedule,
         in_flight: requests.in_flight,
@@ -45,11 +46,4 @@ pub(crate) fn status(cx: &Context, participant: &Participant, coordinator: Optio
         links: cx.link_status(now),
         stats: cx.stats.clone(),
     }
-}
-
-/// Latency and bandwidth as measured here; the time of a reduced byte is that of the settings.
-fn measured_cost(cx: &Context) -> Option<CostStatus> {
-    let found = cx.calibration.as_ref()?.fit(cx.config.cost.gamma_us_per_byte)?;
-    let (alpha_us, beta_us_per_byte) = (found.alpha_us, found.beta_us_per_byte);
-    Some(CostStatus { alpha_us, beta_us_per_byte, ..cx.config.cost.into() })
 }

@@ -3,6 +3,7 @@
 mod any_source;
 mod arbitrary;
 mod autotune;
+mod calibration;
 mod cluster;
 mod collectives;
 mod dynamic;

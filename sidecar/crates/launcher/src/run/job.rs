@@ -7,6 +7,7 @@ use anyhow::Context;
 use nix::sys::signal::Signal;
 use ronde_bootstrap::codes::{Code, coded};
 use ronde_bootstrap::exit::{EXIT_CANNOT_CREATE, EXIT_SYSTEM};
+use ronde_bootstrap::signals::is_ignored;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -368,11 +369,8 @@ pub(super) struct Signals([(Signal, Option<tokio::signal::unix::Signal>); 3]);
 
 impl Signals {
     pub(super) fn install() -> anyhow::Result<Self> {
-        let ignored = ignored_signals();
-        let install = |kind, of: Signal| {
-            let is_ignored = ignored & (1 << (of as i32 - 1)) != 0;
-            anyhow::Ok((of, if is_ignored { None } else { Some(signal(kind)?) }))
-        };
+        let install =
+            |kind, of: Signal| anyhow::Ok((of, if is_ignored(of as i32) { None } else { Some(signal(kind)?) }));
         Ok(Self([
             install(SignalKind::interrupt(), Signal::SIGINT)?,
             install(SignalKind::terminate(), Signal::SIGTERM)?,
@@ -401,13 +399,6 @@ async fn next((signal, installed): &mut (Signal, Option<tokio::signal::unix::Sig
         None => std::future::pending().await,
     };
     *signal
-}
-
-/// The signals that this process was started to ignore, as a mask.
-fn ignored_signals() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Events that wait to be handled.

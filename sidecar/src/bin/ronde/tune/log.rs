@@ -16,6 +16,8 @@ pub(super) struct Row {
     pub(super) alpha_us: f64,
     /// Beside which alpha was tried.
     pub(super) beta_us_per_byte: f64,
+    /// Beside which alpha was tried.
+    pub(super) gamma_us_per_byte: f64,
     /// Bytes of tensors in a microsecond, which is MB/s.
     pub(super) score: f64,
 }
@@ -93,6 +95,7 @@ fn row(head: &[&str], line: &str) -> anyhow::Result<Row> {
         hierarchical_allreduce: whole("hierarchical_allreduce")? > 0,
         alpha_us: cell("alpha_us")?,
         beta_us_per_byte: cell("beta_us_per_byte")?,
+        gamma_us_per_byte: cell("gamma_us_per_byte")?,
         score: cell("score")?,
     })
 }
@@ -104,11 +107,11 @@ const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 pub(super) mod tests {
     use super::*;
 
-    pub(in super::super) const LOG: &str = "hierarchical_allreduce,hierarchical_allgather,torus_allreduce,cache_enabled,cycle_time_ms,tensor_fusion_threshold,chunk_bytes,lanes,eager_bytes,alpha_us,beta_us_per_byte,score
-1,0,0,1,0,1048576,4096,1,4096,60.000,1.0e-3,100.0000
-1,0,0,1,0,16777216,0,2,4096,60.000,1.0e-3,250.0000
-1,0,0,1,0,65536,1048576,2,4096,60.000,1.0e-3,90.0000
-1,0,0,1,0,16777216,0,2,4096,60.000,1.0e-3,250.0000
+    pub(in super::super) const LOG: &str = "hierarchical_allreduce,hierarchical_allgather,torus_allreduce,cache_enabled,cycle_time_ms,tensor_fusion_threshold,chunk_bytes,lanes,eager_bytes,alpha_us,beta_us_per_byte,gamma_us_per_byte,score
+1,0,0,1,0,1048576,4096,1,4096,60.000,1.0e-3,1.0e-4,100.0000
+1,0,0,1,0,16777216,0,2,4096,60.000,1.0e-3,1.0e-4,250.0000
+1,0,0,1,0,65536,1048576,2,4096,60.000,1.0e-3,1.0e-4,90.0000
+1,0,0,1,0,16777216,0,2,4096,60.000,1.0e-3,1.0e-4,250.0000
 ";
 
     #[test]
@@ -130,7 +133,7 @@ pub(super) mod tests {
             ("a,b\n1,2\n", "there is no column chunk_bytes"),
             (&LOG.replace("90.0000", "fast"), "\"fast\" in the column score is no number"),
             (&LOG.replace(",65536,", ",-1,"), "-1 in tensor_fusion_threshold is no whole number"),
-            (&LOG.replace("1,0,0,1,0,65536,1048576,2,4096,60.000,1.0e-3,90.0000", "1,0"), "has no chunk_bytes"),
+            (&LOG.replace("1,0,0,1,0,65536,1048576,2,4096,60.000,1.0e-3,1.0e-4,90.0000", "1,0"), "has no chunk_bytes"),
         ] {
             let error = format!("{:#}", Search::parse(text, 3).expect_err(text));
             assert!(error.contains(reason), "{error}");

@@ -3,26 +3,32 @@
 //!
 //! The search itself is that of `ronde run --autotune`, in a job whose workers perform the steps of a training program.
 
+mod calibrate;
+mod child;
+mod found;
 mod log;
 mod plot;
 mod worker;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow};
 use clap::Args;
 use ronde_bootstrap::codes::{Code, coded};
 use ronde_bootstrap::exit::{EXIT_UNAVAILABLE, fail, print};
-use ronde_bootstrap::profile::{Cost, Profile};
 use ronde_engine::AutotuneSettings;
 use ronde_wire::TuningParameter;
 use ronde_wire::control::Transport;
-use serde_json::Value;
 
-use self::log::{Row, Search};
+pub(super) use self::calibrate::calibrated;
+use self::calibrate::{SWITCHES, without};
+use self::child::{Interrupted, Signals};
+use self::found::{Found, Reported};
+use self::log::Search;
 pub(super) use self::worker::{TuneWorkerArgs, main as worker};
 use crate::bench::scale::workloads::resnet;
 
@@ -46,7 +52,8 @@ pub(super) struct TuneArgs {
     /// --run-option=--fusion-threshold-mb=8. May be given several times.
     #[arg(long = "run-option", value_name = "OPTION", allow_hyphen_values = true)]
     run_options: Vec<OsString>,
-    /// The transports to try, each with a search of its own. [default: tls and quic; auto where there is one sidecar]
+    /// The transports to try, each with a search of its own. A job of one sidecar uses none: it is searched once. [default: tls
+    /// and quic]
     #[arg(long, value_name = "auto|quic|tls,...", value_delimiter = ',', value_parser = clap::value_parser!(Transport))]
     transports: Vec<Transport>,
     /// How many samples a search takes.
@@ -92,55 +99,78 @@ pub(super) fn main(args: &TuneArgs) -> ExitCode {
             print(&text);
             ExitCode::SUCCESS
         }
-        Err(error) => fail(Code::TuneFailed, &coded(&error, Code::TuneFailed), EXIT_UNAVAILABLE),
+        Err(error) => failed(&error),
+    }
+}
+
+/// Says why there is no outcome. A signal of the user is no failure; the job has said that it came.
+pub(super) fn failed(error: &anyhow::Error) -> ExitCode {
+    match error.downcast_ref::<Interrupted>() {
+        Some(interrupted) => interrupted.exit_code(),
+        None => fail(Code::TuneFailed, &coded(error, Code::TuneFailed), EXIT_UNAVAILABLE),
     }
 }
 
 fn run(args: &TuneArgs) -> anyhow::Result<String> {
     check_writable(&args.output)?;
-    let mut found = Vec::new();
-    for transport in args.transports() {
-        let (search, cost) = args.search(transport).with_context(|| format!("the search over {transport} failed"))?;
-        found.push((transport, search, cost));
-    }
-    let best = found.iter().max_by(|a, b| a.1.outcome.score.total_cmp(&b.1.outcome.score));
-    let (transport, search, cost) = best.context("there is no transport to search over")?;
-    let is_alpha_searched = args.parameters().contains(&TuningParameter::Algorithms);
-    let profile = profile((*transport, args.has_peers()), &search.outcome, *cost, is_alpha_searched);
+    let (all, failures) = args.searches(&Signals::install()?)?;
+    let best = all.iter().max_by(|a, b| a.search.outcome.score.total_cmp(&b.search.outcome.score));
+    let best = best.context("there is no transport to search over")?;
     let picture = args.output.with_extension("svg");
-    let searches: Vec<(&str, &Search)> =
-        found.iter().map(|(transport, search, _)| (transport.as_str(), search)).collect();
+    let searches: Vec<(&str, &Search)> = all.iter().map(|found| (found.name(), &found.search)).collect();
     write(&picture, &plot::plot(&searches))?;
-    let text = profile.text(&args.facts(search));
-    write(&args.output, &text)?;
-    Ok(args.summary(&found, &text, &picture))
+    let profile = best.profile(args.is_alpha_searched()).text(&args.facts(&best.search));
+    write(&args.output, &profile)?;
+    let mut text: String = all.iter().map(Found::line).chain(failures).map(|line| line + "\n").collect();
+    let (output, picture) = (args.output.display(), picture.display());
+    // A string cannot fail to be written to.
+    let _ = write!(text, "\n{profile}\nwritten to {output}, the search to {picture}\n");
+    if let Some(note) = best.note(args.is_alpha_searched()) {
+        let _ = writeln!(text, "{note}");
+    }
+    let _ = writeln!(text, "use it with: ronde run --tuning {output} ...");
+    Ok(text)
 }
 
 impl TuneArgs {
-    /// Whether the job has several sidecars.
-    fn has_peers(&self) -> bool {
-        let has_hosts = self.hosts.as_ref().is_some_and(|hosts| hosts.contains(',')) || self.hostfile.is_some();
-        has_hosts || self.sidecars.is_some_and(|count| count > 1)
-    }
-
     fn transports(&self) -> Vec<Transport> {
-        match (self.transports.is_empty(), self.has_peers()) {
-            (false, _) => self.transports.clone(),
-            (true, true) => vec![Transport::Tls, Transport::Quic],
-            (true, false) => vec![Transport::Auto],
-        }
+        if self.transports.is_empty() { vec![Transport::Tls, Transport::Quic] } else { self.transports.clone() }
     }
 
-    /// Runs one job with a search.
-    fn search(&self, transport: Transport) -> anyhow::Result<(Search, Option<Cost>)> {
+    /// Searches over each transport. Returns what was found, and a line for each search that failed.
+    ///
+    /// # Errors
+    /// When no search succeeded, or the user has ended one.
+    fn searches(&self, signals: &Signals) -> anyhow::Result<(Vec<Found>, Vec<String>)> {
+        let (mut found, mut failures) = (Vec::new(), Vec::new());
+        for transport in self.transports() {
+            let (search, reported) = self.search(transport, signals);
+            let is_single = reported.as_ref().is_ok_and(|reported| reported.sidecars == 1);
+            let both = search.and_then(|search| Ok((search, reported.context("in the job's report")?)));
+            match both {
+                Ok((search, reported)) => found.push(Found::new(transport, search, &reported)),
+                Err(error) if error.is::<Interrupted>() => return Err(error),
+                Err(error) => failures.push(format!("the search over {transport} failed: {error:#}")),
+            }
+            if is_single {
+                // It uses no transport: another search would be the same.
+                break;
+            }
+        }
+        if found.is_empty() { Err(anyhow!(failures.join("\n"))) } else { Ok((found, failures)) }
+    }
+
+    /// Runs one job with a search. Returns its log and its report, which says something also about a job that failed.
+    fn search(&self, transport: Transport, signals: &Signals) -> (anyhow::Result<Search>, anyhow::Result<Reported>) {
         let log = self.output.with_extension(format!("{transport}.csv"));
         let report = self.output.with_extension(format!("{transport}.json"));
-        let ended = ended(self.job(transport, &log, &report)?);
-        // The report says more than the exit code, and is of no use afterwards.
-        let cost = cost_in(&report);
+        // Files of an earlier search must not pass for those of this one, which may be on another host.
+        let removed = remove(&log).and_then(|()| remove(&report));
+        let ended = removed.and_then(|()| signals.run(self.job(transport, &log, &report)?));
+        let reported = Reported::read(&report);
+        // It is of no use afterwards.
         drop(std::fs::remove_file(&report));
-        ended?;
-        Ok((Search::read(&log, self.samples.into())?, cost.context("in the job's report")?))
+        (ended.and_then(|()| Search::read(&log, self.samples.into())), reported)
     }
 
     fn job(&self, transport: Transport, log: &Path, report: &Path) -> anyhow::Result<Command> {
@@ -187,6 +217,10 @@ impl TuneArgs {
         if self.parameters.is_empty() { TuningParameter::ALL.to_vec() } else { self.parameters.clone() }
     }
 
+    fn is_alpha_searched(&self) -> bool {
+        self.parameters().contains(&TuningParameter::Algorithms)
+    }
+
     fn gradients(&self) -> Vec<u64> {
         if self.tensors.is_empty() {
             return resnet50();
@@ -212,116 +246,6 @@ impl TuneArgs {
             self.num_proc
         )
     }
-
-    fn summary(&self, found: &[(Transport, Search, Option<Cost>)], profile: &str, picture: &Path) -> String {
-        let mut text = String::new();
-        for (transport, search, _) in found {
-            let (score, gain, samples) = (search.outcome.score, search.gain(), search.samples.len());
-            // A string cannot fail to be written to.
-            let _ = writeln!(text, "{transport}: {score:.1} MB/s, {gain:.2} times the start, after {samples} samples");
-        }
-        let (output, picture) = (self.output.display(), picture.display());
-        let _ = write!(text, "\n{profile}\nwritten to {output}, the search to {picture}\n");
-        let _ = writeln!(text, "use it with: ronde run --tuning {output} ...");
-        text
-    }
-}
-
-/// Measures the cost model with a job of the same options, before the one that was asked for. `arguments` is the command line
-/// of that, whose last `command_words` words are its command.
-///
-/// # Errors
-/// When that job fails.
-pub(super) fn calibrated(arguments: &[OsString], command_words: usize) -> anyhow::Result<Cost> {
-    let ronde = std::env::current_exe().context("cannot find the ronde binary")?;
-    let folder = private_folder()?;
-    let report = folder.join("report.json");
-    let options = &arguments[1..arguments.len().saturating_sub(command_words)];
-    let mut command = Command::new(&ronde);
-    command.args(without(options, &SWITCHES, &["--report", "--output-filename", "--timeline-filename"]));
-    command.env_remove("HOROVOD_TIMELINE").env_remove("RONDE_RUN_TIMELINE_FILENAME");
-    command.env("RONDE_RUN_CALIBRATE", "0").env("RONDE_RUN_AUTOTUNE", "0");
-    command.args(["--no-autotune", "--measure-cost", "--report"]).arg(&report).arg("--");
-    command.arg(&ronde).arg("tune-worker");
-    let ended = ended(command);
-    let cost = cost_in(&report);
-    drop(std::fs::remove_dir_all(&folder));
-    ended?;
-    cost?.context("nothing was measured: the job has one sidecar, so that nothing is sent; leave out --calibrate")
-}
-
-/// Makes a folder that only this user can enter, under a name that nobody can foresee.
-fn private_folder() -> anyhow::Result<PathBuf> {
-    use std::hash::{BuildHasher, RandomState};
-    use std::os::unix::fs::DirBuilderExt;
-    let number = RandomState::new().hash_one(std::process::id());
-    let folder = std::env::temp_dir().join(format!("ronde-calibration-{number:016x}"));
-    let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
-    made.with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    Ok(folder)
-}
-
-/// Switches that a measurement sets itself.
-const SWITCHES: [&str; 4] = ["--calibrate", "--measure-cost", "--autotune", "--no-autotune"];
-
-/// Options without some of them: those that take no value, those that take one, and `--`.
-fn without(options: &[OsString], switches: &[&str], valued: &[&str]) -> Vec<OsString> {
-    let mut kept = Vec::new();
-    let mut rest = options.iter();
-    while let Some(option) = rest.next() {
-        let text = option.to_string_lossy();
-        if valued.contains(&&*text) {
-            rest.next();
-            continue;
-        }
-        let name = text.split('=').next().unwrap_or_default();
-        if text != "--" && !switches.contains(&&*text) && !valued.contains(&name) {
-            kept.push(option.clone());
-        }
-    }
-    kept
-}
-
-/// Runs a job to its end.
-fn ended(mut command: Command) -> anyhow::Result<()> {
-    let status = command.status().context("the job cannot be started")?;
-    ensure!(status.success(), "the job ended with {status}; its messages are above");
-    Ok(())
-}
-
-/// The cost model in a job's report; `None` when the job had too few operations of different sizes between sidecars.
-fn cost_in(report: &Path) -> anyhow::Result<Option<Cost>> {
-    let text = std::fs::read_to_string(report).with_context(|| format!("cannot read {}", report.display()))?;
-    let report: Value = serde_json::from_str(&text).context("the report is no JSON")?;
-    let sidecars = report["sidecars"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let cost = sidecars.iter().map(|sidecar| &sidecar["summary"]["cost"]).find(|cost| cost.is_object());
-    let cost: Option<Cost> = cost.map(|cost| serde_json::from_value(cost.clone())).transpose()?;
-    cost.as_ref().map_or(Ok(()), Cost::check)?;
-    Ok(cost)
-}
-
-/// The settings that were found over a transport, in a job with or without peers. `is_alpha_searched`: the search has changed
-/// alpha.
-fn profile(
-    (transport, has_peers): (Transport, bool),
-    found: &Row,
-    cost: Option<Cost>,
-    is_alpha_searched: bool,
-) -> Profile {
-    // Algorithms depend on alpha in relation to beta. The search's relation is the better one: it was tried.
-    let searched_us = |cost: &Cost| found.alpha_us * cost.beta_us_per_byte / found.beta_us_per_byte;
-    let alpha_us = |cost: &Cost| if is_alpha_searched { searched_us(cost) } else { cost.alpha_us };
-    Profile {
-        fusion_threshold_bytes: Some(found.fusion_threshold_bytes),
-        chunk_bytes: found.chunk_bytes,
-        // Without a peer lanes are data threads.
-        lanes: Some(found.lanes).filter(|_| has_peers),
-        local_lanes: Some(found.lanes).filter(|_| !has_peers),
-        eager_bytes: Some(found.eager_bytes),
-        hierarchical_allreduce: Some(found.hierarchical_allreduce),
-        transport: Some(transport).filter(|transport| *transport != Transport::Auto),
-        cost: cost.map(|cost| Cost { alpha_us: alpha_us(&cost), ..cost }),
-    }
 }
 
 /// Finds out before a search of minutes whether its outcome can be written.
@@ -331,6 +255,15 @@ fn check_writable(path: &Path) -> anyhow::Result<()> {
     // A failed search leaves no empty profile.
     let checked = opened.and_then(|_| if is_new { std::fs::remove_file(path) } else { Ok(()) });
     checked.with_context(|| format!("cannot write the profile {}", path.display()))
+}
+
+fn remove(path: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {} of an earlier search", path.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
@@ -386,60 +319,5 @@ mod tests {
         ] {
             assert!(gradients(text).expect_err(text).contains(reason), "{text}");
         }
-    }
-
-    #[test]
-    fn a_profile_has_the_measured_model_in_which_a_search_changes_the_relation_of_alpha_to_beta() {
-        let found = Row {
-            fusion_threshold_bytes: 1,
-            chunk_bytes: None,
-            lanes: 2,
-            eager_bytes: 0,
-            hierarchical_allreduce: true,
-            alpha_us: 120.0,
-            beta_us_per_byte: 1e-3,
-            score: 1.0,
-        };
-        let cost = Cost { alpha_us: 7.0, beta_us_per_byte: 5e-4, gamma_us_per_byte: 1e-4 };
-        let alpha =
-            |searched| profile((Transport::Tls, true), &found, Some(cost), searched).cost.map(|cost| cost.alpha_us);
-        assert_eq!((alpha(false), alpha(true)), (Some(7.0), Some(60.0)));
-        // The job had a beta of its own.
-        let found = Row { beta_us_per_byte: 2e-3, ..found };
-        assert_eq!(
-            profile((Transport::Tls, true), &found, Some(cost), true).cost.map(|cost| cost.alpha_us),
-            Some(30.0)
-        );
-        let lanes = |transport, has_peers| {
-            let profile = profile((transport, has_peers), &found, None, true);
-            (profile.transport, profile.lanes, profile.local_lanes)
-        };
-        assert_eq!(lanes(Transport::Auto, false), (None, None, Some(2)));
-        assert_eq!(lanes(Transport::Tls, true), (Some(Transport::Tls), Some(2), None));
-    }
-
-    #[test]
-    fn options_of_the_measuring_job_are_the_same_but_for_a_few() {
-        let words = |line: &str| line.split_whitespace().map(OsString::from).collect::<Vec<_>>();
-        let line = "run --num-proc 2 --calibrate --report a.json -H a:1,b:1 --report=b.json --output-filename d --";
-        let kept = without(&words(line), &SWITCHES, &["--report", "--output-filename"]);
-        assert_eq!(kept, words("run --num-proc 2 -H a:1,b:1"));
-    }
-
-    #[test]
-    fn a_report_has_the_cost_model_of_the_coordinator_or_none() {
-        let file = tempfile::NamedTempFile::new().expect("a file can be made");
-        let of = |text: &str| {
-            std::fs::write(file.path(), text).expect("ours");
-            cost_in(file.path()).map_err(|error| format!("{error:#}"))
-        };
-        let cost = r#"{"alpha_us":30.0,"beta_us_per_byte":0.001,"gamma_us_per_byte":0.0001}"#;
-        let found = of(&format!(r#"{{"sidecars":[{{"summary":{{}}}},{{"summary":{{"cost":{cost}}}}}]}}"#));
-        assert_eq!(found.expect("a model").expect("measured").alpha_us, 30.0);
-        assert_eq!(of(r#"{"sidecars":[{"summary":null}]}"#), Ok(None));
-        assert!(of("{").expect_err("no JSON").contains("no JSON"));
-        let negative = cost.replace("30.0", "-1.0");
-        let error = of(&format!(r#"{{"sidecars":[{{"summary":{{"cost":{negative}}}}}]}}"#)).expect_err("negative");
-        assert!(error.contains("alpha-us = -1 is out of range"), "{error}");
     }
 }

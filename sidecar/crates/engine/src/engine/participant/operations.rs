@@ -36,7 +36,9 @@ impl Participant {
         if let Some(calibration) = &mut cx.calibration {
             let admission = &running.admission;
             let element_bytes = admission.arithmetic.dtype.size_bytes() as u64;
-            calibration.admitted(cx.now, admission.seq, &admission.plan, element_bytes, self.admitted.is_empty());
+            // A schedule admits when the local ranks have submitted: such an operation may wait for ranks of other sidecars.
+            let alone = self.admitted.is_empty() && !admission.scheduled;
+            calibration.admitted(cx.now, admission.seq, &admission.plan, element_bytes, alone);
         }
         cx.act(Action::Admit(Arc::clone(&running.admission)));
         self.admitted.insert(running.admission.seq, running);

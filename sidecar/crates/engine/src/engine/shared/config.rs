@@ -74,9 +74,10 @@ pub struct EngineConfig {
     pub control_fan_out: usize,
     /// The cost model of the selection of algorithms; only the coordinator's setting is used.
     pub cost: CostModel,
-    /// Whether the coordinator measures latency and bandwidth of operations that are performed alone, for
-    /// [`Status::measured_cost`](crate::Status::measured_cost). Default: false.
-    pub measures_cost: bool,
+    /// The measured time of a reduced byte in microseconds. With it the coordinator measures latency and bandwidth, too, of
+    /// operations that are performed alone, for [`Status::measured_cost`](crate::Status::measured_cost), and for nothing else.
+    /// Default: nothing is measured.
+    pub measured_gamma_us_per_byte: Option<f64>,
     /// How the coordinator searches for better settings than these; `None` for not at all, the default. Only the
     /// coordinator's setting is used.
     pub autotune: Option<AutotuneSettings>,
@@ -130,7 +131,7 @@ impl EngineConfig {
             result_bytes_max: u64::MAX,
             control_fan_out: limits::CONTROL_FAN_OUT,
             cost: CostModel::default(),
-            measures_cost: false,
+            measured_gamma_us_per_byte: None,
             autotune: None,
         }
     }

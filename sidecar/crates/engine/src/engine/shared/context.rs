@@ -95,7 +95,7 @@ impl Context {
             sets: BTreeMap::new(),
             sidecars,
             tuner,
-            calibration: (config.measures_cost && me == coordinator).then(Calibration::default),
+            calibration: config.measured_gamma_us_per_byte.filter(|_| me == coordinator).map(Calibration::new),
             config,
         }
     }

@@ -13,28 +13,36 @@ pub(crate) struct Tuner {
     autotune: Option<Autotune>,
     /// Bytes of a contribution up to which the coordinator orders it as eager; at most those that announcements carry.
     eager_bytes: Option<u32>,
-    /// The settings `lanes_used_max` and `threads_used_max` before any search. A search of lanes of one kind leaves its values
-    /// in the configuration, which are no start for the other kind.
-    lanes_used_max: (u16, u16),
+    /// The settings before any search that mean something else, or nothing, on a single sidecar. A search leaves its values in
+    /// the configuration, which are no start for the other kind of membership.
+    given: Given,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Given {
+    lanes_used_max: u16,
+    threads_used_max: u16,
+    hierarchical_allreduce: bool,
+    alpha_us: f64,
 }
 
 impl Tuner {
     pub(crate) fn new(config: &EngineConfig, is_coordinator: bool) -> Self {
         let settings = config.autotune.clone().filter(|_| is_coordinator);
         let autotune = settings.map(|settings| Autotune::new(settings, knobs_of(config), bounds(config)));
-        Self { autotune, eager_bytes: None, lanes_used_max: (config.lanes_used_max, config.threads_used_max) }
+        Self { autotune, eager_bytes: None, given: Given::of(config) }
     }
 
     /// The search in another membership, whose settings begin with its best values. Without one if another sidecar is the
     /// coordinator there.
     pub(crate) fn restarted(self, config: &mut EngineConfig) -> Self {
-        let lanes_used_max = self.lanes_used_max;
+        let given = self.given;
         let Some(autotune) = self.autotune else {
-            return Self { lanes_used_max, ..Self::new(config, is_coordinator(config)) };
+            return Self { given, ..Self::new(config, is_coordinator(config)) };
         };
-        (config.lanes_used_max, config.threads_used_max) = lanes_used_max;
-        let autotune = autotune.restarted(bounds(config), knobs_of(config).lanes);
-        let mut tuner = Self { autotune: None, eager_bytes: self.eager_bytes, lanes_used_max };
+        given.restore(config);
+        let autotune = autotune.restarted(bounds(config), &knobs_of(config));
+        let mut tuner = Self { autotune: None, eager_bytes: self.eager_bytes, given };
         tuner.apply(config, autotune.knobs());
         tuner.autotune = is_coordinator(config).then_some(autotune);
         tuner
@@ -79,6 +87,24 @@ impl Tuner {
     }
 }
 
+impl Given {
+    fn of(config: &EngineConfig) -> Self {
+        Self {
+            lanes_used_max: config.lanes_used_max,
+            threads_used_max: config.threads_used_max,
+            hierarchical_allreduce: config.hierarchical_allreduce,
+            alpha_us: config.cost.alpha_us,
+        }
+    }
+
+    fn restore(self, config: &mut EngineConfig) {
+        config.lanes_used_max = self.lanes_used_max;
+        config.threads_used_max = self.threads_used_max;
+        config.hierarchical_allreduce = self.hierarchical_allreduce;
+        config.cost.alpha_us = self.alpha_us;
+    }
+}
+
 impl Context {
     /// Handles a complete sample of the search. Returns whether other values are in use now.
     pub(crate) fn tune(&mut self) -> bool {
@@ -90,6 +116,9 @@ impl Context {
             self.actions.push_back(Action::Autotuned(sample));
         }
         self.tuner.apply(&mut self.config, knobs);
+        if let (true, Some(calibration)) = (knobs != before, &mut self.calibration) {
+            calibration.restart();
+        }
         knobs != before
     }
 }
@@ -130,7 +159,7 @@ mod tests {
     use super::*;
     use crate::autotune::AutotuneSettings;
 
-    /// A search between sidecars tries 1 lane when the membership changes to a single sidecar, and then back.
+    /// A search between sidecars tries values when the membership changes to a single sidecar, and then back.
     #[test]
     fn a_value_that_a_search_was_trying_is_no_setting_of_a_later_membership() {
         let world = |sidecars: u32| World::new((0..sidecars).map(SidecarIndex).collect()).expect("a world");
@@ -144,13 +173,15 @@ mod tests {
         };
         let mut tuner = Tuner::new(&several, true);
         let mut config = several;
-        let tried = Knobs { lanes: 1, ..knobs_of(&config) };
+        let given = knobs_of(&config);
+        let tried = Knobs { lanes: 1, hierarchical_allreduce: false, alpha_us: 7.5, eager_bytes: 64, ..given };
         tuner.apply(&mut config, tried);
         assert_eq!(config.lanes_used_max, 1);
         for (sidecars, lanes) in [(1, 6), (2, 4), (1, 6)] {
             config = EngineConfig { world: world(sidecars), ..config };
             tuner = tuner.restarted(&mut config);
-            assert_eq!(knobs_of(&config).lanes, lanes, "{sidecars} sidecars");
+            assert_eq!(knobs_of(&config), Knobs { lanes, ..given }, "{sidecars} sidecars");
+            assert_eq!(tuner.eager_bytes(&config), given.eager_bytes, "{sidecars} sidecars");
             tuner.apply(&mut config, tried);
         }
     }

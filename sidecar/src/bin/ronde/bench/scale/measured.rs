@@ -5,6 +5,7 @@ use super::model::Machine;
 /// A machine of the page. Other values are options of the command.
 pub(super) const MACHINE: Machine = Machine {
     // `ronde run -np 2 --sidecars 2 --transport tls --measure-cost -- ronde tune-worker` on two cores with a load of 50.
+    // Measured before the fit counted rounds as the planner does: for all-reduces of two sidecars it is up to twice too low.
     alpha_us: 217.0,
     gamma_us_per_byte: 3.1e-5,
     // docs/PERFORMANCE.md, Intel Xeon 6, two hosts with one rank each, all-reduce of 256 MB: 1.51 s/GB in place, of both

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_UNAVAILABLE, fail, print};
+use ronde_bootstrap::exit::{EXIT_CANNOT_CREATE, EXIT_UNAVAILABLE, fail, print};
 use ronde_bootstrap::profile::Profile;
 
 use self::measured::MACHINE;
@@ -46,21 +46,15 @@ pub(super) fn main(arguments: &[std::ffi::OsString]) -> ExitCode {
         Ok(args) => args,
         Err(error) => return crate::refused(&error),
     };
-    match run(&args) {
-        Ok(text) => {
-            print(&text);
-            ExitCode::SUCCESS
-        }
-        Err(error) => fail(Code::Profile, &coded(&error, Code::Profile), EXIT_UNAVAILABLE),
+    let machine = match args.machine() {
+        Ok(machine) => machine,
+        Err(error) => return fail(Code::Profile, &coded(&error, Code::Profile), EXIT_UNAVAILABLE),
+    };
+    print(&document::tables(&machine));
+    match args.plot.as_ref().map_or(Ok(()), |path| write(path, &plot::plot(&machine))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(Code::PlotUnwritable, &coded(&error, Code::PlotUnwritable), EXIT_CANNOT_CREATE),
     }
-}
-
-fn run(args: &ScaleArgs) -> anyhow::Result<String> {
-    let machine = args.machine()?;
-    if let Some(path) = &args.plot {
-        write(path, &plot::plot(&machine))?;
-    }
-    Ok(document::tables(&machine))
 }
 
 impl ScaleArgs {
