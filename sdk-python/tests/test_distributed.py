@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
@@ -162,6 +163,30 @@ def test_ddp_trains_as_one_process_does(world: Callable[..., str], ranks: int, s
     assert world("ddp.py", ranks, sidecars).count("the same as one process") == ranks
 
 
+@pytest.mark.parametrize(("ranks", "sidecars"), [(3, 1), pytest.param(4, 2, marks=pytest.mark.heavy)])
+def test_hooks_of_models_whose_groups_are_some_ranks(world: Callable[..., str], ranks: int, sidecars: int) -> None:
+    assert world("ddp_groups.py", ranks, sidecars).count("hooks are those of their groups") == ranks
+
+
+def test_a_session_that_continues_with_fewer_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is to begin or has begun: groups of torch.distributed have a fixed size."""
+    from ronde.frameworks import basics
+    from ronde.torch.distributed import creation
+
+    monkeypatch.setenv("RONDE_ELASTIC", "1")
+    with pytest.raises(ValueError, match=r"on_failure=.continue. is for operations of ronde.torch"):
+        creation.begun({"on_failure": "continue"})
+    monkeypatch.setenv("RONDE_ON_FAILURE", "continue")
+    with pytest.raises(ValueError, match="Leave it out, and RONDE_ON_FAILURE, too"):
+        creation.begun({})
+    assert not basics.is_initialized()
+    monkeypatch.setattr(basics, "is_initialized", lambda: True)
+    monkeypatch.setattr(basics, "init", lambda: None)
+    monkeypatch.setattr(basics, "client", lambda: types.SimpleNamespace(replay=object()))
+    with pytest.raises(ValueError, match=r"hvd\.elastic\.run restores the last commit instead"):
+        creation.begun({})
+
+
 @pytest.mark.parametrize(("ranks", "sidecars"), [pytest.param(2, 1, marks=pytest.mark.heavy), (3, 2)])
 def test_results_are_written_in_order_and_in_time(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("c10d_works.py", ranks, sidecars, "ronde").count("results come in order") == ranks
@@ -204,15 +229,25 @@ def test_gloo_keeps_the_store_of_pytorch_in_the_same_process(world: Callable[...
 )
 def test_ranks_meet_by_the_means_of_pytorch(tmp_path: pathlib.Path, scheme: str, size: int, backend: str) -> None:
     """Processes that no launcher of ronde started share one sidecar."""
-    ronde_binary()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     method = {"file": f"file://{tmp_path}/store", "tcp": f"tcp://127.0.0.1:{port}", "env": "env://"}[scheme]
+    outputs = without_launcher("c10d_stores.py", size, port, method, backend)
+    assert all("the ranks have met" in output for output in outputs), outputs
+
+
+def test_a_job_of_each_process_is_not_that_of_the_ranks_of_pytorch(tmp_path: pathlib.Path) -> None:
+    """Each rank would train alone without a word."""
+    outputs = without_launcher("ddp_groups.py", 2, 0, f"file://{tmp_path}/store")
+    assert all("hooks are those of their groups" in output for output in outputs), outputs
+
+
+def without_launcher(script: str, size: int, port: int, *arguments: str) -> list[str]:
+    """Runs a script of `workers/` in processes that get their rank and their number, and returns what they print."""
+    ronde_binary()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RONDE_RANK", "RONDE_JOB"))}
     environment = {**kept, "PYTHONPATH": str(PACKAGE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    commands = [
-        [sys.executable, str(WORKERS / "c10d_stores.py"), str(rank), str(size), method, backend] for rank in range(size)
-    ]
+    commands = [[sys.executable, str(WORKERS / script), str(rank), str(size), *arguments] for rank in range(size)]
     ranks = [
         subprocess.Popen(each, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for each in commands
@@ -223,4 +258,4 @@ def test_ranks_meet_by_the_means_of_pytorch(tmp_path: pathlib.Path, scheme: str,
         for each in ranks:
             each.kill()
     assert [each.returncode for each in ranks] == [0] * size, outputs
-    assert all("the ranks have met" in output for output in outputs), outputs
+    return outputs

@@ -11,6 +11,7 @@ from tracked_state import Tracked
 from ronde.elastic import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State, run_fn
 from ronde.elastic.loop import RESETS_MAX
 from ronde.errors import MismatchError, PeerLostError, RondeError, TimedOutError
+from ronde.frameworks.keras.elastic import UpdateBatchStateCallback
 
 
 def run(function: Callable[[Tracked], Any], state: Tracked, reset: Callable[[], None] | None = None) -> Any:
@@ -109,6 +110,21 @@ def test_old_host_updates_are_ignored() -> None:
     state.check_host_updates()
 
 
+def test_a_clock_that_is_behind_that_of_a_former_rank_0_does_not_hide_changes() -> None:
+    """All ranks take the time of a change from rank 0, which another host has after a loss."""
+    ahead = 1e9
+    state = Tracked()
+    state._bcast_object = lambda _: (0.0, ahead, HostUpdateResult.added)  # type: ignore[assignment]
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.commit()
+    state.on_reset()
+    state._bcast_object = lambda value: value
+    state.on_hosts_updated(ahead - 60, HostUpdateResult.removed)
+    with pytest.raises(HostsUpdatedInterrupt) as caught:
+        state.commit()
+    assert caught.value.skip_sync is True
+
+
 def test_a_host_update_on_rank_0_interrupts_all_ranks() -> None:
     state = State(lambda _: (0.0, 5.0, HostUpdateResult.removed), lambda: 1)
     with pytest.raises(HostsUpdatedInterrupt) as caught:
@@ -183,3 +199,22 @@ def test_the_loop_calls_a_state_as_horovods_does() -> None:
     called = [call[0] for call in state.method_calls]
     again = ["reset_session", "on_reset"]
     assert called == ["sync", "restore", *again, "sync", *again, *again, "sync"]
+
+
+def test_batches_of_an_epoch_that_a_second_fit_continues_are_counted() -> None:
+    """Keras counts the batches of each `fit` from 0; the epochs after the first one are whole."""
+    state = mock.Mock(batch=3)
+    callback = UpdateBatchStateCallback(state, state.batch)
+    for _ in range(2):  # calls of `fit`
+        callback.on_train_begin()
+        callback.on_train_batch_end(0)
+        callback.on_train_batch_end(1)
+        assert state.batch == 5
+        callback.on_epoch_end(0)
+        assert state.batch == 0
+        callback.on_train_batch_end(0)
+        assert state.batch == 1
+    callback = UpdateBatchStateCallback(state)
+    callback.on_train_begin()
+    callback.on_train_batch_end(1)
+    assert state.batch == 2

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 import ronde.torch as hvd  # noqa: E402
 from ronde import without_launcher  # noqa: E402
-from ronde.frameworks import basics, mpi, process_sets, world  # noqa: E402
-from ronde.torch import optimizer_state, window  # noqa: E402
+from ronde.frameworks import basics, mpi, process_sets, window, world  # noqa: E402
+from ronde.torch import optimizer_state  # noqa: E402
 
 
 class AloneClient:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import types
 from typing import Any, Callable
 
 import pytest
@@ -30,6 +31,7 @@ def world_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 def alone(world_of: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """A world of one rank, whose broadcasts return their input."""
     world_of(0, 1)
+    monkeypatch.setattr(elastic.TorchState, "_client", lambda state: types.SimpleNamespace(replay=None))
     monkeypatch.setattr(objects, "broadcast_object", lambda value, root_rank=0: value)
     monkeypatch.setattr(functions, "broadcast_parameters", lambda params, root_rank: None)
     monkeypatch.setattr(functions, "broadcast_optimizer_state", lambda optimizer, root_rank: None)

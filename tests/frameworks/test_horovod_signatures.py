@@ -203,7 +203,7 @@ ELASTIC: dict[str, dict[str, Any]] = {
     "run": {"func": _REQUIRED},
     "KerasState": {"model": _REQUIRED, "optimizer": None},
     "CommitStateCallback": {"state": _REQUIRED, "batches_per_commit": 1},
-    "UpdateBatchStateCallback": {"state": _REQUIRED},
+    "UpdateBatchStateCallback": {"state": _REQUIRED, "first_batch": 0},
     "UpdateEpochStateCallback": {"state": _REQUIRED},
 }
 TF_ELASTIC: dict[str, dict[str, Any]] = {

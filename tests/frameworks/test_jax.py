@@ -109,6 +109,14 @@ def test_a_job_continues_without_a_rank_that_dies() -> None:
 
 
 @pytest.mark.heavy
+def test_an_elastic_training_continues_without_restoring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable is enough, and the function is called again with its present state and ranks."""
+    monkeypatch.setenv("RONDE_ON_FAILURE", "continue")
+    printed = launched(WORKERS / "jax_elastic_continues.py", ["-np", "3", "--min-np", "2", "--max-np", "3"])
+    assert len(re.findall(r"worker [02]: no step was repeated", printed)) == 2, printed
+
+
+@pytest.mark.heavy
 def test_survivors_of_a_rank_that_dies_get_its_record() -> None:
     printed = job(WORKERS / "jax_dies.py", 3, 2, status=137)
     assert (

@@ -80,6 +80,22 @@ def check_optimizer() -> None:
     assert distance(train(3, op=6), train(3, op=hvd.PluginOp("median"))) == 0
 
 
+def check_optimizers_that_are_made_again() -> None:
+    """Some ranks make one in each call of an elastic function; a new worker makes only the last one."""
+    trained = model()
+    inputs, labels = batch(hvd.rank())
+    for _ in range(1 + hvd.size() - hvd.rank()):
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(trained.parameters(), lr=0.1),
+            trained.named_parameters(),
+            hvd.Compression.plugin("bf16"),
+        )
+    torch.nn.functional.cross_entropy(trained(inputs), labels).backward()
+    optimizer.step()
+    # The next one has the same number on all ranks, too.
+    train(1, compression=hvd.Compression.plugin("bf16"))
+
+
 def check_calls() -> None:
     """Per call: the tensor's type stays, and the gradient is reduced as ever."""
     mine = torch.full((1_000,), float(hvd.rank() + 1), requires_grad=True)
@@ -110,6 +126,7 @@ def main() -> None:
     hvd.init()
     check_calls()
     check_optimizer()
+    check_optimizers_that_are_made_again()
     hvd.barrier()
     print(f"rank {hvd.rank()}: gradients go by plugins", flush=True)
     hvd.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from typing import Any
+from unittest import mock
 
 import mxnet as mx
 import numpy as np
@@ -153,6 +154,27 @@ def dictionaries() -> None:
     assert mine["a"].asnumpy().tolist() == [[10.0]] * 3
 
 
+def many() -> None:
+    """Some are in flight at once, and not all."""
+    in_flight, most, begin = [0], [0], hvd.client().broadcast_async
+
+    class Counted:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self._handle = begin(*arguments, **options)
+            in_flight[0] += 1
+            most[0] = max(most[0], in_flight[0])
+
+        def wait(self) -> Any:
+            in_flight[0] -= 1
+            return self._handle.wait()
+
+    mine = {f"array{number}": mx.nd.full((2,), hvd.rank() * 1000 + number) for number in range(200)}
+    with mock.patch.object(hvd.client(), "broadcast_async", Counted):
+        hvd.broadcast_parameters(mine, root_rank=1)
+    assert 1 < most[0] <= 64, most
+    assert all(mine[f"array{number}"].asnumpy().tolist() == [1000.0 + number] * 2 for number in range(200))
+
+
 def sets() -> None:
     """Rank 0 trains with the last rank; the others for themselves, with their own gradients as they are."""
     # Two ranks are all ranks.
@@ -172,7 +194,7 @@ def sets() -> None:
 
 def main() -> None:
     hvd.init(process_sets="dynamic")
-    for part in (trainers, wrapped, optimizers, deferred, dictionaries, sets):
+    for part in (trainers, wrapped, optimizers, deferred, dictionaries, many, sets):
         part()
     try:
         hvd.DistributedTrainer({}, "sgd", gradient_predivide_factor=0.0)

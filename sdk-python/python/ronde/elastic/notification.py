@@ -72,7 +72,8 @@ class NotificationManager:
     def handle_hosts_updated(self, timestamp: float, update_res: int) -> None:
         """Notifies all listeners that the hosts have changed.
 
-        timestamp  -- when, in seconds; a state ignores a notification that is not later than its last one
+        timestamp  -- when, in seconds; a state ignores a notification that is not later than its last one since the
+                      session began
         update_res -- how, of `HostUpdateResult`
         """
         with self._lock:

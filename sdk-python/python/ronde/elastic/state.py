@@ -89,6 +89,8 @@ class State:
     def on_reset(self) -> None:
         """Resets the state and runs the callbacks after the session restarts."""
         self._host_messages = queue.SimpleQueue()
+        # It was that of rank 0's clock, and another host with an earlier clock may have rank 0 now.
+        self._last_updated_timestamp = 0.0
         self._replays = notification_manager.replays
         self.reset()
         for callback in self._reset_callbacks:

@@ -64,6 +64,16 @@ class AgreeingState(ObjectState):
         if not self._is_alone():
             self._client().barrier("ronde.elastic.wait_for_all", process_set=self._members())
 
+    def _replays_operations(self) -> bool:
+        return self._client().replay is not None
+
+    def _of_all_ranks(self, changes: int) -> int:
+        """Returns the changes of all ranks together, by one small operation, because each commit needs it."""
+        bits = [changes >> bit & 1 for bit in range(3)]
+        if not self._is_alone():
+            bits = self._maximum(bits, "ronde.elastic.changes")
+        return sum(flag << bit for bit, flag in enumerate(bits))
+
     def _maximum(self, numbers: list[int], name: str) -> list[int]:
         """Returns the greatest number of all ranks, for each of these."""
         given = numpy.array(numbers, dtype=numpy.int32)

@@ -13,6 +13,7 @@ from ronde import _ronde, without_launcher
 from ronde.client import connect
 from ronde.elastic import membership
 from ronde.elastic.notification import notification_manager
+from ronde.frameworks import basics
 from ronde.jax import internals
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def init(client: Client | None = None, **settings: Any) -> None:
 
     client   -- a session to use. Default: that of `ronde.torch` or `ronde.tensorflow` in this process if there is one,
                 else a new one: the sidecar accepts each rank once. `shutdown` closes only a new one.
-    settings -- arguments of `ronde.connect`
+    settings -- arguments of `ronde.connect`; the default of `on_failure` is that of RONDE_ON_FAILURE
 
     Ranks are those of the launcher: `ronde run`, or another one on this host, for which rank 0 starts the sidecar. A
     process without a launcher is a job of one rank. In an elastic job this waits for a membership with this worker. A
@@ -54,11 +55,7 @@ def init(client: Client | None = None, **settings: Any) -> None:
     if client is not None and settings:
         raise ValueError(f"init was given a client and settings for another one: {', '.join(settings)}")
     client = client or _client_of_other_frameworks()
-    if client is None:
-        options = {**without_launcher.settings_without_launcher(settings), **settings}
-        found: Client = membership.connected(lambda: connect(**options))
-    else:
-        found = client
+    found = _connected(settings) if client is None else client
     try:
         bind(found)
     except BaseException:
@@ -69,6 +66,16 @@ def init(client: Client | None = None, **settings: Any) -> None:
     if client is None:
         _state.settings = dict(settings)
         notification_manager.follow(found.membership_change if membership.is_elastic() else None)
+
+
+def _connected(settings: dict[str, Any]) -> Client:
+    """Returns a new session, whose states learn of each membership that it enters by itself."""
+    options = {**without_launcher.settings_without_launcher(settings), **settings}
+    if (on_failure := basics.default_on_failure()) is not None:
+        options.setdefault("on_failure", on_failure)
+    client: Client = membership.connected(lambda: connect(**options))
+    client.on_membership(notification_manager.note_replay)
+    return client
 
 
 def _client_of_other_frameworks() -> Client | None:
@@ -133,8 +140,6 @@ def init_again() -> None:
     if is_own:
         init(**(_state.settings or {}))
     elif _client_of_other_frameworks() is not None:
-        from ronde.frameworks import basics
-
         basics.init_again()
         init()
     else:

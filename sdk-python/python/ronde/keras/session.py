@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
 NO_REPLAY = (
     'on_failure="continue" is for the loops of ronde.torch: `fit` would go on with the shares and steps of the ranks '
-    "before the loss. Leave it out, and RONDE_ON_FAILURE and --on-failure, too; hvd.elastic.run restores the last "
-    "commit instead"
+    "before the loss. Leave it out, and RONDE_ON_FAILURE, too; hvd.elastic.run restores the last commit instead"
 )
 
 

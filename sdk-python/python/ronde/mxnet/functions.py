@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import mxnet as mx
@@ -12,6 +13,7 @@ from mxnet.gluon.parameter import DeferredInitializationError, Parameter, Parame
 from ronde.frameworks import world
 from ronde.frameworks.basics import client
 from ronde.frameworks.process_sets import global_process_set, members_of, root_of
+from ronde.frameworks.window import Window
 from ronde.mxnet.mpi_ops import broadcast_, to_numpy, write
 
 
@@ -46,14 +48,25 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
 
 
 def _broadcast(arrays: list[tuple[str, list[Any]]], root_rank: int) -> None:
-    """All of them are in flight at once, so that small ones share messages."""
-    members, root = members_of(global_process_set), root_of(root_rank, global_process_set)
-    handles = [
-        client().broadcast_async(to_numpy(copies[0]), root, name, process_set=members) for name, copies in arrays
-    ]
-    for (_, copies), handle in zip(arrays, handles):
-        received = handle.wait()
-        for copy in copies:
+    """Several of them are in flight at once, so that small ones share messages."""
+    root = root_of(root_rank, global_process_set)
+    window = Window()
+    for name, copies in arrays:
+        given = to_numpy(copies[0])
+        window.submit(given.nbytes, partial(_InPlace, copies, given, root, name))
+    window.finish()
+
+
+class _InPlace:
+    """A broadcast in flight of arrays of a parameter, one on each device, for a window to wait for."""
+
+    def __init__(self, copies: list[Any], given: Any, root: int, name: str) -> None:
+        self._copies = copies
+        self._handle = client().broadcast_async(given, root, name, process_set=members_of(global_process_set))
+
+    def wait(self) -> None:
+        received = self._handle.wait()
+        for copy in self._copies:
             write(copy, received)
 
 

@@ -28,7 +28,7 @@ except ImportError:  # then TensorFlow reports that it has no kernel for XLA
 
 NO_REPLAY = (
     'on_failure="continue" is for ronde.torch: operations of TensorFlow\'s graphs cannot be replayed. Leave it out, '
-    "and RONDE_ON_FAILURE and --on-failure, too; hvd.elastic.run restores the last commit instead"
+    "and RONDE_ON_FAILURE, too; hvd.elastic.run restores the last commit instead"
 )
 WORKS_WITH = "2.21"
 """The version of TensorFlow that tests compile with."""

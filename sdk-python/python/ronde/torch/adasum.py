@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 
 from ronde.frameworks import world
+from ronde.frameworks.window import Window
 from ronde.ops import Adasum
 from ronde.torch import gradients
-from ronde.torch.window import Window
 from ronde.torch.wrapping import Watcher, Wrapping, too_many_passes, trainable
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import torch
 from ronde.frameworks import world
 from ronde.frameworks.basics import client
 from ronde.frameworks.process_sets import exchanged, global_process_set, members_of
+from ronde.frameworks.window import Window
 from ronde.torch import gradients, mpi_ops, optimizer_state
 from ronde.torch.objects import broadcast_bytes
-from ronde.torch.window import Window
 from ronde.torch.wrapping import made_gradient
 
 

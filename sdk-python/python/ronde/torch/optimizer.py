@@ -42,7 +42,8 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     compression               -- compresses a gradient before the submission and decompresses the result. With
                                  `Compression.plugin` a plugin does so between sidecars, for dense gradients,
                                  op=Average and op=Sum. All ranks of the set must make such optimizers in the same
-                                 order, because residuals of error feedback are kept by this order
+                                 order, because residuals of error feedback are kept by this order; one that is made
+                                 again for the same parameters, such as in an elastic job, has its former place
     backward_passes_per_step  -- backward passes whose gradients are summed locally before the reduction
     op                        -- Average or another reduction, also `PluginOp`. With Adasum each rank makes a local
                                  step, and the changes of the parameters are reduced, not the gradients

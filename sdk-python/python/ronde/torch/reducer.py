@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import numbers
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ronde.elastic.membership import is_elastic
 from ronde.errors import RondeError
 from ronde.frameworks import basics, world
 from ronde.frameworks.process_sets import ProcessSet, members_of, reduces, size_of
+from ronde.frameworks.window import Window
 from ronde.frameworks.world import InFlight
 from ronde.ops import Average, Sum
 from ronde.plugins import PluginOp
@@ -23,15 +25,19 @@ from ronde.torch.gradient_vote import GradientVote
 from ronde.torch.handles import Handles
 from ronde.torch.sparse import sparse_allreduce_async
 from ronde.torch.step_commit import StepCommit
-from ronde.torch.window import Window
 from ronde.torch.wrapping import Watcher, forget_made_gradients, too_many_passes, trainable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ronde.client import Client
     from ronde.torch.compression import Compressor, PluginCompressor
 
-# The number of optimizers with a codec in this process, by process set. It is the same on all ranks of a set.
-_made: Counter[int | None] = Counter()
+# The numbers of optimizers with a codec, for each process set: by the first parameter, and how many there are. An
+# optimizer for the parameters of an earlier one has its number. In an elastic job, workers that remain may make one in
+# each call of the function, and a new worker makes only the last one: both must have the same number.
+_numbers: defaultdict[int | None, WeakTensorKeyDictionary] = defaultdict(WeakTensorKeyDictionary)
+_count: Counter[int | None] = Counter()
 
 
 class Reducer(Watcher):
@@ -56,7 +62,7 @@ class Reducer(Watcher):
         self.in_flight: dict[torch.Tensor, Reduction] = {}
         self._compression = compression
         self._codec = codec_of(compression, op)
-        self._prefix = "" if self._codec is None else _prefix(process_set)
+        self._prefix = "" if self._codec is None else _prefix(process_set, names)
         self._is_passed = False
         self._may_be_alone = False
         self._dropped: dict[torch.Tensor, Reduction] = {}
@@ -426,10 +432,16 @@ class _Called:
             self._call()
 
 
-def _prefix(process_set: ProcessSet) -> str:
-    """Returns the name prefix for one more optimizer's gradients. Codecs keep their residuals by name."""
-    number = _made[process_set.process_set_id]
-    _made[process_set.process_set_id] += 1
+def _prefix(process_set: ProcessSet, names: Iterable[torch.Tensor]) -> str:
+    """Returns the name prefix for an optimizer's gradients. Codecs keep their residuals by name."""
+    members = process_set.process_set_id
+    numbers, first = _numbers[members], next(iter(names), None)
+    number: int | None = None if first is None else numbers.get(first)
+    if number is None:
+        number = _count[members]
+        _count[members] += 1
+        if first is not None:
+            numbers[first] = number
     return f"optimizer.{number}."
 
 

@@ -96,17 +96,20 @@ def new_group(ranks: Sequence[int] | None = None, **options: Any) -> Any:
 def register_hook(model: torch.nn.parallel.DistributedDataParallel, codec: Plugin | None = None) -> None:
     """Makes ronde reduce the gradients of a DistributedDataParallel, whatever backend its group of all ranks has.
 
-    In addition to the backend "ronde", it has codecs, and a step that equals the previous one is not negotiated. All
-    ranks must call it for their models in the same order, before the first step.
+    The ranks of this group are those of the job. In addition to the backend "ronde", the hook has codecs, and a step
+    that equals the previous one is not negotiated. All ranks must call it for their models in the same order, before
+    the first step.
 
     codec -- encodes gradients between hosts, as `compression` of `DistributedOptimizer` does: a plugin, such as
              `ronde.Plugin("topk", ratio=0.01)`
 
-    Raises what `DistributedDataParallel.register_comm_hook` does, and what `ronde.torch.init` does, which it calls.
+    Raises ValueError for a model whose group has other ranks than the job, what
+    `DistributedDataParallel.register_comm_hook` does, and what `ronde.torch.init` does, which it calls.
     """
     groups = creation.begun({})
-    lane, label = Lane(groups.completer), f"ddp.{groups.hooks}"
-    groups.hooks += 1
+    _check_has_all_ranks(model, groups.client)
+    lane, label = Lane(groups.completer), f"ddp.{groups.averaging_hooks}"
+    groups.averaging_hooks += 1
 
     def reduce(groups: Groups, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         name, buffer = f"{label}.bucket.{bucket.index()}", bucket.buffer()
@@ -125,15 +128,25 @@ def register_hook(model: torch.nn.parallel.DistributedDataParallel, codec: Plugi
     model.register_comm_hook(groups, reduce)
 
 
+def _check_has_all_ranks(model: torch.nn.parallel.DistributedDataParallel, client: Client) -> None:
+    """Raises ValueError if the group of a model is not all ranks of the job, over which `register_hook` averages."""
+    group = model.process_group
+    creation.check_agrees(
+        "the group of the DistributedDataParallel has",
+        torch.distributed.get_rank(group),
+        torch.distributed.get_world_size(group),
+        client,
+        "register_hook averages over all of them. For some ranks leave it out, and give DistributedDataParallel "
+        "process_group=ronde.torch.distributed.new_group(ranks)",
+    )
+
+
 def _matched_by_bucket(
     model: torch.nn.parallel.DistributedDataParallel, hook: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Wraps the hook of a model whose group is ronde's. Returns other hooks unchanged."""
-    groups = creation.groups()
-    if groups is None or group_of(model.process_group) is None:
-        return hook
-    groups.hooks += 1
-    return hooks.by_bucket(hook, f"hook.{groups.hooks}", groups.completer, Lane)
+    group = group_of(model.process_group)
+    return hook if group is None else group.by_bucket(hook)
 
 
 def _start_mean(client: Client, buffer: torch.Tensor, name: str, codec: Plugin | None, notify: bool) -> Handle:

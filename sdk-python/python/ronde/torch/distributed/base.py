@@ -76,6 +76,7 @@ class GroupBase:
         self._message_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
         self._started: dict[str, int] = {}
         self._count = 0
+        self._hooks = 0
         self._coalescing = _Coalescing()
 
     def _begin(
@@ -123,6 +124,14 @@ class GroupBase:
         except Exception:
             self._fail_on_others(kind, name, lane, timeout)
             raise
+
+    def by_bucket(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps a communication hook of a model that has this group, whose members register theirs in the same order.
+
+        They are numbered in the group, because its members may have other groups with models of their own.
+        """
+        self._hooks += 1
+        return hooks.by_bucket(hook, f"hook.{self._hooks}", self._completer, Lane)
 
     def _refuse(self, kind: str, error: Exception) -> None:
         """Takes a number and fails its operation on the other ranks, for an error in this rank's arguments.

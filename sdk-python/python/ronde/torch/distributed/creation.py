@@ -23,7 +23,19 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
+    from ronde.client import Client
     from ronde.torch.distributed.group import Group
+
+
+_NO_REPLAY = (
+    'on_failure="continue" is for operations of ronde.torch: ranks and groups of torch.distributed have fixed sizes. '
+    "Leave it out, and RONDE_ON_FAILURE, too; hvd.elastic.run restores the last commit instead"
+)
+_GIVE_THESE = "give init_process_group these, or leave ranks and sizes to init_method='ronde://'"
+_ALONE = (
+    ". A process that no launcher has started is a job of one rank: start the ranks with `ronde run -np N`, or make "
+    "the default group by init_process_group('ronde') before other calls of ronde: the ranks meet by PyTorch's means"
+)
 
 
 class _State:
@@ -49,10 +61,20 @@ def _default_group() -> Group | None:
 
 
 def begun(settings: dict[str, Any]) -> Groups:
-    """Returns the groups of this process, after calling `ronde.torch.init` if necessary. Raises what that raises."""
+    """Returns the groups of this process, after calling `ronde.torch.init` if necessary.
+
+    Raises what that raises, and ValueError for a session with `on_failure="continue"`, or if it is to begin.
+    """
     is_ours = not ronde.frameworks.basics.is_initialized()
-    ronde.frameworks.basics.init(**settings)
+    if is_ours:
+        rest = dict(settings)
+        comm, sets = rest.pop("comm", None), rest.pop("process_sets", None)
+        ronde.frameworks.basics.init_without_replay(comm, sets, rest, _NO_REPLAY)
+    else:
+        ronde.frameworks.basics.init(**settings)
     client = ronde.frameworks.basics.client()
+    if client.replay is not None:
+        raise ValueError(_NO_REPLAY)
     if _state.groups is None or _state.groups.client is not client:
         end = ronde.frameworks.basics.shutdown if is_ours else None
         _state.groups, _state.process = Groups(client, end), os.getpid()
@@ -79,7 +101,7 @@ def _end_of_program() -> None:
 def create(options: Any, backend_options: Any) -> Any:
     """Creates a group of the backend; `torch.distributed` calls it.
 
-    Raises ValueError if PyTorch was given another rank or size than the job has, and what `begun` does.
+    Raises ValueError if PyTorch has another rank or size than the job, and what `begun` does.
     """
     del backend_options
     if CAN_EXTEND_BACKEND:
@@ -89,7 +111,10 @@ def create(options: Any, backend_options: Any) -> Any:
         return _create_default(options)
     default = _default_group()
     if default is None:  # it is of another backend
-        made = begun({}).make(order, options.group_id, options.timeout)
+        found = begun({})
+        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        check_agrees("the default group of torch.distributed has", rank, size, found.client, _GIVE_THESE)
+        made = found.make(order, options.group_id, options.timeout)
     else:
         # PyTorch numbers ranks within the default group, which after `shrink_group` are not those of the job.
         made = default.groups.make(default.in_job(order), options.group_id, options.timeout)
@@ -103,10 +128,9 @@ def _create_default(options: Any) -> Any:
         _watch_end_of_program()
         return ReconfigurableGroup(options.group_rank, options.group_size, options.group_id, options.timeout)
     found = begun(_settings(options))
-    client = found.client
-    _check_agrees(options.group_rank, options.group_size, client.rank, client.size)
+    check_agrees("torch.distributed was given", options.group_rank, options.group_size, found.client, _GIVE_THESE)
     found.exchange_handles()
-    made = found.make(range(client.size), options.group_id, options.timeout)
+    made = found.make(range(found.client.size), options.group_id, options.timeout)
     assert made is not None, "all ranks are members"
     return made
 
@@ -120,17 +144,22 @@ def _settings(options: Any) -> dict[str, Any]:
     return without_launcher.settings_for_ranks(options.group_rank, options.group_size, options.store, timeout)
 
 
-def _check_agrees(given_rank: int, given_size: int, rank: int, size: int) -> None:
-    if (given_rank, given_size) == (rank, size):
+def check_agrees(what: str, rank: int, size: int, client: Client, instead: str) -> None:
+    """Raises ValueError if a group has another rank or size than the job.
+
+    what    -- the beginning of the error: which group has them
+    instead -- what to do
+    """
+    if (rank, size) == (client.rank, client.size):
         return
     differs = [
-        f"{what} {given}, but {job} in the job of ronde"
-        for what, given, job in [("rank", given_rank, rank), ("world size", given_size, size)]
+        f"{name} {given}, but {job} in the job of ronde"
+        for name, given, job in [("rank", rank, client.rank), ("world size", size, client.size)]
         if given != job
     ]
     raise ValueError(
-        f"torch.distributed was given {' and '.join(differs)}; this process is rank {rank} of {size} ranks: give "
-        "init_process_group these, or leave ranks and sizes to init_method='ronde://'"
+        f"{what} {' and '.join(differs)}; this process is rank {client.rank} of {client.size} ranks: "
+        f"{instead}{_ALONE if client.size == 1 else ''}"
     )
 
 

@@ -38,7 +38,7 @@ class Groups:
         self._end = end
         self.completer = Completer(client.completions())
         self.alive: list[Group] = []
-        self.hooks = 0
+        self.averaging_hooks = 0  # of `register_hook`
         everybody = tuple(range(client.size))
         self._lock = threading.Lock()
         self._members = {everybody: Members(everybody, client.global_process_set)}

@@ -17,8 +17,8 @@ import torch
 from ronde.elastic.state import StateCorruptError
 from ronde.errors import RefusedError
 from ronde.frameworks import basics, process_sets, world
+from ronde.frameworks.window import Window
 from ronde.torch.elastic.chunks import DIGEST_BYTES, Chunk, Part, chunks_of, digest_of
-from ronde.torch.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

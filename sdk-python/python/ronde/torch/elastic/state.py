@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ronde.frameworks import basics
 from ronde.frameworks.agreement import AgreeingState
 from ronde.torch import functions, mpi_ops, objects, optimizer_state
 from ronde.torch.elastic import alike, handover
@@ -200,16 +199,6 @@ class TorchState(AgreeingState):
 
     def _object_of_rank_0(self, obj: Any) -> Any:
         return objects.broadcast_object(obj)
-
-    def _replays_operations(self) -> bool:
-        return basics.is_initialized() and basics.client().replay is not None
-
-    def _of_all_ranks(self, changes: int) -> int:
-        """Returns the changes of all ranks together, by one small operation, because each commit needs it."""
-        bits = [changes >> bit & 1 for bit in range(3)]
-        if not self._is_alone():
-            bits = self._maximum(bits, "ronde.elastic.changes")
-        return sum(flag << bit for bit, flag in enumerate(bits))
 
     def reset(self) -> None:
         """Resets samplers after the session restarts: they divide the rest of the epoch among the current ranks."""
