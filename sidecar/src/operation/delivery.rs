@@ -80,12 +80,12 @@ fn message_bytes(Submission { what, plugin, place, site, .. }: &Submission) -> u
     let inline = if let Place::Inline(data) = place { data.len() } else { 0 };
     let group = what.group.as_ref().map_or(0, |group| group.name.as_str().len());
     let listed = match &what.collective {
-        Collective::AllToAll { splits } => splits.len() * size_of::<u64>(),
-        Collective::AddSet { ranks } | Collective::AddSetOfMembers { ranks } => ranks.len() * size_of::<Rank>(),
+        Collective::AllToAll { splits } => size_of_val(splits.as_slice()),
+        Collective::AddSet { ranks } | Collective::AddSetOfMembers { ranks } => size_of_val(ranks.as_slice()),
         _ => 0,
     };
     let parameters = plugin.as_ref().map_or(0, |call| call.parameters.len());
-    let dimensions = what.shape.dimensions().len() * size_of::<u64>();
+    let dimensions = size_of_val(what.shape.dimensions());
     let texts = what.name.as_str().len() + group + site.as_ref().map_or(0, String::len);
     (inline + texts + listed + dimensions + parameters * limits::PLUGIN_NAME_BYTES_MAX) as u64
 }

@@ -69,7 +69,7 @@ pub(super) struct Job<'a> {
     is_explained: bool,
     receivers: Option<Receivers>,
     events: mpsc::Receiver<(usize, Event)>,
-    signals: Signals,
+    pub(super) signals: Signals,
 }
 
 impl<'a> Job<'a> {

@@ -28,7 +28,6 @@ use environment::Export;
 use hosts::Host;
 use output::{Form, Label};
 use placement::Placement;
-use shell::RemoteShell;
 
 pub(crate) use hosts::names;
 pub(crate) use shell::{RemoteShell, SSH, remote_command};
