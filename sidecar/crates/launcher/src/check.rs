@@ -167,5 +167,4 @@ const BIND_TRIES: u32 = 16;
 
 const EXAMPLES: &str = "Examples:
   ronde check --json
-  ronde check -H alpha:4,beta:4 -p 2222 -i ~/.ssh/cluster_key
-  ronde check --hosts alpha,beta --remote-ronde /opt/ronde/bin/ronde";
+  ronde check -H alpha:4,beta:4 -p 2222 -i ~/.ssh/cluster_key";
