@@ -97,7 +97,7 @@ impl Driver {
         if let Some(call) = &submission.plugin {
             // The engine refuses an unknown process set.
             let set_ranks = self.engine.set_size(submission.what.set).unwrap_or(0);
-            match self.execution.plugins.resolve(id, call, &submission.what, set_ranks) {
+            match self.execution.plugins.resolve(id.0, call, &submission.what, set_ranks) {
                 Answer::Known(plugin) => submission.what.plugin = Some(plugin),
                 Answer::Refused(reason) => {
                     self.give_back(id, rank, &submission, reason);

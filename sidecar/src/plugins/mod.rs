@@ -24,8 +24,6 @@ pub(crate) use registry::{Answer, OPEN_PER_SESSION_MAX};
 use registry::{LanePlugin, Registry};
 use residuals::Residuals;
 
-use crate::session::table::SessionId;
-
 /// How long a lane waits for a module: less than the silence after which peers declare a sidecar dead.
 const LOAD_TIMEOUT: Duration = Duration::from_millis(2_500);
 
@@ -79,8 +77,8 @@ impl Plugins {
         Ok(Arc::new(Self { registry: Mutex::new(registry), residuals: Mutex::new(residuals), work: Work::default() }))
     }
 
-    /// Resolves the plugin of a session's request, if it is known. The request's process set has this many ranks.
-    pub(crate) fn resolve(&self, session: SessionId, call: &PluginCall, what: &Request, set_ranks: usize) -> Answer {
+    /// Resolves the plugin of a request of the session with this number, if it is known. The request's process set has this many ranks.
+    pub(crate) fn resolve(&self, session: u64, call: &PluginCall, what: &Request, set_ranks: usize) -> Answer {
         self.registry().resolve(session, call, what, set_ranks)
     }
 

@@ -14,16 +14,15 @@ use ronde_wire::{DType, PluginCall, PluginUse, ReduceOp, Request, SetId, limits}
 
 use super::loader::{self, Answers, Job, PluginQuery, Resolved};
 use crate::plugins::shipped;
-use crate::session::table::SessionId;
 
 /// The registry of plugins.
 pub(super) struct Registry {
     jobs: Sender<Job>,
     answers: Answers,
-    /// Questions without an answer yet, in order, each with the session that asked.
-    asked: VecDeque<(RequestKey, SessionId)>,
+    /// Questions without an answer yet, in order, each with the number of the session that asked.
+    asked: VecDeque<(RequestKey, u64)>,
     /// How many of them each session has.
-    open: HashMap<SessionId, usize>,
+    open: HashMap<u64, usize>,
     /// The answer to each question, or `None` while it is open.
     known: HashMap<RequestKey, Option<Answered>>,
     /// Modules that requests have named, for lanes.
@@ -85,14 +84,8 @@ impl Registry {
         Ok(Self { jobs, answers, asked, open, known, modules })
     }
 
-    /// Resolves the plugin of a session's request. Its process set has this many ranks.
-    pub(super) fn resolve(
-        &mut self,
-        session: SessionId,
-        call: &PluginCall,
-        what: &Request,
-        set_ranks: usize,
-    ) -> Answer {
+    /// Resolves the plugin of a request of the session with this number. Its process set has this many ranks.
+    pub(super) fn resolve(&mut self, session: u64, call: &PluginCall, what: &Request, set_ranks: usize) -> Answer {
         self.take_answers();
         let parameters = call.parameters.iter().map(|(name, value)| (name.clone(), format!("{value:?}"))).collect();
         let (dtype, reduces) = (what.dtype, what.collective.reduce_op() == Some(ReduceOp::Plugin));
@@ -115,7 +108,7 @@ impl Registry {
 
     /// Asks the loader, unless the session or all of them have too many questions open: then the request waits until some
     /// are answered.
-    fn ask(&mut self, session: SessionId, asked: RequestKey, question: PluginQuery) -> Answer {
+    fn ask(&mut self, session: u64, asked: RequestKey, question: PluginQuery) -> Answer {
         if self.open.get(&session).is_some_and(|open| *open >= OPEN_PER_SESSION_MAX) || !self.make_room(&asked) {
             return Answer::Later;
         }
@@ -310,7 +303,7 @@ mod tests {
             (TensorName::new("t").expect("a name"), ronde_wire::Shape::new(vec![1]).expect("a shape"));
         let what = Request::new(SetId::WORLD, tensor, Collective::Barrier, DType::F32, shape);
         let call = PluginCall { name: name.to_owned(), parameters: Vec::new() };
-        registry.resolve(SessionId(session), &call, &what, 2)
+        registry.resolve(session, &call, &what, 2)
     }
 
     /// Asks until there is an answer, which is a refusal here: there are no plugins.

@@ -16,7 +16,7 @@ use crate::envelope::{FromAgent, TEXT_BYTES_MAX};
 ///
 /// Waits while the queue to the launcher is full, so that backpressure reaches the worker. With `patience`, the begin of a
 /// line is forwarded when the rest does not come within that time: it may be a prompt. When `exited` says that the worker
-/// has exited, what it wrote is in the pipe; others that hold the other end are heard for a bounded time and length.
+/// has exited, what it wrote is in the pipe; others that hold the other end are read for a bounded time and length.
 pub(super) async fn forward(
     mut source: impl AsyncRead + Unpin,
     launcher: ToLauncher,
@@ -236,13 +236,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_that_outlives_its_worker_is_not_heard_for_ever() {
-        let (mut stranger, source) = tokio::io::duplex(READ_BYTES);
+    async fn a_process_that_outlives_its_worker_is_read_for_a_while_only() {
+        let (mut orphan, source) = tokio::io::duplex(READ_BYTES);
         let (launcher, mut queue) = tokio::sync::mpsc::channel(1);
         let task = forward_rest(source, launcher);
         let writes = async {
             // Fails when nothing reads any more.
-            while tokio::io::AsyncWriteExt::write_all(&mut stranger, b"still here\n").await.is_ok() {}
+            while tokio::io::AsyncWriteExt::write_all(&mut orphan, b"still here\n").await.is_ok() {}
         };
         let reads = async {
             let mut bytes = 0;

@@ -277,7 +277,7 @@ impl<'a> Job<'a> {
         (self.receivers, self.input) = (None, None);
         let lost = finish_output(self.printer, &mut self.signals, failure.is_some()).await;
         match lost {
-            Some(lost) if exit == 0 => tell_of_loss(&lost, report, self.settings).await,
+            Some(lost) if exit == 0 => report_lost_output(&lost, report, self.settings).await,
             _ => exit,
         }
     }
@@ -349,7 +349,7 @@ pub(super) async fn finish_output(printer: Printer, signals: &mut Signals, faile
 }
 
 /// Says that the last output of a job could not be written, when all else had succeeded. Returns the exit code.
-pub(super) async fn tell_of_loss(lost: &Failure, report: Option<(Report, &Path)>, settings: &Settings) -> u8 {
+pub(super) async fn report_lost_output(lost: &Failure, report: Option<(Report, &Path)>, settings: &Settings) -> u8 {
     let mut text = lost.code().mark(&lost.to_string());
     // The one that was written says that the job has succeeded.
     if let Some((mut report, path)) = report {

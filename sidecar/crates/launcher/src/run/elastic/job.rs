@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep_until};
 use super::super::agents::{Event as AgentEvent, Link, Receivers};
 use super::super::failure::Failure;
 use super::super::job::{
-    BLAME_WAIT, DRAIN, GRACE, LEAVE, QUEUE_EVENTS, SLACK, Signals, exit_code_of_start, finish_output, tell_of_loss,
-    written,
+    BLAME_WAIT, DRAIN, GRACE, LEAVE, QUEUE_EVENTS, SLACK, Signals, exit_code_of_start, finish_output,
+    report_lost_output, written,
 };
 use super::super::outlet::Outlet;
 use super::super::output::{Label, Printer};
@@ -386,7 +386,7 @@ impl<'a> ElasticJob<'a> {
         self.receivers = None;
         let lost = finish_output(self.printer, &mut self.signals, failure.is_some()).await;
         match lost {
-            Some(lost) if exit == 0 => tell_of_loss(&lost, report, self.settings).await,
+            Some(lost) if exit == 0 => report_lost_output(&lost, report, self.settings).await,
             _ => exit,
         }
     }
