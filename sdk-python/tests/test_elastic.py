@@ -110,7 +110,7 @@ def test_old_host_updates_are_ignored() -> None:
     state.check_host_updates()
 
 
-def test_a_clock_that_is_behind_that_of_a_former_rank_0_does_not_hide_changes() -> None:
+def test_an_earlier_clock_than_that_of_a_former_rank_0_hides_no_changes() -> None:
     """All ranks take the time of a change from rank 0, which another host has after a loss."""
     ahead = 1e9
     state = Tracked()
