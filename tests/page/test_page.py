@@ -87,7 +87,7 @@ def test_the_page_of_another_sidecar_names_the_coordinator(browser: Chrome, job:
     """Only the coordinator knows who is late."""
     size(browser, *DESKTOP)
     browser.get(job.pages[1] + "/")
-    await_text(browser, "late", lambda words: "Known to sidecar 0" in words)
+    await_text(browser, "late", lambda words: "known to sidecar 0" in words)
     await_text(browser, "map", lambda words: "this page" in words)
     assert "the coordinator" in text(browser, "waits")
 

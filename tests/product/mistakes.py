@@ -348,7 +348,7 @@ with ronde.connect() as client:
         [*RUN, *PROGRAM],
         ["[RONDE-E104]", "RONDE_RUN_VERBOS: no option", "is RONDE_RUN_VERBOSE meant?"],
         64,
-        "Variables with the prefix of a command must be options of it. The message has the nearest one.",
+        "A variable that begins with `RONDE_RUN_` must be an option of `ronde run`. The message has the nearest one.",
         STEP,
         variables={"RONDE_RUN_VERBOS": "true"},
     ),

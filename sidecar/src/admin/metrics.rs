@@ -33,8 +33,16 @@ struct Metric {
 enum Kind {
     /// It only grows while the process lives.
     Counter,
+    /// It only grows while the link's connection lives; the next connection counts from zero.
+    LinkCounter,
     /// It goes up and down.
     Gauge,
+}
+
+impl Kind {
+    fn is_counter(self) -> bool {
+        self != Self::Gauge
+    }
 }
 
 /// Values of labels, in the order of their names, and the value.
@@ -59,7 +67,7 @@ fn gather(snapshot: &Snapshot) -> prometheus::Result<Vec<MetricFamily>> {
             set(&labels.iter().map(String::as_str).collect::<Vec<_>>(), value);
         };
         match metric.kind {
-            Kind::Counter => {
+            Kind::Counter | Kind::LinkCounter => {
                 let family = CounterVec::new(options, metric.labels)?;
                 let set = |labels: &[&str], value| family.with_label_values(labels).inc_by(value);
                 samples.into_iter().for_each(|sample| labelled(sample, &set));

@@ -1,6 +1,5 @@
 //! Handles claims, submissions and results of sessions.
 
-use std::collections::HashMap;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -121,20 +120,21 @@ impl Driver {
         false
     }
 
-    /// Resolves the plugins of parked requests again, in their order of arrival, after the loader has answered. Of a session
-    /// with many of them those behind as many as it may have questions open are left for the next answers.
+    /// Resolves the plugins of parked requests again, those of each session in their order of arrival, after the loader has
+    /// answered. Once as many of a session are parked again as it may have questions open, the rest of them is left for the
+    /// next answers.
     pub(super) fn resolve_parked(&mut self) {
-        let mut parked_of: HashMap<SessionId, usize> = HashMap::new();
-        for request in self.clients.parked.take() {
-            let parked = parked_of.entry(request.session).or_default();
-            if *parked >= OPEN_PER_SESSION_MAX {
-                self.clients.parked.park(request);
-                continue;
+        for id in self.clients.parked.sessions() {
+            let mut requests = self.clients.parked.take(id);
+            let mut parked = 0;
+            while parked < OPEN_PER_SESSION_MAX
+                && let Some(ParkedRequest { submission, since, .. }) = requests.pop_front()
+            {
+                if let Some(rank) = self.waits_still(id, &submission) {
+                    parked += usize::from(self.resolve(id, rank, submission, since));
+                }
             }
-            let ParkedRequest { session: id, submission, since } = request;
-            if let Some(rank) = self.waits_still(id, &submission) {
-                *parked += usize::from(self.resolve(id, rank, submission, since));
-            }
+            self.clients.parked.park_rest(id, requests);
         }
     }
 

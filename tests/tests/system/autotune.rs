@@ -238,6 +238,16 @@ fn a_signal_ends_the_search_with_its_job() {
     }
 }
 
+/// The job of a search is a child in a group of its own, which no terminal and no supervisor would end.
+#[test]
+fn a_search_that_is_killed_leaves_no_job() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let mut job = Run::tune(1).in_directory(directory.path()).start(["sleep", "1000"]);
+    job.worker(0, DEADLINE);
+    job.signal(Signal::SIGKILL);
+    job.wait_for_nothing_left(DEADLINE);
+}
+
 #[test]
 fn a_signal_ends_a_measurement_with_its_job_and_its_files() {
     let directory = tempfile::tempdir().expect("a directory can be made");

@@ -168,8 +168,8 @@ impl InFlight {
                     next = self.push(submitted).and_then(|refused| self.end_refused(refused));
                 }
                 Err(failed) => {
-                    task.call.end(Err(failed));
                     next = self.next_of(key.as_ref());
+                    task.call.end(Err(failed));
                 }
             }
         }
@@ -190,11 +190,13 @@ impl InFlight {
     /// Ends an operation that no thread would complete, and returns the next one of its name.
     fn end_refused(&self, refused: Submitted) -> Option<Task> {
         let Submitted { key, call, .. } = refused;
+        let next = self.next_of(key.as_ref());
         call.end(Err(ended()));
-        self.next_of(key.as_ref())
+        next
     }
 
-    /// The next operation of a name, which is free if there is none.
+    /// The next operation of a name, which is free if there is none. Called before the end of the earlier one is reported:
+    /// TensorFlow may start another node with this name from there.
     fn next_of(&self, key: Option<&Key>) -> Option<Task> {
         let key = key?;
         let mut state = self.lock();
@@ -240,9 +242,9 @@ impl InFlight {
 
     /// Ends a complete operation, and submits the next one of its name.
     fn finish(&self, submitted: Submitted) {
-        let key = submitted.key.clone();
+        let next = self.next_of(submitted.key.as_ref());
         submitted.end();
-        if let Some(next) = self.next_of(key.as_ref()) {
+        if let Some(next) = next {
             self.submit(next);
         }
     }

@@ -68,15 +68,18 @@ fn converted(metric: &Metric, samples: Vec<Sample>, (since_ns, now_ns): (u64, u6
         value: Some(number_data_point::Value::AsDouble(value)),
         ..NumberDataPoint::default()
     };
+    // When a link's connection was made is unknown here, and 0 is the word for that: a start that stayed the same would claim
+    // that the counter was never reset.
+    let start_ns = if metric.kind == Kind::Counter { since_ns } else { 0 };
     let data = match metric.kind {
-        Kind::Counter => metric::Data::Sum(Sum {
-            data_points: samples.into_iter().map(|sample| point(sample, since_ns)).collect(),
+        Kind::Counter | Kind::LinkCounter => metric::Data::Sum(Sum {
+            data_points: samples.into_iter().map(|sample| point(sample, start_ns)).collect(),
             aggregation_temporality: AggregationTemporality::Cumulative as i32,
             is_monotonic: true,
         }),
-        Kind::Gauge => {
-            metric::Data::Gauge(Gauge { data_points: samples.into_iter().map(|sample| point(sample, 0)).collect() })
-        }
+        Kind::Gauge => metric::Data::Gauge(Gauge {
+            data_points: samples.into_iter().map(|sample| point(sample, start_ns)).collect(),
+        }),
     };
     OtlpMetric {
         name: metric.name.to_owned(),
@@ -125,7 +128,7 @@ mod tests {
             let (points, start) = match metric.data.as_ref().expect("data") {
                 metric::Data::Sum(sum) => {
                     assert!(sum.is_monotonic && sum.aggregation_temporality == 2 && metric.name.ends_with("_total"));
-                    (&sum.data_points, 5)
+                    (&sum.data_points, if metric.name.starts_with("ronde_link_") { 0 } else { 5 })
                 }
                 metric::Data::Gauge(gauge) => (&gauge.data_points, 0),
                 other => panic!("{other:?}"),

@@ -167,14 +167,14 @@ pub(super) const METRICS: &[Metric] = &[
     counter(
         "ronde_waited_for_seconds_total",
         "Coordinator: time between the first rank's submission and this rank's, where it was the last, in operations that are \
-         negotiated.",
+         negotiated. Tensors that wait at the same time count once.",
         &["rank"],
         |s| by_rank(&s.status.waited_for_us, MICROSECOND),
     ),
     counter(
         "ronde_waited_for_local_seconds_total",
         "Time between the first submission of a rank of this sidecar and this rank's, where it was the last of them, in steps that \
-         repeat and run by a schedule.",
+         repeat and run by a schedule. Tensors that wait at the same time count once.",
         &["rank"],
         |s| {
             let ranks = s.engine.waited_here_us.iter();
@@ -333,28 +333,31 @@ pub(super) const METRICS: &[Metric] = &[
         ports(s, |p| p.refusals)
     }),
     // === Links that are up; what only QUIC measures is not there over TCP ===
-    counter("ronde_link_sent_bytes_total", "Bytes sent since the link's connection was made.", PEER_AND_PORT, |s| {
-        links(s, |p| number(p.sent_bytes))
-    }),
-    counter(
+    link_counter(
+        "ronde_link_sent_bytes_total",
+        "Bytes sent since the link's connection was made.",
+        PEER_AND_PORT,
+        |s| links(s, |p| number(p.sent_bytes)),
+    ),
+    link_counter(
         "ronde_link_received_bytes_total",
         "Bytes received since the link's connection was made.",
         PEER_AND_PORT,
         |s| links(s, |p| number(p.received_bytes)),
     ),
-    counter(
+    link_counter(
         "ronde_link_packets_sent_total",
         "Packets sent since the link's connection was made.",
         PEER_AND_PORT,
         |s| quic_links(s, |p| number(p.packets_sent)),
     ),
-    counter(
+    link_counter(
         "ronde_link_packets_lost_total",
         "Packets lost since the link came up; their contents are retransmitted.",
         PEER_AND_PORT,
         |s| quic_links(s, |p| number(p.packets_lost)),
     ),
-    counter("ronde_link_lost_bytes_total", "Bytes in the packets that were lost.", PEER_AND_PORT, |s| {
+    link_counter("ronde_link_lost_bytes_total", "Bytes in the packets that were lost.", PEER_AND_PORT, |s| {
         quic_links(s, |p| number(p.lost_bytes))
     }),
     gauge("ronde_link_round_trip_seconds", "The smoothed round trip.", PEER_AND_PORT, |s| {
@@ -396,6 +399,15 @@ const fn counter(
     read: fn(&Snapshot) -> Vec<Sample>,
 ) -> Metric {
     Metric { name, help, kind: Kind::Counter, labels, read }
+}
+
+const fn link_counter(
+    name: &'static str,
+    help: &'static str,
+    labels: &'static [&'static str],
+    read: fn(&Snapshot) -> Vec<Sample>,
+) -> Metric {
+    Metric { name, help, kind: Kind::LinkCounter, labels, read }
 }
 
 const fn gauge(

@@ -27,3 +27,4 @@ mod schedules;
 mod set_joins;
 mod traces;
 mod tree;
+mod waits;

@@ -222,7 +222,7 @@ impl<'a> Job<'a> {
                 tone,
                 state,
                 waited_us: either(head.waited_for_us.get(rank).copied(), here_us, u64::saturating_add),
-                share: either(share, here, |one, other| one + other),
+                share: either(share, here, |one, other| (one + other).min(1.0)),
                 last: head.last_to_be_ready.get(rank).copied(),
                 pending: own.iter().filter(|request| request.rank == number).collect(),
             }

@@ -21,7 +21,8 @@ pub(super) struct Rates {
     pub(super) in_plugins: f64,
     /// For each peer, the bytes sent and received, a second.
     pub(super) links: BTreeMap<u32, (f64, f64)>,
-    /// For each rank, the share of the time for which the others waited for it.
+    /// For each rank, the share of the time for which the others waited for it. A wait counts when it is over, so that it may
+    /// have begun before the first page: the share is 1 at most.
     pub(super) waited_for: Vec<f64>,
     /// For each rank of the sidecar, the same in steps that run by a schedule, among the ranks of the sidecar.
     pub(super) waited_here: BTreeMap<u32, f64>,
@@ -33,6 +34,7 @@ impl Rates {
         let milliseconds = now.up_ms.checked_sub(before.up_ms).filter(|passed| *passed > 0)?;
         let seconds = number(milliseconds) / 1_000.0;
         let rate = |of: fn(&Page) -> u64| grown(of(before), of(now)) / seconds;
+        let share = |before: u64, now: u64| (grown(before, now) / 1_000_000.0 / seconds).min(1.0);
         let link = |path: &super::page::Path| {
             let earlier = before.paths.iter().find(|other| other.peer == path.peer)?;
             let sent = grown(earlier.sent_bytes, path.sent_bytes) / seconds;
@@ -40,12 +42,14 @@ impl Rates {
         };
         let waited = now.waited_for_us.iter().enumerate().map(|(rank, us)| {
             let earlier = before.waited_for_us.get(rank).copied().unwrap_or_default();
-            grown(earlier, *us) / 1_000_000.0 / seconds
+            share(earlier, *us)
         });
         let earlier = &before.stats.waited_here_us;
-        let waited_here = now.stats.waited_here_us.iter().map(|(rank, us)| {
-            (*rank, grown(earlier.get(rank).copied().unwrap_or_default(), *us) / 1_000_000.0 / seconds)
-        });
+        let waited_here = now
+            .stats
+            .waited_here_us
+            .iter()
+            .map(|(rank, us)| (*rank, share(earlier.get(rank).copied().unwrap_or_default(), *us)));
         Some(Self {
             sealed: rate(|page| page.traffic.sealed_bytes),
             opened: rate(|page| page.traffic.opened_bytes),
@@ -93,6 +97,12 @@ mod tests {
         assert_eq!(rates.links, BTreeMap::from([(1, (2_000.0, 0.0))]));
         assert_eq!((rates.waited_for, rates.in_plugins), (vec![0.0, 0.25], 0.25));
         assert_eq!(rates.waited_here, BTreeMap::from([(5, 0.05)]));
+    }
+
+    #[test]
+    fn a_wait_that_ends_in_the_interval_is_all_of_it_at_most() {
+        let rates = Rates::between(&page(1_000, 0, 0), &page(2_000, 4_000, 10_000_000)).expect("1 s");
+        assert_eq!((rates.waited_for, rates.waited_here), (vec![0.0, 1.0], BTreeMap::from([(5, 1.0)])));
     }
 
     #[test]

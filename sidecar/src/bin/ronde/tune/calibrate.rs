@@ -20,7 +20,7 @@ pub(crate) fn calibrated(arguments: &[OsString], command_words: usize) -> anyhow
     let folder = private_folder()?;
     let report = folder.join("report.json");
     let options = &arguments[1..arguments.len().saturating_sub(command_words)];
-    let ended = measuring(options, &report).and_then(|command| signals.run(command));
+    let ended = measuring(options, &report).and_then(|command| signals.run(&command));
     let reported = Reported::read(&report);
     drop(std::fs::remove_dir_all(&folder));
     ended?;

@@ -1,4 +1,4 @@
-//! Jobs as child processes, which end when the user ends this process.
+//! Jobs as child processes, which end with this process, however it ends.
 
 use std::fmt;
 use std::os::unix::process::CommandExt;
@@ -53,13 +53,14 @@ impl Signals {
         Ok(Self(newest))
     }
 
-    /// Runs a job to its end, without input. Signals are passed on to it, and then its end is awaited.
+    /// Runs a job to its end, without input. Signals are passed on to it, and then its end is awaited; if this process is
+    /// killed, the job gets SIGTERM.
     ///
     /// # Errors
     /// When it cannot be started or fails, or [`Interrupted`].
-    pub(super) fn run(&self, mut command: Command) -> anyhow::Result<()> {
+    pub(super) fn run(&self, command: &Command) -> anyhow::Result<()> {
         // A process group of its own, as a terminal would send Ctrl-C to the job, too: a second signal kills its ranks.
-        let job = command.stdin(Stdio::null()).process_group(0).spawn();
+        let job = bound(command).stdin(Stdio::null()).process_group(0).spawn();
         let mut job = job.context("the job cannot be started")?;
         let id = Pid::from_raw(i32::try_from(job.id()).context("a process id of another system")?);
         let mut received = None;
@@ -85,6 +86,20 @@ impl Signals {
         let number = i32::try_from(self.0.swap(0, Ordering::Relaxed)).ok()?;
         Signal::try_from(number).ok()
     }
+}
+
+/// A command of `ronde` that gets SIGTERM when this thread, the program's first, ends.
+fn bound(command: &Command) -> Command {
+    let mut bound = Command::new(command.get_program());
+    bound.args(["exec-worker", "--asked", "--parent", &std::process::id().to_string(), "--"]);
+    bound.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => bound.env(name, value),
+            None => bound.env_remove(name),
+        };
+    }
+    bound
 }
 
 /// How often signals and the end of a job are looked for.

@@ -166,7 +166,7 @@ impl TuneArgs {
         let report = self.output.with_extension(format!("{transport}.json"));
         // Files of an earlier search must not pass for those of this one, which may be on another host.
         let removed = remove(&log).and_then(|()| remove(&report));
-        let ended = removed.and_then(|()| signals.run(self.job(transport, &log, &report)?));
+        let ended = removed.and_then(|()| signals.run(&self.job(transport, &log, &report)?));
         let reported = Reported::read(&report);
         // It is of no use afterwards.
         drop(std::fs::remove_file(&report));

@@ -43,7 +43,7 @@ pub(crate) struct Agreement {
     /// The failure that has to end the epoch.
     pub(super) fatal: Option<Failure>,
     /// The rank whose announcement completed the newest round, and for how many microseconds the others had waited.
-    pub(super) last_to_be_ready: Option<(Rank, u64)>,
+    pub(super) last_to_be_ready: Option<(Rank, Time)>,
 }
 
 impl Agreement {
@@ -113,7 +113,7 @@ impl Agreement {
     }
 
     /// Takes the rank whose announcement completed the last round, and for how many microseconds the others waited.
-    pub(crate) fn take_last_to_be_ready(&mut self) -> Option<(Rank, u64)> {
+    pub(crate) fn take_last_to_be_ready(&mut self) -> Option<(Rank, Time)> {
         self.last_to_be_ready.take()
     }
 
@@ -182,7 +182,7 @@ impl Agreement {
                     self.join(cx, rank, &key);
                 }
                 if let Some(since) = self.decide(cx, &key) {
-                    self.last_to_be_ready = Some((rank, cx.now.0.saturating_sub(since.0)));
+                    self.last_to_be_ready = Some((rank, since));
                 }
                 self.match_message(cx, key.set, &key.name);
                 Ok(())

@@ -32,6 +32,7 @@ use self::scheduling::{FrozenSchedule, PendingExit};
 use self::stall::Stalls;
 use crate::engine::shared::context::Context;
 use crate::engine::shared::status::WaitingTensor;
+use crate::engine::shared::waits::Waits;
 use crate::engine::shared::{Suspects, wording};
 use crate::event::Time;
 
@@ -52,8 +53,9 @@ pub(crate) struct Coordinator {
     pending_commits: PendingCommits,
     /// For each rank, how often its announcement was the last one.
     last_to_be_ready: Vec<u64>,
-    /// For each rank, the total microseconds for which others have waited for it.
+    /// For each rank, the total microseconds for which others have waited for it, and the last of these waits.
     waited_for_us: Vec<u64>,
+    waits: Vec<Waits>,
     suspect_ranks: BTreeMap<SidecarIndex, Vec<Rank>>,
     suspects_sent: Suspects,
     /// When the last epoch ended, and the names that waited for ranks then.
@@ -421,17 +423,24 @@ impl Coordinator {
                 return Ok(());
             }
             self.agreement.announced(cx, from, announcement)?;
-            if let Some((rank, waited_us)) = self.agreement.take_last_to_be_ready() {
-                self.last_to_be_ready.resize(cx.config.world.size(), 0);
-                self.last_to_be_ready[rank.index()] += 1;
-                self.waited_for_us.resize(cx.config.world.size(), 0);
-                self.waited_for_us[rank.index()] += waited_us;
+            if let Some((rank, since)) = self.agreement.take_last_to_be_ready() {
+                self.note_last(cx, rank, since);
             }
             if let Some(failure) = self.agreement.take_fatal() {
                 self.end(cx, &failure);
             }
         }
         Ok(())
+    }
+
+    /// A rank was the last to announce a tensor, for which the first one has waited since a time.
+    fn note_last(&mut self, cx: &Context, rank: Rank, since: Time) {
+        let (ranks, at) = (cx.config.world.size(), rank.index());
+        self.last_to_be_ready.resize(ranks, 0);
+        self.last_to_be_ready[at] += 1;
+        self.waits.resize(ranks, Waits::default());
+        self.waited_for_us.resize(ranks, 0);
+        self.waited_for_us[at] += self.waits[at].add(since, cx.now);
     }
 
     fn done(&mut self, cx: &mut Context, from: SidecarIndex, seq: Seq) -> Result<(), Violation> {

@@ -32,7 +32,7 @@ impl Agreement {
         match asked {
             Asked::Waits => {}
             Asked::Complete(since) => {
-                self.last_to_be_ready = Some((rank, cx.now.0.saturating_sub(since.0)));
+                self.last_to_be_ready = Some((rank, since));
                 match self.process_sets.form(cx, self.epoch, name, &ranks) {
                     Ok(()) => {
                         let operation = Some(operation(collective));

@@ -27,6 +27,7 @@ use self::scheduled::Scheduled;
 use crate::engine::shared::config::EAGER_BYTES_MOST;
 use crate::engine::shared::context::Context;
 use crate::engine::shared::sets::{SetTable, SetView};
+use crate::engine::shared::waits::Waits;
 use crate::engine::shared::{RequestKey, wording};
 use crate::event::{Action, Admission, Time};
 use crate::trace::Trace;
@@ -56,6 +57,8 @@ pub(crate) struct Participant {
     last_seq: Seq,
     /// The active schedule.
     scheduled: Option<Scheduled>,
+    /// For each local rank, how long others have waited for it in steps of schedules.
+    waits_here: BTreeMap<Rank, Waits>,
     /// The last operation that is being dropped. The requests are announced again when nothing accesses their memory.
     dropping: Option<Seq>,
     /// Names whose next request is announced without its group, the rest of which was performed by a schedule.

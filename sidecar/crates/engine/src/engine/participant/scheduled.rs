@@ -74,16 +74,16 @@ struct Arrivals {
 }
 
 impl Arrivals {
-    /// A rank has submitted the tensor, at a time. Returns how long the first of `all` local ranks has waited for it, if it
-    /// is the last one, in microseconds.
-    fn note(&mut self, all: usize, at: Time) -> Option<u64> {
+    /// A rank has submitted the tensor, at a time. Returns when the first of `all` local ranks has submitted it, if this is
+    /// the last one.
+    fn note(&mut self, all: usize, at: Time) -> Option<Time> {
         self.first = if self.ranks == 0 { at } else { self.first.min(at) };
         self.ranks += 1;
         if self.ranks < all {
             return None;
         }
         self.ranks = 0;
-        (all > 1).then(|| at.0.saturating_sub(self.first.0))
+        (all > 1).then_some(self.first)
     }
 }
 
@@ -323,7 +323,8 @@ impl Participant {
         };
         position.missing -= 1;
         let all = position.requests / position.arrivals.len();
-        if let Some(waited_us) = position.arrivals[tensor].note(all, pending.since) {
+        if let Some(first) = position.arrivals[tensor].note(all, pending.since) {
+            let waited_us = self.waits_here.entry(key.rank).or_default().add(first, pending.since);
             *cx.stats.waited_here_us.entry(key.rank.0).or_default() += waited_us;
         }
         let what = operation(&position.bucket.order.collective);
@@ -528,7 +529,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(arrivals.note(3, Time(50)), None);
             assert_eq!(arrivals.note(3, Time(20)), None, "requests from before the schedule come in any order");
-            assert_eq!(arrivals.note(3, Time(90)), Some(70));
+            assert_eq!(arrivals.note(3, Time(90)), Some(Time(20)));
         }
         assert_eq!(arrivals.note(1, Time(5)), None, "nobody waits for the only rank");
     }

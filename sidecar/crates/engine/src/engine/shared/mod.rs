@@ -13,6 +13,7 @@ pub(crate) mod stats;
 pub(crate) mod status;
 pub(crate) mod tuning;
 pub(crate) mod validation;
+pub(crate) mod waits;
 pub(crate) mod wording;
 
 use std::collections::BTreeMap;

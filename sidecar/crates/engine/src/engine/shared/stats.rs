@@ -54,7 +54,7 @@ pub struct Stats {
     /// Operations of schedules that were admitted here without an announcement and an order.
     pub scheduled_operations: u64,
     /// For each local rank, the time between the first local rank's submission of a tensor of a schedule and this rank's,
-    /// where it was the last of them.
+    /// where it was the last of them. Tensors that wait at the same time count once.
     pub waited_here_us: BTreeMap<u32, u64>,
     /// Admitted operations that were dropped because their schedule was withdrawn or a plugin failed.
     pub cancelled_operations: u64,

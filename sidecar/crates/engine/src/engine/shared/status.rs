@@ -63,7 +63,8 @@ pub struct Status {
     pub selections: Vec<String>,
     /// Coordinator: for each rank, how often it was the last to be ready; the slowest rank has most. Empty elsewhere.
     pub last_to_be_ready: Vec<u64>,
-    /// Coordinator: for each rank, the total microseconds for which the others have waited for it. Empty elsewhere.
+    /// Coordinator: for each rank, the total microseconds for which others have waited for it, for one tensor or several.
+    /// Empty elsewhere.
     pub waited_for_us: Vec<u64>,
     /// The cost model that selects algorithms, at the coordinator.
     pub cost: CostStatus,

@@ -112,7 +112,7 @@ pub(super) fn ranks<'a>(job: &Job<'_>) -> Section<'a> {
 pub(super) fn stragglers<'a>(job: &Job<'_>) -> Section<'a> {
     let empty = if job.sees_coordinator() { "Nobody has waited for a rank.".to_owned() } else { elsewhere(job) };
     let is_scheduled = job.head.is_some_and(|page| page.schedule.is_some());
-    let note = if is_scheduled { " (steps without negotiation do not count)" } else { "" };
+    let note = if is_scheduled { " (steps of a schedule: within a sidecar)" } else { "" };
     rank_table(&format!("Stragglers: ranks that others wait for{note}"), &job.stragglers(), empty)
 }
 
@@ -311,7 +311,7 @@ fn engine_lines(page: &Page, rates: Option<&Rates>) -> Vec<(&'static str, String
     lines
 }
 
-/// How many tensors share an operation, and how large an operation is.
+/// How many tensors share an operation, and how large the contribution of a rank to it is.
 fn fusion(page: &Page, rates: Option<&Rates>) -> String {
     let stats = &page.stats;
     if stats.ordered_operations == 0 && stats.executed == 0 {
@@ -328,11 +328,13 @@ fn fusion(page: &Page, rates: Option<&Rates>) -> String {
             format!("{mean}, {} of {} fused", stats.fused_tensors, stats.ordered_tensors)
         }
     };
-    let size = match rates.filter(|rates| rates.operations > 0.0) {
+    let all = match rates.filter(|rates| rates.operations > 0.0) {
         Some(rates) => rates.contributed / rates.operations,
         None => number(page.traffic.contributed_bytes) / number(page.traffic.operations.max(1)),
     };
-    format!("{fused}; {} each", bytes(size))
+    // Contributions of all ranks of the sidecar are counted.
+    let ranks = page.placement.iter().filter(|sidecar| **sidecar == page.sidecar).count().max(1);
+    format!("{fused}; {} of each rank", bytes(all / number(ranks as u64)))
 }
 
 /// What plugins do on each sidecar.

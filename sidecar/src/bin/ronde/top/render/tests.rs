@@ -53,7 +53,7 @@ Sidecars ───────────────────────�
 Operations that wait for ranks ─────────────────────────────────────────────────
 missing                   waited    operation
 3                         3 s       allreduce.layer4.weight
-Stragglers: ranks that others wait for (steps without negotiation do not count)
+Stragglers: ranks that others wait for (steps of a schedule: within a sidecar) ─
 rank   sidecar  state                             wait share  total     last
 3      1        late by 3 s: allreduce.layer4.we  40 %        400 ms    40
 0      0        in the epoch                      0 %         9 ms      1
@@ -63,7 +63,7 @@ link      transport     cipher                 sent        received    RTT
 0 to 1    TLS over TCP  AES_128_GCM_SHA256     2.0 GB/s    1.5 GB/s    120 us
 1 to 0    TLS over TCP  AES_128_GCM_SHA256     2.0 GB/s    1.5 GB/s    120 us
 Engine of sidecar 0 (1 to 3 of 6) ──────────────────────────────────────────────
-fusion       13.0 tensors in an operation, 12500 of 13000 fused; 25.0 MB each
+fusion       13.0 tensors in an operation, 12500 of 13000 fused; 12.5 MB of each rank
 operations   120/s, 1600 tensors/s; 1 in flight, 2 requests pending
 schedule     161 tensors in 12 operations a step; 40 steps without negotiation
 q quit  ? help  tab or 1-5 view  arrows select  p pause  s sort";
