@@ -39,12 +39,6 @@ enum Kind {
     Gauge,
 }
 
-impl Kind {
-    fn is_counter(self) -> bool {
-        self != Self::Gauge
-    }
-}
-
 /// Values of labels, in the order of their names, and the value.
 type Sample = (Vec<String>, f64);
 
