@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 
 pytest.importorskip("tensorflow")
@@ -12,7 +13,7 @@ import tensorflow as tf
 from ronde.elastic.state import ObjectState
 from ronde.errors import MismatchError, PeerLostError, RondeError
 from ronde.frameworks import world
-from ronde.tensorflow import elastic, xla
+from ronde.tensorflow import elastic, sync_batch_norm, xla
 from ronde.tensorflow.aggregation import GradientAggregation
 from ronde.tensorflow.names import name_of
 
@@ -112,6 +113,17 @@ def test_compiled_functions_refuse_a_session_that_may_be_replaced(bindings: Bind
     assert not bindings.bound
 
 
+def test_names_in_compiled_functions_are_ascii() -> None:
+    """A byte such as 0xC3 is a letter by itself, but only a part of one in UTF-8."""
+    assert xla._literal("größe.1") == r'"gr\C3\B6\C3\9Fe\2E1"'
+
+
+def test_batches_of_more_than_two_to_the_31_elements_are_counted() -> None:
+    shape, means = tf.constant([1 << 16, 1 << 16, 8], tf.int64), tf.constant(8, tf.int64)
+    assert int(sync_batch_norm.elements_of_each(shape, means)) == 1 << 32
+    assert int(sync_batch_norm.elements_of_each(tf.constant([0, 8], tf.int64), means)) == 0
+
+
 class Applied:
     """What an aggregation applies."""
 
@@ -144,6 +156,34 @@ def test_sums_do_not_outlive_their_session() -> None:
     assert not applied.steps
     applied.add(2.0)
     assert applied.steps == [[3.0]]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_steps_go_on_after_a_reduction_that_fails(in_graph: bool) -> None:
+    """The sums of the failed step are lost, and the next pass is the first one of a step."""
+    variable, outcomes = tf.Variable(0.0), iter([RuntimeError("it fails"), None, None])
+    aggregation = GradientAggregation(2, average=False, sparse_as_dense=False)
+
+    def fail_first() -> Any:
+        if error := next(outcomes):
+            raise error
+        return numpy.float32(0)
+
+    def reduce(sums: list[Any]) -> list[Any]:
+        zero = tf.numpy_function(fail_first, [], tf.float32) if in_graph else fail_first()
+        return [each + zero for each in sums]
+
+    def add(gradient: Any) -> None:
+        aggregation.run([gradient], [variable], reduce, lambda sums: variable.assign_add(sums[0]), tf.no_op)
+
+    run, failed = tf.function(add) if in_graph else add, []
+    for index, gradient in enumerate([100.0, 100.0, 1.0, 2.0, 3.0, 4.0]):
+        try:
+            run(tf.constant(gradient))
+        except (RuntimeError, tf.errors.OpError):
+            failed.append(index)
+    assert failed == [1]
+    assert variable.numpy() == 10.0
 
 
 def test_graphs_refuse_gradients_of_other_variables() -> None:

@@ -89,6 +89,26 @@ def of_another_framework() -> None:
     hvd.shutdown()
     assert basics.is_initialized()
     assert world.current().client.allreduce(numpy.ones(1), hvd.Sum).tolist() == [basics.size()]
+    after_a_restart()
+
+
+def after_a_restart() -> None:
+    """`init` takes the next session of the other framework, or begins one if that has none."""
+    hvd.init()
+    assert hvd.client() is world.current().client
+    basics.shutdown()
+    basics.init()
+    hvd.init()
+    assert hvd.client() is world.current().client
+    ranks = list(range(hvd.size()))
+    assert gather(jnp.full(1, hvd.rank())).tolist() == ranks
+    assert hvd.allreduce(jnp.ones(1), hvd.Sum).tolist() == [len(ranks)]
+    basics.shutdown()
+    hvd.init()
+    assert not basics.is_initialized()
+    assert gather(jnp.full(1, hvd.rank())).tolist() == ranks
+    hvd.shutdown()
+    basics.init()
 
 
 def main() -> None:

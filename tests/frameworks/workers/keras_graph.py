@@ -91,7 +91,33 @@ def values() -> None:
     assert session.run(variable) == SIZE - 1
 
 
-for part in (trains_as_one, starts_equal, corrects_momentum, values):
+def elastic_state() -> None:
+    """A state contains the variables of the model and of its optimizer, in the session of Keras."""
+    trained = model(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.9)), seed=RANK)
+    state = hvd.elastic.KerasState(trained, epoch=RANK)
+    state.sync()
+    assert state.epoch == 0
+    same(trained, model(keras.optimizers.SGD(0.01), seed=0))
+    session, momenta = keras.backend.get_session(), [each["momentum"] for each in trained.optimizer._slots.values()]
+    fit(trained, MINE, BATCH)
+    kept, kept_momenta = trained.get_weights(), session.run(momenta)
+    assert all(np.abs(each).max() > 0 for each in kept_momenta)
+    state.epoch = 7
+    state.commit()
+    fit(trained, MINE, BATCH)
+    state.epoch = 9
+    assert (trained.get_weights()[0] != kept[0]).any()
+    state.restore()
+    assert state.epoch == 7
+    for found, each in zip([*trained.get_weights(), *session.run(momenta)], [*kept, *kept_momenta]):
+        np.testing.assert_array_equal(found, each)
+    state.sync()
+    nodes = len(session.graph.get_operations())
+    state.sync()
+    assert len(session.graph.get_operations()) == nodes
+
+
+for part in (trains_as_one, starts_equal, corrects_momentum, values, elastic_state):
     keras.backend.clear_session()
     config = tf.ConfigProto()
     config.gpu_options.visible_device_list = str(hvd.local_rank())

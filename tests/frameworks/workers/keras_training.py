@@ -198,6 +198,21 @@ def scales_losses() -> None:
         keras.mixed_precision.set_global_policy("float32")
 
 
+def excludes_from_weight_decay() -> None:
+    """Variables that `exclude_from_weight_decay` names do not decay, also in an optimizer inside another one."""
+    has_scale = KERAS_2 or keras.backend.backend() != "jax"  # on JAX its step is a part of a compiled program
+    for is_scaled in (False, True) if has_scale else (False,):
+        kind = tf.Variable if KERAS_2 else keras.Variable
+        kernel, bias, named = (kind([1.0], name=name) for name in ("kernel", "bias", "named"))
+        plain = keras.optimizers.AdamW(1e-3, weight_decay=0.1)
+        plain.exclude_from_weight_decay(var_list=[named], var_names=["bias"])
+        given = keras.mixed_precision.LossScaleOptimizer(plain) if is_scaled else plain
+        optimizer = hvd.DistributedOptimizer(given)
+        optimizer.apply_gradients([(tensor_of([0.0]), each) for each in (kernel, bias, named)])
+        assert [float(value_of(each)[0]) for each in (bias, named)] == [1.0, 1.0]
+        np.testing.assert_allclose(value_of(kernel), [1 - 1e-4], rtol=1e-6)
+
+
 def saves_and_loads() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder) / ("model.h5" if KERAS_2 else "model.keras"))
@@ -397,6 +412,7 @@ def refusals() -> None:
 PARTS = [
     trains_as_one,
     *([accumulates] if not KERAS_2 and keras.backend.backend() == "jax" else [aggregates, aggregates_what_is_there]),
+    excludes_from_weight_decay,
     saves_and_loads,
     names,
     embeds,

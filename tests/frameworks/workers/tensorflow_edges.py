@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import sys
 import threading
 import time
@@ -79,6 +81,18 @@ def an_empty_batch() -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-3)
 
 
+def a_mask_of_zeros() -> None:
+    """On all ranks: statistics are those of the base class, and finite."""
+    given, mask = tf.ones([2, 3, 4]), tf.zeros([2, 3], tf.bool)
+    plain, synchronized = tf.keras.layers.BatchNormalization(), hvd.SyncBatchNormalization()
+    for layer in (plain, synchronized):
+        for call in (layer, tf.function(lambda *args, layer=layer, **kwargs: layer(*args, **kwargs))):
+            assert np.isfinite(call(given, training=True, mask=mask)).all()
+    for found, wanted in zip(synchronized.get_weights(), plain.get_weights()):
+        assert np.isfinite(found).all()
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 def barriers_wait_for_the_collectives_before_them() -> None:
     for kind, call in (("RondeBarrier", hvd.barrier), ("RondeJoin", hvd.join)):
 
@@ -129,6 +143,40 @@ def operations_end_with_their_session() -> None:
     hvd.init()
     for _ in range(2):
         assert reduce(tf.ones(1)).numpy() == [SIZE]
+
+
+def gradients_in_a_session_with_other_ranks() -> None:
+    """A function that was traced in one session takes this rank's rows in the next one, where it has another rank."""
+    if SIZE < 3:
+        return  # a set of all ranks would be a duplicate
+    some = hvd.ProcessSet([0, 1])
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def gradient(given: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(given)
+            gathered = hvd.allgather(given, name="gathered", process_set=some)
+            (grouped,) = hvd.grouped_allgather([given], name="grouped", process_set=some)
+            weights = tf.constant([1.0, 10.0, 100.0])  # rank 0 has one row, and rank 1 has two
+            losses = [tf.reduce_sum(each * weights) for each in (gathered, grouped)]
+        return [tape.gradient(loss, given) for loss in losses]
+
+    numbers, job_rank = [], RANK
+    for other in (job_rank, {0: 1, 1: 0}.get(job_rank, job_rank)):
+        hvd.shutdown()
+        token = pathlib.Path(os.environ["RONDE_TOKEN_FILE"]).with_name(f"rank-{other}.token")
+        hvd.init(process_sets=[some], rank=other, token_file=token)
+        assert hvd.rank() == other
+        numbers.append(some.process_set_id)
+        if other < 2:
+            for found in gradient(tf.ones(other + 1)):
+                np.testing.assert_allclose(found, [[1.0], [10.0, 100.0]][other])
+        hvd.barrier()
+    assert numbers[0] == numbers[1], numbers
+    if job_rank < 2:
+        assert gradient.experimental_get_tracing_count() == 1
+    hvd.shutdown()
+    hvd.init()
 
 
 class Model:
@@ -204,6 +252,21 @@ def operations_of_one_name_at_the_same_time_are_refused() -> None:
         assert abs(hvd.allreduce(tf.ones(1), op=hvd.Sum, name="same").numpy()[0]) >= SIZE - 2
 
 
+def operations_of_one_name_after_one_another() -> None:
+    """The name of an operation is free when TensorFlow gets its result: the next operation of that name may begin."""
+
+    def reduced(given: Any) -> Any:
+        return hvd.allreduce(given, op=hvd.Sum, name="in_turn", ignore_name_scope=True)
+
+    one, other = tf.function(reduced), tf.function(lambda given: 2.0 * reduced(given))
+    step = tf.function(lambda given: other(one(given)))
+    for _ in range(300):
+        np.testing.assert_allclose(step(tf.ones(1)), [2 * SIZE**2])
+        total = hvd.allreduce(tf.constant([RANK + 1.0]), op=hvd.Sum, name="m")
+        greatest = hvd.allreduce(tf.constant([RANK + 1.0]), op=hvd.Max, name="m")
+        assert (total.numpy(), greatest.numpy()) == (SIZE * (SIZE + 1) / 2, SIZE)
+
+
 def an_invalid_argument_of_one_rank() -> None:
     """Its program ends, which the others get to know."""
     splits, kind = ([-1] * SIZE, "InvalidArgumentError") if RANK == 0 else ([1] * SIZE, "AbortedError")
@@ -221,10 +284,13 @@ PARTS = [
     loops_within_loops,
     gradients_of_groups_with_integers,
     an_empty_batch,
+    a_mask_of_zeros,
     barriers_wait_for_the_collectives_before_them,
     operations_end_with_their_session,
+    gradients_in_a_session_with_other_ranks,
     functions_within_a_step_run_in_another_order_on_each_rank,
     operations_of_one_name_at_the_same_time_are_refused,
+    operations_of_one_name_after_one_another,
     an_invalid_argument_of_one_rank,
 ]
 for part in PARTS:

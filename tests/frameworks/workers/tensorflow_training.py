@@ -63,6 +63,57 @@ def tapes() -> None:
         np.testing.assert_allclose(tape.gradient(loss, {"w": weight})["w"], wanted[0] * SIZE, rtol=1e-12)
 
 
+def several_tapes_of_one() -> None:
+    """Each has its own options. A tape that is distributed already is refused."""
+    weight = tf.Variable(1.0)
+    with tf.GradientTape(persistent=True) as tape:
+        loss = weight * (RANK + 1.0)
+    sums = hvd.DistributedGradientTape(tape, op=hvd.Sum)
+    means = hvd.DistributedGradientTape(tape)
+    local = hvd.PartialDistributedGradientTape(tape, scale_local_gradients=False)
+    local.register_local_source(weight)
+    total = SIZE * (SIZE + 1) / 2
+    for _ in range(2):
+        found = [float(each.gradient(loss, weight)) for each in (sums, means, local, tape)]
+        np.testing.assert_allclose(found, [total, total / SIZE, RANK + 1, RANK + 1], rtol=1e-6)
+    for wrap in (hvd.DistributedGradientTape, hvd.PartialDistributedGradientTape):
+        try:
+            wrap(sums)
+        except ValueError as error:
+            assert "wrap it once" in str(error), error
+        else:
+            raise AssertionError("a distributed tape was wrapped")
+
+
+class FailsFirst(hvd.Compression.none):  # type: ignore[misc]
+    """A compressor whose first call fails."""
+
+    calls = 0
+
+    @classmethod
+    def compress(cls, tensor: Any) -> Any:
+        cls.calls += 1
+        if cls.calls == 1:
+            raise RuntimeError("the first call fails")
+        return super().compress(tensor)
+
+
+def steps_after_a_failed_reduction() -> None:
+    """Its two passes are lost. The later ones are those of one process with the data of all ranks."""
+    if SIZE == 1:
+        return  # then nothing is reduced
+    variable, failures = tf.Variable(0.0), 0
+    plain = tf.keras.optimizers.SGD(1.0)
+    optimizer = hvd.DistributedOptimizer(plain, backward_passes_per_step=2, compression=FailsFirst)
+    for value in (100.0, 100.0, 1.0, 2.0, 3.0, 4.0):
+        try:
+            optimizer.apply_gradients([(tf.constant(value * (RANK + 1)), variable)])
+        except RuntimeError:
+            failures += 1
+    assert failures == 1, failures
+    np.testing.assert_allclose(variable.numpy(), -(1 + 2 + 3 + 4) * (SIZE + 1) / 2, rtol=1e-6)
+
+
 def local_sources() -> None:
     layer, other = tf.keras.layers.Dense(1), tf.keras.layers.Dense(1)
     for each in (layer, other):
@@ -175,6 +226,16 @@ def batch_normalization() -> None:
             raise AssertionError("a fused kernel does not synchronize")
 
 
-for part in (tapes, local_sources, sparse, sparse_in_a_process_set, starts_equal, batch_normalization):
+PARTS = (
+    tapes,
+    several_tapes_of_one,
+    steps_after_a_failed_reduction,
+    local_sources,
+    sparse,
+    sparse_in_a_process_set,
+    starts_equal,
+    batch_normalization,
+)
+for part in PARTS:
     part()
 print(f"rank {RANK}: trained as one process", flush=True)

@@ -51,6 +51,7 @@ def values() -> None:
         np.testing.assert_allclose(compiled(lambda x, op=op: hvd.allreduce(x, op=op))(float(hvd.rank())), expected)
     scaled = compiled(lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.1, postscale_factor=3.0))
     np.testing.assert_allclose(scaled(tf.ones([2], tf.float64)), [0.1 * hvd.size() * 3.0] * 2, rtol=1e-15)
+    np.testing.assert_array_equal(compiled(lambda x: hvd.allreduce(x, name="größe"))(tf.ones(1)), [1.0])
     halves = compiled(lambda x: hvd.allreduce(x, compression=hvd.Compression.fp16))
     np.testing.assert_array_equal(halves(tf.fill([3], 0.5)), [0.5] * 3)
     np.testing.assert_array_equal(compiled(hvd.allreduce)(tf.zeros([0, 4])), np.zeros([0, 4]))

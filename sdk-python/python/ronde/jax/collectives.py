@@ -14,13 +14,16 @@ from ronde.jax import session
 from ronde.jax.carriers import carrier_of
 from ronde.jax.primitive import perform
 from ronde.jax.request import Request
-from ronde.ops import Average
+from ronde.ops import Adasum, Average, BitAnd, BitOr, BitXor, ClippedMean, Max, Median, Min, Product, Sum
 from ronde.submission import rank_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ronde.process_set import ProcessSet
+
+_OPS = (Average, Sum, Adasum, Min, Max, Product, Median, ClippedMean, BitAnd, BitOr, BitXor)
+_CODECS = ("", "float16", "bfloat16")
 
 
 def allreduce(
@@ -198,12 +201,16 @@ def _reduce(
     process_set: ProcessSet | None,
     options: dict[str, Any],
 ) -> list[Any]:
-    if not isinstance(op, int):
-        raise ValueError(f"op is {op!r}; give ronde.jax.Average, Sum, Min, Max, Product or Adasum")
+    if not isinstance(op, int) or op not in _OPS:
+        raise ValueError(
+            f"op is {op!r}; give ronde.jax.Average, Sum, Min, Max, Product, Adasum, BitAnd, BitOr or BitXor"
+        )
     scales = (float(options["prescale"]), float(options["postscale"]))
     if not all(numpy.isfinite(scale) and scale != 0 for scale in scales):
         raise ValueError(f"the scales are {scales}; give finite numbers other than 0")
-    codec = "" if options["codec"] is None else str(options["codec"])
+    codec = "" if options["codec"] is None else options["codec"]
+    if codec not in _CODECS:  # here, because a compiled program would refuse it only when it runs
+        raise ValueError(f'codec is {codec!r}; give "float16", "bfloat16" or None. Plugins are for hvd.client()')
     request = _request(kind, name, process_set)
     request = request.changed(op=int(op), prescale=scales[0], postscale=scales[1], codec=codec)
     return _perform([_array(tensor) for tensor in tensors], request)

@@ -41,7 +41,8 @@ def init(client: Client | None = None, **settings: Any) -> None:
     """Connects this process to its sidecar. Does nothing if it is connected already.
 
     client   -- a session to use. Default: that of `ronde.torch` or `ronde.tensorflow` in this process if there is one,
-                else a new one: the sidecar accepts each rank once. `shutdown` closes only a new one.
+                else a new one: the sidecar accepts each rank once. `shutdown` closes only a new one. After the other
+                framework, or the program, has ended its session, the next call takes another one.
     settings -- arguments of `ronde.connect`; the default of `on_failure` is that of RONDE_ON_FAILURE
 
     Ranks are those of the launcher: `ronde run`, or another one on this host, for which rank 0 starts the sidecar. A
@@ -50,6 +51,9 @@ def init(client: Client | None = None, **settings: Any) -> None:
 
     Raises what `ronde.connect` does, and ValueError if a client and settings are given.
     """
+    if _has_lost_client():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # raised where the program uses its results
+            shutdown()
     if _state.client is not None:
         return
     if client is not None and settings:
@@ -66,6 +70,15 @@ def init(client: Client | None = None, **settings: Any) -> None:
     if client is None:
         _state.settings = dict(settings)
         notification_manager.follow(found.membership_change if membership.is_elastic() else None)
+
+
+def _has_lost_client() -> bool:
+    """Whether the session is one of another framework or of the program, which has ended it."""
+    client = _state.client
+    if client is None or _state.is_own or client.is_open:
+        return False
+    # After a failure, the framework's client is not open either, until the framework restarts its session.
+    return client is not _client_of_other_frameworks()
 
 
 def _connected(settings: dict[str, Any]) -> Client:

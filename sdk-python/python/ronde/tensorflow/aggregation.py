@@ -59,7 +59,7 @@ class GradientAggregation:
         A variable has no gradient in a step if it had none in all of its passes. Returns what `apply` does if each pass
         is a step; otherwise the operation in a graph of TensorFlow 1, else None. Raises ValueError for
         `tf.IndexedSlices` that are not converted, for other variables than in the first pass, and if graphs have
-        gradients of others.
+        gradients of others. What `reduce` and `apply` raise loses the sums of that step.
         """
         if self.passes == 1:
             return apply(reduce(list(gradients)))
@@ -69,25 +69,30 @@ class GradientAggregation:
         self._create(dense, variables)
         added = [self._sums[index].assign_add(dense[index]) for index in present]
         with tf.control_dependencies(_operations([*added, self._counter.assign_add(1)])):
-            is_last = tf.equal(self._counter.read_value(), self.passes)
+            # A graph that fails between the count and the step leaves a number that a later pass exceeds.
+            is_last = tf.greater_equal(self._counter.read_value(), self.passes)
             if tf.executing_eagerly():
                 self._added.update(present)
                 return self._step(len(dense), reduce, apply) if bool(is_last) else _done([skip()])
             return tf.cond(is_last, lambda: self._step(len(dense), reduce, apply), lambda: _done([skip()]))
 
     def _step(self, count: int, reduce: Reduce, apply: Apply) -> Any:
-        """Reduces and applies the sums, and begins again."""
+        """Begins again, and reduces and applies the sums.
+
+        In this order: after a reduction that fails, the next pass is the first one of a step.
+        """
         indices = sorted(self._added if self._traced is None else self._traced)
-        sums: list[Any] = [None] * count
-        for index in indices:
-            value = self._sums[index].read_value()
-            sums[index] = value / tf.cast(self.passes, value.dtype) if self.average else value
-        with tf.control_dependencies(_operations([apply(reduce(sums))])):
+        values = [self._sums[index].read_value() for index in indices]
+        with tf.control_dependencies(_operations(values)):
             cleared = [self._sums[index].assign(tf.zeros_like(self._sums[index])) for index in indices]
-            done = _done([*cleared, self._counter.assign(0)])
+            begun = [*cleared, self._counter.assign(0)]
         if tf.executing_eagerly():
             self._added.clear()
-        return done
+        with tf.control_dependencies(_operations(begun)):
+            sums: list[Any] = [None] * count
+            for index, value in zip(indices, values):
+                sums[index] = value / tf.cast(self.passes, value.dtype) if self.average else value
+            return _done([*begun, apply(reduce(sums))])
 
     def _check(self, present: list[int], variables: Sequence[Any]) -> None:
         """Raises ValueError if sums would mix gradients of different variables, or be lost."""

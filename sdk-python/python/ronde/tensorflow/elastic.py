@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
+import numpy
 import tensorflow as tf
 
 from ronde import _ronde
@@ -84,24 +85,44 @@ def failure_of(error: Any) -> RondeError | None:
 
 
 class _VariablesState(AgreeingState):
-    """A state with variables of TensorFlow, of which copies in main memory are saved."""
+    """A state with variables of TensorFlow, of which copies in main memory are saved.
+
+    They have their values in a session of TensorFlow 1, or by themselves when executing eagerly.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         self._copies: list[tuple[Any, Any]] = []
+        self._operations: dict[Any, Any] = {}
         super().__init__(**kwargs)
 
     def _variables(self) -> Sequence[Any]:
         raise NotImplementedError
 
+    def _session(self) -> Any:
+        """Returns the session of TensorFlow 1 in which the variables have values; None when executing eagerly."""
+        raise NotImplementedError
+
     def save(self) -> None:
         """Saves a copy of the current state in memory."""
-        self._copies = [(reference(each), self._value(reference(each))) for each in self._variables()]
+        variables = [reference(each) for each in self._variables()]
+        session = self._session()
+        if session is None:
+            values = [each.numpy() for each in variables]
+        else:
+            # The value of a reference variable is its memory, which optimizers change in place.
+            values = [numpy.array(each) for each in session.run(variables)]
+        self._copies = list(zip(variables, values))
         super().save()
 
     def restore(self) -> None:
         """Restores the state that was saved last."""
+        session = self._session()
         for variable, value in self._copies:
-            self._assign(variable, value)
+            if session is None:
+                variable.assign(value)
+            else:
+                initializer = variable.initializer
+                session.run(initializer, {initializer.inputs[1]: value})
         super().restore()
 
     def sync(self) -> None:
@@ -110,18 +131,28 @@ class _VariablesState(AgreeingState):
         super().sync()
         self.save()
 
-    def _value(self, variable: Any) -> Any:
-        return variable.numpy()
-
-    def _assign(self, variable: Any, value: Any) -> None:
-        variable.assign(value)
-
     def _broadcast_variables(self) -> None:
-        broadcast_variables(self._variables(), root_rank=0)
+        session = self._session()
+        if session is None:
+            broadcast_variables(self._variables(), root_rank=0)
+            return
+        variables = [reference(each) for each in self._variables()]
+        with session.graph.as_default(), session.graph.name_scope(None):
+            number = mpi_ops.set_number(global_process_set)
+            check_alike(variables, global_process_set)
+            key = (number, *(each.ref() for each in variables))
+            if key not in self._operations:
+                # Once in a graph: a second one would have other names than that of a new worker. Names contain the
+                # number of variables, as an optimizer may get its variables after the first synchronization.
+                name = f"ronde.elastic.{number}.{len(variables)}"
+                self._operations[key] = tf.group(*assigned(variables, 0, name, global_process_set))
+            session.run(self._operations[key])
 
 
 class TensorFlowKerasState(_VariablesState):
     """The state of a training with Keras: a model, its optimizer, and keyword arguments, as attributes.
+
+    In a graph of TensorFlow 1, for tf-keras, variables have their values in the session of Keras.
 
     model     -- a built model
     optimizer -- default: that with which the model was compiled
@@ -149,6 +180,9 @@ class TensorFlowKerasState(_VariablesState):
         of_optimizer = variables() if callable(variables) else variables
         unique = {id(reference(each)): each for each in [*self.model.variables, *of_optimizer]}
         return list(unique.values())
+
+    def _session(self) -> Any:
+        return None if tf.executing_eagerly() else tf.compat.v1.keras.backend.get_session()
 
     def sync(self) -> None:
         """Gives all ranks the state of rank 0, and saves it. Raises ValueError on all ranks if variables differ.
@@ -183,33 +217,11 @@ class TensorFlowState(_VariablesState):
             )
         self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
         self.session = session
-        self._operations: dict[int, Any] = {}
         super().__init__(**kwargs)
         self.save()
 
     def _variables(self) -> Sequence[Any]:
         return self.variables
 
-    def _value(self, variable: Any) -> Any:
-        return variable.numpy() if self.session is None else self.session.run(variable)
-
-    def _assign(self, variable: Any, value: Any) -> None:
-        if self.session is None:
-            variable.assign(value)
-        else:
-            initializer = variable.initializer
-            self.session.run(initializer, {initializer.inputs[1]: value})
-
-    def _broadcast_variables(self) -> None:
-        if self.session is None:
-            super()._broadcast_variables()
-            return
-        listed = [reference(each) for each in self.variables]
-        with self.session.graph.as_default(), self.session.graph.name_scope(None):
-            number = mpi_ops.set_number(global_process_set)
-            check_alike(listed, global_process_set)
-            if number not in self._operations:
-                # Once in a graph: a second one would have other names than that of a new worker.
-                operations = assigned(listed, 0, f"ronde.elastic.{number}", global_process_set)
-                self._operations[number] = tf.group(*operations)
-            self.session.run(self._operations[number])
+    def _session(self) -> Any:
+        return self.session

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ronde.frameworks import process_sets, world
+from ronde.frameworks import world
 from ronde.ops import Average, Sum
 from ronde.tensorflow.names import gradient_name
 from ronde.tensorflow.native import ops
@@ -51,23 +51,17 @@ def _grouped_allreduce(operation: Any, *gradients: Any) -> Any:
 
 
 def _own_rows(operation: Any, reduced: Any, tensor: Any, part: str) -> Any:
-    """Returns this rank's rows of a gathered gradient."""
+    """Returns this rank's rows of a gathered gradient: those after the rows of lower ranks.
+
+    Ranks are those when the graph runs. It may have been traced in an earlier session, where this process had another
+    rank, or where a process set of this number had other ranks.
+    """
     number = operation.get_attr("process_set_id")
-    mine = tf.shape(tensor, out_type=tf.int64)[0]
+    mine, rank = tf.shape(tensor, out_type=tf.int64)[0], tf.cast(ops.ronde_rank(), tf.int64)
     name = gradient_name(operation, part)
-    everybodys = ops.ronde_allgather(tf.reshape(mine, [1]), tensor_name=name, process_set_id=number)
-    first = tf.reduce_sum(everybodys[: _rank_in(number)])
+    pairs = ops.ronde_allgather(tf.stack([[rank, mine]]), tensor_name=name, process_set_id=number)
+    first = tf.reduce_sum(tf.where(pairs[:, 0] < rank, pairs[:, 1], 0))
     return reduced[first : first + mine]
-
-
-def _rank_in(number: int) -> Any:
-    for each in process_sets.registered():
-        if number != 0 and each.process_set_id == number:
-            return each.rank()
-    base = world.current().base
-    if number != 0 and (base is None or base.id != number):
-        raise ValueError(f"process set {number} does not exist any more, so this gradient cannot be computed")
-    return ops.ronde_rank()
 
 
 @tf.RegisterGradient("RondeAllgather")
@@ -108,7 +102,8 @@ def _at_root(operation: Any, gradient: Any, name: str) -> Any:
 def _job_rank() -> Any:
     """The rank in the job, of which roots are ranks."""
     current = world.current()
-    return ops.ronde_rank() if current.base is None else current.job_ranks[current.rank]
+    # The rank when the graph runs, which may be another one than when it was traced.
+    return ops.ronde_rank() if current.base is None else tf.gather(tf.constant(current.job_ranks), ops.ronde_rank())
 
 
 @tf.RegisterGradient("RondeAlltoall")

@@ -20,8 +20,9 @@ class SyncBatchNormalization(_Base):
 
     fused -- False; a fused kernel does not synchronize
 
-    Ranks may have batches of different lengths, and some of them empty ones. While training, all ranks must run the
-    layer. Raises ValueError for another `fused`.
+    Ranks may have batches of different lengths, and some of them empty ones. If no rank has an element that the mask
+    leaves, mean and variance are 0. While training, all ranks must run the layer. Raises ValueError for another
+    `fused`.
     """
 
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
@@ -39,8 +40,10 @@ class SyncBatchNormalization(_Base):
             return mean, variance
         mask = kwargs.get("mask", args[-1] if args and not isinstance(args[-1], bool) else None)
         mask = mask if isinstance(mask, tf.Tensor) else None
-        counted = tf.reduce_prod(tf.shape(inputs)) // tf.maximum(tf.size(mean), 1) if mask is None else None
-        count = tf.reduce_sum(tf.cast(mask, tf.float32)) if counted is None else tf.cast(counted, tf.float32)
+        if mask is None:
+            count = elements_of_each(tf.shape(inputs, out_type=tf.int64), tf.size(mean, out_type=tf.int64))
+        else:
+            count = tf.reduce_sum(tf.cast(mask, tf.float32))
         count = tf.cast(count, mean.dtype)
         # Of an empty batch both are NaN, and so would be the sums and gradients of all ranks.
         mean, variance = (tf.where(count > 0, each, tf.zeros_like(each)) for each in (mean, variance))
@@ -48,13 +51,23 @@ class SyncBatchNormalization(_Base):
         sums = tf.concat([tf.reshape(mean * count, [-1]), [count]], 0)
         sums = mpi_ops.allreduce(sums, op=Sum, name="SyncBatchNormalization.mean")
         total = sums[-1]
-        everybodys_mean = tf.reshape(sums[:-1] / total, tf.shape(mean))
+        # Without an element on any rank, as with a mask of zeros, both are 0, as those of the base class.
+        everybodys_mean = tf.reshape(tf.math.divide_no_nan(sums[:-1], total), tf.shape(mean))
         spread = (variance + tf.math.squared_difference(mean, everybodys_mean)) * count
         spread = mpi_ops.allreduce(spread, op=Sum, name="SyncBatchNormalization.variance")
-        return everybodys_mean, spread / total
+        return everybodys_mean, tf.math.divide_no_nan(spread, total)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the configuration of the base class; without `fused`, which has one value only."""
         config: dict[str, Any] = super().get_config()
         config.pop("fused", None)
         return config
+
+
+def elements_of_each(shape: Any, means: Any) -> Any:
+    """Returns how many elements of a batch there are for each mean, as int64.
+
+    shape -- the batch's, an int64 tensor of one dimension: a batch may have 2^31 elements and more
+    means -- the number of means, an int64 scalar
+    """
+    return tf.reduce_prod(shape) // tf.maximum(means, 1)

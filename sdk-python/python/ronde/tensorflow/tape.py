@@ -69,8 +69,11 @@ def DistributedGradientTape(  # noqa: N802 -- Horovod's name
     process_set     -- the ranks that train together
     scale_local_gradients -- whether gradients of local sources are divided by the number of ranks
 
-    Raises ValueError for options that exclude each other.
+    Several distributed tapes of one tape each keep their own options. Raises ValueError for options that exclude each
+    other, and for a tape that is distributed already.
     """
+    if isinstance(gradtape, _Tape):
+        raise ValueError("this tape is a DistributedGradientTape already; wrap it once")
     options = Options(
         device_dense=device_dense,
         device_sparse=device_sparse,
@@ -84,10 +87,11 @@ def DistributedGradientTape(  # noqa: N802 -- Horovod's name
         scale_local_gradients=scale_local_gradients,
     )
     kind = type(gradtape)
-    wrapped: Any = object.__new__(type(kind.__name__, (_Tape, kind) if kind is not tf.GradientTape else (_Tape,), {}))
+    bases = (_Tape, kind) if kind is not tf.GradientTape else (_Tape,)
+    # Options are those of a new class: all tapes of one recording have the same attributes.
+    wrapped: Any = object.__new__(type(kind.__name__, bases, {"_ronde_options": options}))
     # The same recording, which goes on in both.
     wrapped.__dict__ = gradtape.__dict__
-    wrapped._ronde_options = options
     return wrapped
 
 
@@ -107,7 +111,7 @@ def PartialDistributedGradientTape(  # noqa: N802 -- Horovod's name
 ) -> Any:
     """As `DistributedGradientTape`; the gradients of `local_layers`, a layer of Keras or a list of them, stay local.
 
-    Raises ValueError for anything else among the layers.
+    Raises ValueError for anything else among the layers, and as `DistributedGradientTape`.
     """
     tape = DistributedGradientTape(
         gradtape,

@@ -182,7 +182,9 @@ def _module(operands: Sequence[Any], attributes: dict[str, Any]) -> str:
 
 def _literal(value: Any) -> str:
     if isinstance(value, str):
-        return '"' + "".join(chr(byte) if chr(byte).isalnum() else f"\\{byte:02X}" for byte in value.encode()) + '"'
+        # A byte of a longer character in UTF-8 is no letter by itself.
+        plain = {byte for byte in range(128) if chr(byte).isalnum()}
+        return '"' + "".join(chr(byte) if byte in plain else f"\\{byte:02X}" for byte in value.encode()) + '"'
     if isinstance(value, float):  # in hexadecimal, which is exact
         return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X} : f64"
     return f"{value} : i64"

@@ -207,11 +207,34 @@ def wrap(optimizer: Any, name: str | None, reducer: Reducer) -> Any:
             setattr(wrapped, "_name" if hasattr(wrapped, "_name") else "name", config["name"])
         return wrapped
     wrapped = kind.from_config(config)
+    _copy_exclusions(optimizer, wrapped)
     if is_keras_3(optimizer) and optimizer.built:
         wrapped.build(optimizer._trainable_variables)
         for mine, given in zip(wrapped.variables, optimizer.variables):
             mine.assign(given)
     return wrapped
+
+
+_EXCLUSIONS = (
+    "_exclude_from_weight_decay",
+    "_exclude_from_weight_decay_names",
+    "_exclude_from_weight_decay_pattern",
+)
+"""The attributes in which Keras 3 and tf-keras keep the variables of `exclude_from_weight_decay`."""
+
+
+def _copy_exclusions(given: Any, made: Any) -> None:
+    """Copies what `exclude_from_weight_decay` has excluded, which no configuration contains.
+
+    An optimizer inside, such as that of a LossScaleOptimizer, has exclusions of its own.
+    """
+    for name in _EXCLUSIONS:
+        # Not by `getattr`: the older LossScaleOptimizer of tf-keras returns attributes of the one inside.
+        if name in vars(given):
+            setattr(made, name, copy.copy(vars(given)[name]))
+    inner = getattr(given, "inner_optimizer", None)
+    if inner is not None:
+        _copy_exclusions(inner, made.inner_optimizer)
 
 
 def _has_state(optimizer: Any) -> bool:
