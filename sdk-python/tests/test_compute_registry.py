@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest import PACKAGE, leave_out
 
+from ronde.data import compute_registry
 from ronde.data.compute_registry import ComputeClient, ComputeService, TimeoutException
 
 if TYPE_CHECKING:
@@ -52,6 +53,25 @@ def test_dispatchers_are_found_when_they_register(client: ComputeClient) -> None
         client.wait_for_dispatcher_registration(7, 1)
     with pytest.raises(TimeoutException, match="dispatcher 0 has not registered"):
         client.wait_for_dispatcher_registration(0, 0)
+
+
+def test_a_timeout_is_kept(client: ComputeClient) -> None:
+    """Also one that is shorter than the server's wait for a request."""
+    late = threading.Timer(3, client.register_dispatcher, (0, "grpc://localhost:5"))
+    late.start()
+    try:
+        with pytest.raises(TimeoutException, match=r"within 0\.2 s"):
+            client.wait_for_dispatcher_registration(0, 0.2)
+    finally:
+        late.cancel()
+        late.join()
+
+
+def test_a_request_cannot_wait_for_long(service: ComputeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute_registry, "_WAIT_S", 0.01)
+    for wait in (-1, 3600, float("nan"), "5", None):
+        request = {"kind": "wait_for_dispatcher", "dispatcher": 0, "wait": wait}
+        assert service.answer(request) == {"ready": False, "address": None}
 
 
 def test_workers_are_counted_once(client: ComputeClient) -> None:

@@ -151,6 +151,30 @@ def test_closing_ends_an_iteration_that_waits() -> None:
     assert seen == [0]
 
 
+def test_a_reader_that_reads_when_its_pass_is_left_ends_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody takes the end of the pass from the queue, which has no room for a batch then."""
+    monkeypatch.setattr("ronde.data.loader.CLOSE_TIMEOUT_S", 0.1)
+    go = threading.Event()
+
+    class Slow(Squares):
+        def _iterate(self) -> Iterator[int]:
+            yield 0
+            go.wait(TIMEOUT_S)
+            yield 1
+
+    class Ahead(AsyncDataLoaderMixin, Slow):
+        pass
+
+    for batch in Ahead(1, count=2):
+        assert batch == 0
+        break
+    assert reader_threads()
+    go.set()
+    for thread in reader_threads():
+        thread.join(TIMEOUT_S)
+    assert not reader_threads()
+
+
 def test_options_of_the_mixin(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match="at least 0"):
         AsyncSquares(-1, count=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from typing import Any
 
 import pytest
@@ -236,9 +238,12 @@ def test_agents_of_a_host_share_a_folder_and_the_last_one_removes_it(tmp_path: p
         agent.start("true")
         assert agent.wait() == 0
     assert (path / "call").read_bytes() == b"new"
-    (path / "result.0").write_bytes(b"seven")
-    (path / "result.0").chmod(0o600)
-    assert last.taken() == {"result.0": b"seven"}
+    files = ["result.0", "value.0.9", "value.0.10"]
+    for name in files:
+        (path / name).write_bytes(b"seven")
+        (path / name).chmod(0o600)
+    # Callbacks get values in the order in which the rank has reported them.
+    assert list(last.taken().items()) == [(name, b"seven") for name in files]
     assert first.taken() == {}
     first.remove()
     assert path.exists(), "another agent of this host uses the folder"
@@ -308,7 +313,6 @@ def test_hosts_of_a_discovery_of_the_program(cluster: Any) -> None:
 
 
 def test_a_subclass_of_the_discovery_may_replace_either_method(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
     from horovod.ray.elastic_v2 import RayHostDiscovery, TestDiscovery
     from ronde.ray.discovery import slots_of_nodes
 
@@ -323,10 +327,69 @@ def test_a_subclass_of_the_discovery_may_replace_either_method(cluster: Any, mon
     entry = {"NodeID": "ab", "Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}
     entries = [{**entry, "NodeManagerAddress": address} for address in ("one", "two")]
     entries.append({**entries[0], "NodeManagerAddress": "three", "Alive": False})
-    monkeypatch.setattr(ray, "nodes", lambda: entries)
+    nodes_are(monkeypatch, entries)
     assert RayHostDiscovery(cpus_per_slot=3).find_available_hosts_and_slots() == {"one": 2, "two": 2}
     gpus = RayHostDiscovery(use_gpu=True, gpus_per_slot=2)
     assert gpus.find_available_hosts_and_slots() == {"one": 1, "two": 1}
+
+
+def nodes_are(monkeypatch: pytest.MonkeyPatch, entries: list[dict[str, Any]]) -> None:
+    """Replaces Ray's table of nodes."""
+    import ray
+
+    monkeypatch.setattr(ray, "nodes", lambda: entries)
+
+
+def test_a_table_of_horovods_tests_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entries have "alive", and no ID."""
+    from horovod.ray.elastic_v2 import RayHostDiscovery, TestDiscovery
+
+    alive = [{"NodeManagerAddress": f"host-{each}", "alive": True, "Resources": {"CPU": 2}} for each in range(3)]
+    nodes_are(monkeypatch, [*alive, {**alive[0], "NodeManagerAddress": "lost", "alive": False}])
+    assert list(RayHostDiscovery().find_available_hosts_and_slots().values()) == [2, 2, 2]
+    some = TestDiscovery(1, 2, change_frequency_s=600)
+    assert some.find_available_hosts_and_slots() == {"host-0": 2, "host-1": 2}
+
+
+def test_a_discovery_of_the_program_names_nodes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By address, by a resource of the node, as Horovod schedules, and by host name."""
+    from ronde.ray.discovery import slots_of_nodes
+
+    def found(*names: str) -> dict[str, int]:
+        discovery = types.SimpleNamespace(find_available_hosts_and_slots=lambda: dict.fromkeys(names, 2))
+        return slots_of_nodes(discovery, reported)
+
+    reported: set[str] = set()
+    entry = {"NodeID": "ab", "Alive": True, "NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "alpha"}
+    nodes_are(monkeypatch, [{**entry, "Resources": {"CPU": 8.0, "node:10.0.0.1": 1.0, "node:host-1": 1.0}}])
+    for name in ("10.0.0.1", "host-1", "alpha"):
+        assert found(name) == {"ab": 2}
+    assert found("host-1", "alpha") == {"ab": 4}
+    assert caplog.text == ""
+    for _ in range(2):
+        assert found("nowhere") == {}
+    assert caplog.text.count("names nowhere") == caplog.text.count("have the addresses 10.0.0.1") == 1
+
+
+def test_the_actor_of_a_node_holds_no_more_than_max_workers_need(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    import ray
+    from ronde.ray.elastic import ElasticOptions, ElasticWorkers
+    from ronde.ray.settings import MiniSettings
+
+    entry = {"NodeID": "ab", "Alive": True, "NodeManagerAddress": "one", "Resources": {"CPU": 8.0, "GPU": 8.0}}
+    nodes_are(monkeypatch, [entry])
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "one")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: types.SimpleNamespace(gcs_address="one:1"))
+    tmp_path.chmod(0o700)
+    for most, count in ((1, 1), (9, 4), (None, 4)):
+        ElasticWorkers(MiniSettings(), ElasticOptions(1, most, 2, use_gpu=True))._write(tmp_path)
+        assert (tmp_path / "hosts").read_text() == f"ray-ab:{count}\n"
+        nodes = json.loads((tmp_path / "ray.json").read_text())["nodes"]
+        assert nodes == {"ray-ab": {"id": "ab", "cpus": 2 * count, "gpus": count}}
 
 
 def test_workers_see_the_gpus_of_their_node(cluster: Any) -> None:
@@ -360,6 +423,82 @@ def test_an_interrupt_ends_the_job(cluster: Any, tmp_path: pathlib.Path) -> None
     check_nothing_is_left()
 
 
+def report() -> None:
+    """Reports a value as rank 0, and does not end."""
+    import ronde.torch as hvd
+    from ronde.ray import log
+
+    hvd.init()
+    log("one")
+    time.sleep(600)
+
+
+def test_an_interrupt_does_not_wait_for_a_callback(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
+    from ronde.ray import RayExecutor
+
+    executor = RayExecutor(settings(), min_workers=2, max_workers=2)
+    executor.start()
+    begun, free = threading.Event(), threading.Event()
+    interrupted_at = 0.0
+
+    def callback(value: str) -> None:
+        begun.set()
+        free.wait()
+
+    def interrupt() -> None:
+        nonlocal interrupted_at
+        assert begun.wait(WAIT_MAX_S)
+        interrupted_at = time.monotonic()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            executor.run(report, callbacks=[callback])
+        assert time.monotonic() - interrupted_at < 30
+    finally:
+        free.set()
+    assert f"{callback.__qualname__} has not returned" in caplog.text
+    check_nothing_is_left()
+
+
+def test_a_callback_that_fails_ends_the_job(cluster: Any) -> None:
+    from ronde.ray import RayExecutor
+
+    executor = RayExecutor(settings(), min_workers=2, max_workers=2)
+    executor.start()
+
+    def callback(value: str) -> None:
+        raise OSError(f"cannot store {value}")
+
+    with pytest.raises(OSError, match="cannot store one"):
+        executor.run(report, callbacks=[callback])
+    check_nothing_is_left()
+
+
+def test_a_callback_that_fails_at_the_end_is_not_forgotten(tmp_path: pathlib.Path) -> None:
+    from ronde.ray.elastic_reports import ElasticReports
+    from ronde.run import dumps
+
+    values = []
+
+    def callback(value: int) -> None:
+        values.append(value)
+        if value == 9:
+            raise OSError("cannot store it")
+
+    tmp_path.chmod(0o700)
+    for number in (9, 10):
+        (tmp_path / f"value.0.{number}").write_bytes(dumps(number))
+        (tmp_path / f"value.0.{number}").chmod(0o600)
+    reports = ElasticReports([callback])
+    reports.start(tmp_path)
+    reports.end(None)
+    assert values == [9, 10]
+    with pytest.raises(OSError, match="cannot store it"):
+        reports.check()
+
+
 def test_a_function_that_fails_ends_the_job_with_its_traceback(cluster: Any) -> None:
     from ronde.ray import RayExecutor
 
@@ -371,6 +510,26 @@ def test_a_function_that_fails_ends_the_job_with_its_traceback(cluster: Any) -> 
 
     with pytest.raises(RuntimeError, match=r"(?s)one or more processes exited with non-zero.*no such digit"):
         executor.run(fail)
+    check_nothing_is_left()
+
+
+def test_a_rank_that_ends_its_process_without_a_result_is_named(cluster: Any) -> None:
+    """The highest rank, so that no other result has a higher number."""
+    from ronde.ray import RayExecutor
+
+    def leave() -> None:
+        import ronde.torch as hvd
+
+        hvd.init()
+        rank = hvd.rank()
+        hvd.shutdown()
+        if rank == 1:
+            os._exit(0)
+
+    executor = RayExecutor(settings(), min_workers=2, max_workers=2)
+    executor.start()
+    with pytest.raises(RuntimeError, match="without the results of the ranks 1:"):
+        executor.run(leave)
     check_nothing_is_left()
 
 

@@ -219,8 +219,9 @@ def test_networks_that_nodes_have_in_common(cluster: Any) -> None:
     import ray
     from horovod.ray import BaseHorovodWorker
     from horovod.ray.runner import MiniSettings
-    from horovod.ray.utils import detect_nics
+    from horovod.ray.utils import detect_nics, nics_to_env_var
 
+    assert nics_to_env_var({"eth0"})["HOROVOD_GLOO_IFACE"] == "eth0"
     assert detect_nics(MiniSettings(nics={"eth1", "eth0"})) == ["eth0", "eth1"]
     assert detect_nics(MiniSettings(nics="eth0")) == ["eth0"]
     assert detect_nics(MiniSettings(), ["localhost"]) == ["lo"]
@@ -236,6 +237,17 @@ def test_networks_that_nodes_have_in_common(cluster: Any) -> None:
         subprocess.run(["ip", "link", "del", "one7"], check=True)
         for worker in workers:
             ray.kill(worker)
+
+
+def test_the_coordinator_numbers_the_hosts_that_have_a_local_rank() -> None:
+    from horovod.ray.runner import Coordinator, MiniSettings
+
+    coordinator = Coordinator(MiniSettings())
+    for rank, host in enumerate(["a", "b", "b"]):
+        coordinator.register(host, host, rank)
+    found = coordinator.finalize_registration()
+    numbers = [[found[rank][f"HOROVOD_{name}"] for name in ("CROSS_RANK", "CROSS_SIZE")] for rank in range(3)]
+    assert numbers == [[0, 2], [1, 2], [0, 1]]
 
 
 class Counter:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import ROOT
+from ronde.errors import RondeError
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +121,12 @@ def test_a_worker_that_dies_is_replaced_by_ray_train(cluster: Any, tmp_path: pat
     def train(config: dict[str, str]) -> None:
         import torch
         import torch.distributed as dist
+        from ray.train import report
 
+        # The second report returns when the controller has taken the first one. Until then it waits for the call that
+        # starts this function, and it does not try again if a worker dies before the call has returned.
+        for _ in range(2):
+            report({})
         mark = pathlib.Path(config["mark"])
         for step in range(50):
             if step == 10 and dist.get_rank() == 1 and not mark.exists():
@@ -132,6 +138,44 @@ def test_a_worker_that_dies_is_replaced_by_ray_train(cluster: Any, tmp_path: pat
     config = {"mark": str(tmp_path / "mark")}
     trained(cluster, tmp_path / "results", train, config, retries=1)
     assert all((tmp_path / f"mark.{rank}").exists() for rank in range(2))
+
+
+@pytest.mark.parametrize("stage", ["join", "_make_group"])
+def test_a_worker_that_dies_at_the_start_is_one_for_ray_train(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    """Ray Train starts the workers again after RayActorError only. Rank 0 fails because rank 1 has died."""
+    import ray
+    from ronde.cluster.layout import Place
+    from ronde.cluster.sidecars import Served
+    from ronde.processes import own_host
+    from ronde.ray.train import RondeBackend, RondeConfig
+
+    died = ray.exceptions.ActorDiedError()
+
+    class Workers:
+        def __len__(self) -> int:
+            return 2
+
+        def execute_single_async(self, rank: int, function: Any, *_: Any) -> Any:
+            if function.__name__ == stage:
+                peer = RondeError("rank 1 is lost", "rank_lost")
+                return died if rank == 1 else ray.exceptions.RayTaskError(stage, "", peer).as_instanceof_cause()
+            found = {"describe": Place("ab", "one", own_host(), 0, 1), "start": Served("s", "j", 0, {0: "a", 1: "b"})}
+            return [found.get(function.__name__)]
+
+        def execute_async(self, function: Any, *arguments: Any) -> Any:
+            return [self.execute_single_async(rank, function, *arguments) for rank in range(2)]
+
+    def get(references: Any) -> Any:
+        """A reference is a list with the result, or an exception."""
+        if isinstance(references, Exception):
+            raise references
+        return [get(each) for each in references] if len(references) > 1 else references[0]
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", lambda references, **_: (references, []))
+    with pytest.raises(ray.exceptions.RayActorError) as caught:
+        RondeBackend().on_start(Workers(), RondeConfig())
+    assert caught.value is died
 
 
 def test_data_parallel_trainer_without_a_process_group(cluster: Any, tmp_path: pathlib.Path) -> None:

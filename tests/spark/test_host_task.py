@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import json
 import os
 import pathlib
 import pickle
@@ -18,7 +19,7 @@ from ronde.cluster import agent as agents
 from ronde.cluster import frames
 from ronde.errors import RondeError
 from ronde.private_folder import PrivateFolder
-from ronde.run import RESULT, _elastic_results, with_rank
+from ronde.run import REPORT, RESULT, _elastic_results, with_rank
 from ronde.spark import elastic, host_task
 
 if TYPE_CHECKING:
@@ -72,19 +73,45 @@ def test_a_result_that_is_taken_when_the_command_ends_is_sent_before_the_status(
     assert sender.sent == [frames.FILE, frames.STATUS]
 
 
-@pytest.mark.parametrize(("ranks", "missing"), [([0, 1, 2], ""), ([1, 3], "0, 2"), ([None, 0], ""), ([0, 0, 2], "1")])
+@pytest.mark.parametrize(
+    ("ranks", "size", "missing"),
+    [
+        ([0, 1, 2], 3, ""),
+        ([1, 3], 4, "0, 2"),
+        ([None, 0], 1, ""),
+        ([0, 0, 2], 3, "1"),
+        # The highest rank has ended its process.
+        ([0, 1], 3, "2"),
+    ],
+)
 def test_missing_results_of_an_elastic_job_are_named(
-    tmp_path: pathlib.Path, ranks: list[int | None], missing: str
+    tmp_path: pathlib.Path, ranks: list[int | None], size: int, missing: str
 ) -> None:
     tmp_path.chmod(0o700)
     with contextlib.closing(PrivateFolder(tmp_path)) as folder:
         for worker, rank in enumerate(ranks):
-            folder.write(f"{RESULT}.{worker}", with_rank(rank, pickle.dumps(worker)))
+            content = with_rank(rank, None if rank is None else size, pickle.dumps(worker))
+            folder.write(f"{RESULT}.{worker}", content)
         if missing:
             with pytest.raises(RuntimeError, match=f"the ranks {missing}:"):
                 _elastic_results(folder, tmp_path)
         else:
             assert sorted(_elastic_results(folder, tmp_path)) == list(range(len(ranks)))
+
+
+@pytest.mark.parametrize("ranks", [0, 2, 3])
+def test_missing_results_of_workers_that_never_connected_are_counted(tmp_path: pathlib.Path, ranks: int) -> None:
+    """The launcher's report has 0 ranks if no process has connected."""
+    tmp_path.chmod(0o700)
+    (tmp_path / REPORT).write_text(json.dumps({"ranks": ranks}))
+    with contextlib.closing(PrivateFolder(tmp_path)) as folder:
+        for worker in range(2):
+            folder.write(f"{RESULT}.{worker}", with_rank(None, None, pickle.dumps(worker)))
+        if ranks == 3:
+            with pytest.raises(RuntimeError, match="the results of 2 of 3 workers"):
+                _elastic_results(folder, tmp_path)
+        else:
+            assert _elastic_results(folder, tmp_path) == [0, 1]
 
 
 class Hosts:

@@ -138,6 +138,7 @@ class _Sessions:
     """What outlives the sessions of this process."""
 
     last_rank: int | None = None
+    last_size: int | None = None
 
 
 _sessions = _Sessions()
@@ -146,6 +147,11 @@ _sessions = _Sessions()
 def last_rank() -> int | None:
     """Returns the rank of this process in its last session, which may be over; None before the first one."""
     return _sessions.last_rank
+
+
+def last_size() -> int | None:
+    """Returns the number of ranks of this process's last session, which may be over; None before the first one."""
+    return _sessions.last_size
 
 
 class GpuLevels(NamedTuple):
@@ -214,7 +220,7 @@ class Client(Collectives):
     def _use(self, session: _ronde.Session) -> None:
         """Makes a session that of this client."""
         self._session = session
-        _sessions.last_rank = session.rank
+        _sessions.last_rank, _sessions.last_size = session.rank, session.size
         self._sets.clear()
         self._sets[0] = ProcessSet(0, range(session.size), session.rank)
         if self._finalizer is not None:

@@ -259,33 +259,51 @@ def _failure(folder: pathlib.Path, status: int) -> str:
     return f"{reason}\n\n{output}" if output else reason
 
 
-def with_rank(rank: int | None, result: bytes) -> bytes:
-    """Returns a pickled result of an elastic job after a header with the rank that its worker had last."""
-    header = json.dumps(rank).encode()
+def with_rank(rank: int | None, size: int | None, result: bytes) -> bytes:
+    """Returns a pickled result of an elastic job after a header with what its worker knows of the job.
+
+    rank, size -- of the worker's last session; None if it never connected
+    """
+    header = json.dumps([rank, size]).encode()
     return HEADER.pack(len(header)) + header + result
 
 
 def _elastic_results(folder: PrivateFolder, path: pathlib.Path) -> list[Any]:
     """Returns the results of an elastic job's workers, by their last rank, else by worker.
 
-    Raises RuntimeError that names the ranks without a result.
+    Raises RuntimeError that names the ranks without a result, or counts the results if ranks are unknown.
     """
-    found = []
+    found, most = [], 0
     for file in path.glob(f"{RESULT}.*"):
         content, start = folder.read(file.name), HEADER.size
         end = start + HEADER.unpack_from(content)[0]
-        rank, worker = json.loads(content[start:end]), int(file.name.rpartition(".")[2])
+        (rank, size), worker = json.loads(content[start:end]), int(file.name.rpartition(".")[2])
+        most = max(most, size or 0)
         found.append(((rank is None, rank, worker), content[end:]))
     if not found:
         raise RuntimeError("the job ended without a result: the function ended the processes of all workers")
     ranks = {rank for (_, rank, _), _ in found if rank is not None}
-    missing = sorted(set(range(max(ranks, default=-1))) - ranks)
+    missing = sorted(set(range(most)) - ranks)
     if missing:
         raise RuntimeError(
             f"the job ended without the results of the ranks {', '.join(map(str, missing))}: the function ended their "
             "processes, or their hosts were lost at the end"
         )
+    # Workers that never connected, for example because their children did, do not know the size of the job.
+    if any(is_unknown for (is_unknown, _, _), _ in found) and len(found) < (wanted := _ranks_at_the_end(path)):
+        raise RuntimeError(
+            f"the job ended with the results of {len(found)} of {wanted} workers: the function ended the processes of "
+            "the others, or their hosts were lost at the end"
+        )
     return [pickle.loads(content) for _, content in sorted(found)]
+
+
+def _ranks_at_the_end(folder: pathlib.Path) -> int:
+    """Returns the number of ranks of the last membership, from the launcher's report; 0 if it is unknown."""
+    try:
+        return int(json.loads((folder / REPORT).read_text())["ranks"])
+    except FileNotFoundError:
+        return 0
 
 
 def _result(folder: PrivateFolder, rank: int) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy
 
 from ronde import _ronde
-from ronde.client import connect, last_rank
+from ronde.client import connect, last_rank, last_size
 from ronde.elastic import RemovedFromJob, is_elastic
 from ronde.private_folder import PrivateFolder, opened
 from ronde.run import CALL, ERROR, HEADER, RESULT, dumps, with_rank
@@ -107,8 +107,8 @@ class ElasticFolder:
         return self._folder.read(CALL)
 
     def deliver(self, result: bytes) -> None:
-        """Hands a pickled result back, with the last rank of this worker."""
-        self._folder.replace(f"{RESULT}.{rank_number()}", with_rank(last_rank(), result))
+        """Hands a pickled result back, with the last rank of this worker and the size that the job had then."""
+        self._folder.replace(f"{RESULT}.{rank_number()}", with_rank(last_rank(), last_size(), result))
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from ronde.private_folder import PrivateFolder
 from ronde.run import CALL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 # What workers leave in the folder of the call; `ronde.run` describes the first two.
 VALUE = "value"
@@ -51,6 +51,17 @@ for attempt in range(5):
     os.close(folder)
     time.sleep(1)
 """
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Returns the names of those files that workers leave, the values of each worker in the order of their numbers."""
+
+    def order(name: str) -> tuple[str, list[int]]:
+        kind, *numbers = name.split(".")
+        # The number of a value stands after that of its worker.
+        return kind, [int(number) for number in reversed(numbers)]
+
+    return sorted(filter(FILES.fullmatch, names), key=order)
 
 
 def gpus_of_host(path: str) -> str:
@@ -187,18 +198,20 @@ class Agent:
         return status if status >= 0 else 128 - status
 
     def taken(self) -> dict[str, bytes]:
-        """Returns the files that workers have left since the last call, unless the driver sees the folder itself."""
+        """Returns the files that workers have left since the last call, unless the driver sees the folder itself.
+
+        The values of each worker are in the order in which it has left them.
+        """
         if not self._is_own:
             return {}
         found = {}
         with self._opened() as folder:
-            for name in sorted(os.listdir(self._folder)):
-                if FILES.fullmatch(name):
-                    mine = f".{os.getpid()}.{name}"
-                    with contextlib.suppress(FileNotFoundError):  # another process of this node has taken it
-                        (self._folder / name).rename(self._folder / mine)
-                        found[name] = folder.read(mine)
-                        (self._folder / mine).unlink()
+            for name in in_order(os.listdir(self._folder)):
+                mine = f".{os.getpid()}.{name}"
+                with contextlib.suppress(FileNotFoundError):  # another process of this node has taken it
+                    (self._folder / name).rename(self._folder / mine)
+                    found[name] = folder.read(mine)
+                    (self._folder / mine).unlink()
         return found
 
     def remove(self) -> None:

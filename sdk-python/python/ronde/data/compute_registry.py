@@ -75,7 +75,10 @@ class ComputeService:
         self._thread.join()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Performs one request, and returns the answer. One that waits ends after a few seconds with `ready` false."""
+        """Performs one request, and returns the answer.
+
+        One that waits ends after as many seconds as its `wait`, at most a few, with `ready` false.
+        """
         kind = request.get("kind")
         if kind == "shutdown":
             with self._changed:
@@ -83,7 +86,7 @@ class ComputeService:
                 self._changed.notify_all()
             return {"ready": True}
         if kind == "wait_for_shutdown":
-            return {"ready": self._wait(lambda: self._is_shut_down)}
+            return {"ready": self._wait(lambda: self._is_shut_down, request)}
         number = request.get("dispatcher")
         if not isinstance(number, int) or not 0 <= number < len(self._dispatchers):
             return {"error": "index", "text": f"there is no dispatcher {number}; there are {len(self._dispatchers)}"}
@@ -97,10 +100,11 @@ class ComputeService:
         if kind == "register_worker":
             return self._register_worker(number, request.get("worker"))
         if kind == "wait_for_dispatcher":
-            ready = self._wait(lambda: self._dispatchers[number] is not None)
+            ready = self._wait(lambda: self._dispatchers[number] is not None, request)
             return {"ready": ready, "address": self._dispatchers[number]}
         if kind == "wait_for_workers":
-            return {"ready": self._wait(lambda: len(self._workers[number]) >= self._workers_per_dispatcher)}
+            count = self._workers_per_dispatcher
+            return {"ready": self._wait(lambda: len(self._workers[number]) >= count, request)}
         return {"error": "value", "text": f"the registry has no request {kind!r}"}
 
     def _register_dispatcher(self, number: int, address: Any) -> dict[str, Any]:
@@ -127,9 +131,12 @@ class ComputeService:
             self._changed.notify_all()
         return {"ready": True}
 
-    def _wait(self, is_ready: Any) -> bool:
+    def _wait(self, is_ready: Any, request: Mapping[str, Any]) -> bool:
+        given = request.get("wait", _WAIT_S)
+        # The limit holds for every peer, also for one that sends NaN or no number.
+        seconds = given if isinstance(given, (int, float)) and 0 <= given <= _WAIT_S else _WAIT_S
         with self._changed:
-            return bool(self._changed.wait_for(is_ready, _WAIT_S))
+            return bool(self._changed.wait_for(is_ready, seconds))
 
 
 class ComputeClient:
@@ -185,7 +192,8 @@ class ComputeClient:
     def _ask_until(self, request: Mapping[str, Any], timeout: float, missing: str) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
         while True:
-            answer = self._ask(request)
+            rest = max(deadline - time.monotonic(), 0.0)
+            answer = self._ask({**request, "wait": min(_WAIT_S, rest)})
             if answer["ready"]:
                 return answer
             if time.monotonic() >= deadline:

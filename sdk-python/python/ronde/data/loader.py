@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # How long `close` waits for a reader that is inside `_iterate`.
 CLOSE_TIMEOUT_S = 10.0
+# How often a reader that waits for room in the queue checks whether it was closed.
+_POLL_S = 0.5
 
 _log = logging.getLogger("ronde.data")
 
@@ -125,7 +127,7 @@ class _Reader:
         self._put_end()
 
     def _put_end(self) -> None:
-        """Replaces the remaining items by the end. A thread that is still alive may add one more batch at any time."""
+        """Replaces the remaining items by the end. A thread that is still alive may be adding one more batch now."""
         for _ in range(2):
             self._drain()
             try:
@@ -144,11 +146,19 @@ class _Reader:
     def _read(self) -> None:
         try:
             for batch in self._iterate():
-                self._queue.put((_BATCH, batch))
+                self._put((_BATCH, batch))
                 if self._is_closed.is_set():
                     return
             last: tuple[object, Any] = (_END, None)
         except BaseException as error:
             last = (_ERROR, error)
-        if not self._is_closed.is_set():
-            self._queue.put(last)
+        self._put(last)
+
+    def _put(self, item: tuple[object, Any]) -> None:
+        """Adds an item when there is room. Adds none after `close`: nobody would take it, nor make room for it."""
+        while not self._is_closed.is_set():
+            try:
+                self._queue.put(item, timeout=_POLL_S)
+            except queue.Full:
+                continue
+            return

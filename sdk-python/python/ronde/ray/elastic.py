@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import pathlib
-import pickle
 import shlex
 import sys
 import threading
@@ -22,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Callable
 import ray
 
 from ronde import command
-from ronde.cluster.agent import FILES, VALUE
 from ronde.errors import RondeError
 from ronde.private_folder import PrivateFolder
 from ronde.ray import discovery as nodes
 from ronde.ray.agent import take_gpus
 from ronde.ray.discovery import RayHostDiscovery
+from ronde.ray.elastic_reports import ElasticReports
 from ronde.ray.nodes import uses_tls
 from ronde.ray.remote_shell import SETTINGS
 from ronde.ray.worker import REPORTS
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ronde.ray")
 _HOSTS = "hosts"
 _POLL_S = 1.0
+# After an error or an interrupt, how long callbacks and the discovery, which are the program's, may still run.
+_LEAVE_TIMEOUT_S = 5.0
 
 
 @dataclass
@@ -93,10 +94,12 @@ class ElasticWorkers:
         gpus = 1.0 if options.gpus_per_worker is None else options.gpus_per_worker
         self._gpus = gpus if options.use_gpu else 0.0
         self.discovery = options.discovery or RayHostDiscovery(options.use_gpu, options.cpus_per_worker, gpus)
+        # Names of the discovery that no node has, and that were logged.
+        self._reported: set[str] = set()
 
     def check(self) -> None:
         """Raises RondeError with cause "settings" if a node with slots is another host and Ray has no TLS."""
-        others = [] if uses_tls() else self._others(nodes.slots_of_nodes(self.discovery))
+        others = [] if uses_tls() else self._others(self._slots())
         if others:
             raise RondeError(
                 f"the nodes {', '.join(others)} are other hosts, whose sidecars get certificates over Ray's "
@@ -105,6 +108,10 @@ class ElasticWorkers:
                 "(docs/ELASTIC.md)",
                 "settings",
             )
+
+    def _slots(self) -> dict[str, int]:
+        """Returns the slots of each node."""
+        return nodes.slots_of_nodes(self.discovery, self._reported)
 
     def _others(self, slots: Mapping[str, int]) -> list[str]:
         own, addresses = ray.util.get_node_ip_address(), nodes.addresses()
@@ -122,31 +129,33 @@ class ElasticWorkers:
     def execute(self, func: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None) -> list[Any]:
         """Returns `func(executable)` of the workers at the end, by rank.
 
-        Raises RuntimeError if fewer than `min_workers` remain, or all have failed; with the first traceback.
+        callbacks -- called with each value that rank 0 reports, in a thread; the first exception of one ends the job
+
+        Raises RuntimeError if fewer than `min_workers` remain, or all have failed, with the first traceback, or if
+        results are missing; and the exception of a callback.
         """
         if self._executable is None:
             raise RuntimeError("the executor was not started; call start() first")
         self.check()
         call = Call(_on_executable, (self._executable, func, self._options.use_gpu), {})
-        stopped = threading.Event()
-        threads: list[threading.Thread] = []
+        reports = ElasticReports(callbacks or ())
+        threads = _Threads(reports, self._write)
 
         def words(report: str) -> list[str]:
             folder = pathlib.Path(report).parent
             self._write(folder)
-            threads.append(threading.Thread(target=self._follow, args=(folder, stopped), daemon=True))
-            if callbacks:
-                threads.append(threading.Thread(target=_deliver, args=(folder, stopped, callbacks), daemon=True))
-            for thread in threads:
-                thread.start()
+            threads.start(folder)
             return self._words(folder, report)
 
-        def ended() -> None:
-            stopped.set()
-            for thread in threads:
-                thread.join()
-
-        return run_by(words, call, None, ended=ended, variables=self._options.variables)
+        variables = self._options.variables
+        try:
+            results = run_by(words, call, None, ended=threads.end, variables=variables, poll=reports.check)
+            # The last values come when the launcher has ended.
+            reports.check()
+        except BaseException as error:
+            reports.log_failure(error)
+            raise
+        return results
 
     def _words(self, folder: pathlib.Path, report: str) -> list[str]:
         shell = shlex.join([sys.executable, "-m", "ronde.ray.remote_shell", str(folder)])
@@ -157,10 +166,13 @@ class ElasticWorkers:
 
     def _write(self, path: pathlib.Path) -> None:
         """Writes the list of hosts, and which nodes they are."""
-        slots = nodes.slots_of_nodes(self.discovery)
+        slots = self._slots()
         if not uses_tls():
             others, addresses = set(self._others(slots)), nodes.addresses()
             slots = {node: count for node, count in slots.items() if addresses.get(node) not in others}
+        # The actor of a node reserves what all its slots need, so slots in excess could keep it from starting.
+        most = self._options.max_workers
+        slots = {node: count if most is None else min(count, most) for node, count in slots.items()}
         cpus = self._options.cpus_per_worker
         described = {
             _host(node): {"id": node, "cpus": cpus * count, "gpus": self._gpus * count} for node, count in slots.items()
@@ -175,14 +187,42 @@ class ElasticWorkers:
             lines = [f"{_host(node)}:{count}\n" for node, count in slots.items()]
             folder.replace(_HOSTS, "".join(lines).encode())
 
-    def _follow(self, path: pathlib.Path, stopped: threading.Event) -> None:
+
+class _Threads:
+    """What this process does while the launcher runs: it writes the list of hosts, and calls the callbacks.
+
+    write -- writes the list of hosts to a folder
+    """
+
+    def __init__(self, reports: ElasticReports, write: Callable[[pathlib.Path], None]) -> None:
+        self._reports, self._write = reports, write
+        self._stopped = threading.Event()
+        self._follower: threading.Thread | None = None
+        # The caller may be handling another exception.
+        self._outer = sys.exc_info()[1]
+
+    def start(self, path: pathlib.Path) -> None:
+        """Starts the threads. The path is that of the folder of the call."""
+        self._follower = threading.Thread(target=self._follow, args=(path,), daemon=True)
+        self._follower.start()
+        self._reports.start(path)
+
+    def end(self) -> None:
+        """Ends the threads. Waits for callbacks: without a limit after the launcher's end, else for a few seconds."""
+        self._stopped.set()
+        timeout = None if sys.exc_info()[1] is self._outer else _LEAVE_TIMEOUT_S
+        self._reports.end(timeout)
+        if self._follower is not None:
+            self._follower.join(timeout)
+
+    def _follow(self, path: pathlib.Path) -> None:
         failed = False
-        while not stopped.wait(_POLL_S):
+        while not self._stopped.wait(_POLL_S):
             try:
                 self._write(path)
                 failed = False
             except Exception as error:  # a discovery of the program may raise any
-                if not failed:
+                if not failed and not self._stopped.is_set():
                     _log.warning("the nodes of Ray cannot be listed, so the job keeps those that it has: %s", error)
                 failed = True
 
@@ -197,35 +237,3 @@ def _on_executable(executable: Executable, func: Callable[[Any], Any], use_gpu: 
 def _host(node: str) -> str:
     """Returns the name by which the launcher knows a node."""
     return f"ray-{node[:16]}"
-
-
-def _deliver(path: pathlib.Path, stopped: threading.Event, callbacks: Sequence[Callable[[Any], Any]]) -> None:
-    """Calls the callbacks with the values that workers leave in the folder, those of each worker in their order."""
-    with contextlib.closing(PrivateFolder(path)) as folder:
-        is_last = False
-        while not is_last:
-            is_last = stopped.wait(_POLL_S / 2)
-            names = [name for name in os.listdir(path) if name.startswith(f"{VALUE}.") and FILES.fullmatch(name)]
-            for name in sorted(names, key=_number):
-                content = folder.read(name)
-                (path / name).unlink()
-                _call(callbacks, content)
-
-
-def _number(name: str) -> tuple[int, int]:
-    """Returns the order of a value's file: by its number, then by its worker."""
-    _, worker, number = name.split(".")
-    return int(number), int(worker)
-
-
-def _call(callbacks: Sequence[Callable[[Any], Any]], content: bytes) -> None:
-    try:
-        value = pickle.loads(content)
-    except Exception:  # what the classes of the program raise
-        _log.exception("a value that a rank reported cannot be unpickled here; it is dropped, and the job goes on")
-        return
-    for callback in callbacks:
-        try:
-            callback(value)
-        except Exception:
-            _log.exception("a callback has failed for a value that rank 0 reported; the job goes on")

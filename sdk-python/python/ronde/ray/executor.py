@@ -130,7 +130,8 @@ class RayExecutor:
         extra_env_vars -- variables for the workers and their sidecars
 
         Raises TimeoutError if there are too few places for the workers, with the numbers; RondeError if sidecars cannot
-        be started or cannot authenticate each other; and WorkerError if the class raises an error.
+        be started or cannot authenticate each other; and WorkerError if the class raises an error. In an elastic job
+        workers start with each call, which then raises these.
         """
         executable = Executable(executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {}))
         self._workers.start(executable, dict(extra_env_vars or {}))
@@ -140,8 +141,11 @@ class RayExecutor:
 
         callbacks -- called in this process with each value that rank 0 passes to `ronde.ray.log`
 
-        Raises WorkerError, a RuntimeError, if a rank raises an error or its process ends. It names rank and node, and
-        has the first traceback. Ranks that have not ended 5 s later are ended; then only `shutdown` can be called.
+        Raises WorkerError, a RuntimeError, if a rank of a fixed job raises an error or its process ends. It names rank
+        and node, and has the first traceback. Ranks that have not ended 5 s later are ended; then only `shutdown` can
+        be called. An elastic job goes on without such a rank; it raises RuntimeError if fewer than `min_workers`
+        remain, with the first traceback, or if results are missing at its end. Raises the exception of a callback,
+        after all workers have been ended.
         """
         return self._workers.execute(fn, callbacks)
 

@@ -65,12 +65,19 @@ def begin(call: Caller, layout: Layout, options: Options) -> None:
 
 
 def gathered(references: Sequence[Any], timeout: float, what: str, name: Callable[[int], str]) -> list[Any]:
-    """Returns the results of calls. Raises the first failure, or TimedOutError that names those that are missing.
+    """Returns the results of calls.
 
     what -- for the message: what the missing ones have not done
     name -- names the worker of a call
+
+    Raises RondeError with cause "rank_lost" if a worker has ended, otherwise TimedOutError that names the workers that
+    have not answered, or RondeError of the first call that failed.
     """
     _, missing = ray.wait(list(references), num_returns=len(references), timeout=max(timeout, 0.0))
+    # Calls on other workers may fail, or wait, because this one has ended.
+    if (found := lost(references, missing)) is not None:
+        index, ended = found
+        raise RondeError(f"{name(index)} has ended: {ended}", "rank_lost") from ended
     late = [index for index, reference in enumerate(references) if reference in missing]
     if late:
         names = ", ".join(name(index) for index in late[:_NAMED_MAX])
@@ -87,9 +94,25 @@ def gathered(references: Sequence[Any], timeout: float, what: str, name: Callabl
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, RondeError) else None
             raise RondeError(f"{name(index)}: {cause or error}", cause.cause if cause else "connect") from error
-        except ray.exceptions.RayActorError as error:
-            raise RondeError(f"{name(index)} has ended: {error}", "rank_lost") from error
     return results
+
+
+def lost(references: Sequence[Any], missing: Sequence[Any]) -> tuple[int, Exception] | None:
+    """Returns the index of the first call whose worker has ended, with Ray's error; None if there is none.
+
+    missing -- references without a result
+    """
+    for index, reference in enumerate(references):
+        if reference in missing:
+            continue
+        try:
+            ray.get(reference)
+        except ray.exceptions.RayTaskError:
+            # The function has failed, also if that was about an actor of its own: a RayActorError, too.
+            continue
+        except ray.exceptions.RayActorError as error:
+            return index, error
+    return None
 
 
 def _worker(index: int) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ronde.cluster.agent import FILES
+from ronde.cluster.agent import in_order
 from ronde.private_folder import PrivateFolder
 from ronde.processes import own_host
 from ronde.ray.agent import Agent
@@ -126,9 +126,10 @@ def _watched(agent: Any, folder: PrivateFolder) -> int:
     ending = agent.wait.remote()
     while True:
         ended, _ = ray.wait([ending], timeout=_POLL_S)
-        for name, content in ray.get(agent.taken.remote()).items():
-            if FILES.fullmatch(name):
-                folder.replace(name, content)
+        taken = ray.get(agent.taken.remote())
+        # The driver may read the folder between two of them.
+        for name in in_order(taken):
+            folder.replace(name, taken[name])
         if ended:
             status: int = ray.get(ending)
             return status

@@ -18,7 +18,7 @@ class MiniSettings:
     job_secret_file           -- the path of a file with the same secret on all nodes (`ronde certs secret`)
     certs                     -- the path, on each node, of the directory with its certificate (`ronde certs once`)
     discovery                 -- finds the nodes of an elastic job, with a method `find_available_hosts_and_slots` that
-                                 returns the slots of each address
+                                 returns the slots of each node, by its address or another name of it
     """
 
     timeout_s: float = 30

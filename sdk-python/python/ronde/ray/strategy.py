@@ -10,6 +10,8 @@ import ray
 from ray.util.placement_group import get_current_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ronde.ray.nodes import alive_nodes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -97,8 +99,7 @@ class _Wanted(NamedTuple):
         each = " and ".join(f"{amount:g} {name}" for name, amount in self.bundle.items())
         per_node = [
             min((int((node["Resources"].get(name, 0) + 1e-9) / amount) for name, amount in self._needed()), default=0)
-            for node in ray.nodes()
-            if node["Alive"]
+            for node in alive_nodes()
         ]
         possible = sum(map(bool, per_node)) if self.strategy == "STRICT_SPREAD" else sum(per_node)
         free = ray.available_resources()

@@ -15,15 +15,18 @@ from ronde.cluster import sidecars
 from ronde.cluster.credentials import Credentials, named
 from ronde.cluster.layout import Layout
 from ronde.cluster.planning import Options
+from ronde.errors import RondeError
 from ronde.ray import job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _log = logging.getLogger("ronde.ray")
 _BACKEND = "ronde"
 # Workers that do not leave in this time are ended by Ray Train without.
 _LEAVE_TIMEOUT_S = 10.0
+# After a worker has failed to make the group, for Ray to find that another one has ended.
+_GRACE_S = 5.0
 
 
 @dataclass
@@ -40,7 +43,8 @@ class RondeConfig(TorchConfig):  # type: ignore[misc]
     job_secret_file, certs -- for several nodes: as for `RayExecutor.create_settings`
     nics            -- the networks that sidecars listen on, such as "eth0,10.0.0.0/8"; default: all
 
-    A worker that dies fails the collectives of the others, and the run; Ray Train's `FailureConfig` starts it again.
+    A worker that dies, also while the job starts, fails the collectives of the others, and the run; Ray Train's
+    `FailureConfig` starts it again.
     Raises ValueError for another `backend` or `init_method`.
     """
 
@@ -78,8 +82,23 @@ class RondeBackend(Backend):  # type: ignore[misc]
     share_cuda_visible_devices: bool = True
 
     def on_start(self, worker_group: Any, backend_config: RondeConfig) -> None:
-        """Starts the sidecars, and the process group. Raises RondeError, and what making the group raises."""
+        """Starts the sidecars, and the process group.
 
+        Raises RayActorError if a worker has ended, for which Ray Train starts all workers again; otherwise RondeError,
+        and what making the group raises.
+        """
+        try:
+            self._begin(worker_group, backend_config)
+            return
+        except RondeError as error:
+            if not isinstance(error.__cause__, ray.exceptions.RayActorError):
+                raise
+            _log.warning("the job of Ray Train's workers has not started: %s", error)
+            ended = error.__cause__
+        # Not within the handler above, where each of the two errors would be the other one's cause.
+        raise ended
+
+    def _begin(self, worker_group: Any, backend_config: RondeConfig) -> None:
         def call(rank: int, func: Callable[..., Any], *arguments: Any) -> Any:
             return worker_group.execute_single_async(rank, func, *arguments)
 
@@ -89,7 +108,7 @@ class RondeBackend(Backend):  # type: ignore[misc]
         job.begin(call, layout, Options(timeout, given, backend_config.nics or ""))
         if backend_config.process_group:
             # Ranks wait for each other as long as `ronde.connect` does, which then names those that are missing.
-            ray.get(worker_group.execute_async(_make_group, float(backend_config.timeout_s)))
+            _finish(worker_group.execute_async(_make_group, float(backend_config.timeout_s)))
 
     def on_shutdown(self, worker_group: Any, backend_config: RondeConfig) -> None:
         """Ends the group and the sidecars."""
@@ -101,6 +120,18 @@ class RondeBackend(Backend):  # type: ignore[misc]
                 "%d of %d workers have not left the job within %.0f s; Ray ends them",
                 len(missing), len(leaving), _LEAVE_TIMEOUT_S,
             )  # fmt: skip
+
+
+def _finish(references: Sequence[Any]) -> None:
+    """Waits for calls on all workers. Raises RayActorError if a worker has ended, otherwise the first failure."""
+    try:
+        ray.get(references)
+    except ray.exceptions.RayTaskError as error:
+        # It may have failed because another worker has ended.
+        _, missing = ray.wait(references, num_returns=len(references), timeout=_GRACE_S)
+        if (found := job.lost(references, missing)) is not None:
+            raise found[1] from error
+        raise
 
 
 def _make_group(timeout_s: float) -> None:

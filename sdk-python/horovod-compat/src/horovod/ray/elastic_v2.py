@@ -69,12 +69,19 @@ class TestDiscovery(RayHostDiscovery):
         self._changed_at, self._removed = time.monotonic(), 0
         self.verbose = verbose
 
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """Returns the slots of the addresses that are there now."""
+        return self._kept(super().find_available_hosts_and_slots())
+
     def slots_of_nodes(self) -> dict[str, int]:
         """Returns the slots of the nodes that are there now."""
-        found = super().slots_of_nodes()
+        return self._kept(super().slots_of_nodes())
+
+    def _kept(self, found: dict[str, int]) -> dict[str, int]:
+        """Returns the entries that are there now, and changes their number when it is time."""
         if time.monotonic() - self._changed_at >= self._period_s:
             self._changed_at = time.monotonic()
             most = max(0, min(len(found), self._max_hosts) - self._min_hosts)
             self._removed = random.randint(0, most)
         kept = sorted(found)[: max(self._min_hosts, min(len(found), self._max_hosts) - self._removed)]
-        return {node: found[node] for node in kept}
+        return {name: found[name] for name in kept}

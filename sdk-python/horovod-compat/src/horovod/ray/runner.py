@@ -87,14 +87,16 @@ class Coordinator:
     def finalize_registration(self) -> dict[int, dict[str, int]]:
         """Returns for each rank the variables HOROVOD_CROSS_RANK, _CROSS_SIZE, _LOCAL_RANK and _LOCAL_SIZE.
 
-        Nodes are numbered in the order of their registration.
+        The first two number the nodes that have a rank with this local rank, in the order of their registration.
         """
         found = {}
-        for node, ranks in enumerate(self.node_id_by_rank.values()):
+        nodes = list(self.node_id_by_rank.values())
+        for node, ranks in enumerate(nodes):
             for local, rank in enumerate(ranks):
+                across = [index for index, others in enumerate(nodes) if len(others) > local]
                 found[rank] = {
-                    "HOROVOD_CROSS_RANK": node,
-                    "HOROVOD_CROSS_SIZE": len(self.node_id_by_rank),
+                    "HOROVOD_CROSS_RANK": across.index(node),
+                    "HOROVOD_CROSS_SIZE": len(across),
                     "HOROVOD_LOCAL_RANK": local,
                     "HOROVOD_LOCAL_SIZE": len(ranks),
                 }

@@ -10,7 +10,7 @@ import ray
 from horovod.runner.util.network import filter_local_addresses, get_local_intfs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 __all__ = ["detect_nics", "map_blocking", "nics_to_env_var"]
 
@@ -21,10 +21,14 @@ def map_blocking(fn: Callable[..., Any], collection: Iterable[Any]) -> list[Any]
     return values
 
 
-def nics_to_env_var(nics: Sequence[str]) -> dict[str, str]:
-    """Returns the variables that restrict sidecars to these networks, for `start(extra_env_vars=...)`."""
-    names = ",".join(nics)
-    return {"RONDE_SIDECAR_NETWORK_INTERFACES": names, "HOROVOD_GLOO_IFACE": nics[0], "NCCL_SOCKET_IFNAME": names}
+def nics_to_env_var(nics: Collection[str]) -> dict[str, str]:
+    """Returns the variables that restrict sidecars to these networks, for `start(extra_env_vars=...)`.
+
+    nics -- at least one; the order of a set is that of the names
+    """
+    ordered = sorted(nics) if isinstance(nics, (set, frozenset)) else list(nics)
+    names = ",".join(ordered)
+    return {"RONDE_SIDECAR_NETWORK_INTERFACES": names, "HOROVOD_GLOO_IFACE": ordered[0], "NCCL_SOCKET_IFNAME": names}
 
 
 def detect_nics(
