@@ -4,9 +4,9 @@ use super::cluster::{Cluster, sum};
 
 #[test]
 fn a_second_in_which_many_tensors_wait_for_a_rank_is_one_second() {
-    let mut cluster = Cluster::new(&[0, 0]).started();
+    let mut cluster = Cluster::new(&[0, 0, 1]).started();
     let tensors: Vec<String> = (0..10).map(|number| format!("gradient.{number}")).collect();
-    let mut submit = |cluster: &mut Cluster, rank: u32| {
+    let submit = |cluster: &mut Cluster, rank: u32| {
         for tensor in &tensors {
             cluster.submit(rank, sum(tensor, &[4]));
         }
@@ -14,6 +14,7 @@ fn a_second_in_which_many_tensors_wait_for_a_rank_is_one_second() {
     };
     for step in 1..=4_u64 {
         submit(&mut cluster, 0);
+        submit(&mut cluster, 2);
         cluster.advance(1_000);
         submit(&mut cluster, 1);
         let stats = cluster.engines[0].stats();

@@ -334,7 +334,7 @@ fn fusion(page: &Page, rates: Option<&Rates>) -> String {
     };
     // Contributions of all ranks of the sidecar are counted.
     let ranks = page.placement.iter().filter(|sidecar| **sidecar == page.sidecar).count().max(1);
-    format!("{fused}; {} of each rank", bytes(all / number(ranks as u64)))
+    format!("{fused}; {} a rank", bytes(all / number(ranks as u64)))
 }
 
 /// What plugins do on each sidecar.

@@ -63,7 +63,7 @@ link      transport     cipher                 sent        received    RTT
 0 to 1    TLS over TCP  AES_128_GCM_SHA256     2.0 GB/s    1.5 GB/s    120 us
 1 to 0    TLS over TCP  AES_128_GCM_SHA256     2.0 GB/s    1.5 GB/s    120 us
 Engine of sidecar 0 (1 to 3 of 6) ──────────────────────────────────────────────
-fusion       13.0 tensors in an operation, 12500 of 13000 fused; 12.5 MB of each rank
+fusion       13.0 tensors in an operation, 12500 of 13000 fused; 12.5 MB a rank
 operations   120/s, 1600 tensors/s; 1 in flight, 2 requests pending
 schedule     161 tensors in 12 operations a step; 40 steps without negotiation
 q quit  ? help  tab or 1-5 view  arrows select  p pause  s sort";
