@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy
 import pytest
+from pyspark.sql import functions as sql
+from ronde.spark.common import keras_task
 from ronde.spark.common.prepare import clear_training_cache
 from ronde.spark.common.store import LocalStore
 from ronde.spark.keras import KerasEstimator, KerasModel, callbacks, models
 from sklearn.datasets import load_iris
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 RANKS, RATE = 2, 0.02
+
+
+@pytest.fixture
+def doubles() -> Iterator[None]:
+    """Makes float64 the floating-point type of Keras."""
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
 
 
 def frame(spark: Any) -> Any:
@@ -115,3 +128,71 @@ def test_bad_input_is_refused_before_training(spark: Any, tmp_path: pathlib.Path
         with pytest.raises(kind, match=message):
             estimator(store, **changed).fit(df)
     assert not store.exists(store.get_train_data_path(0))
+
+
+def two_heads(**compiled: Any) -> Any:
+    """A compiled model with two outputs of one number each."""
+    inputs = keras.Input((4,), dtype=keras.config.floatx())
+    heads = [keras.layers.Dense(1, name=name, dtype=keras.config.floatx())(inputs) for name in ("first", "second")]
+    model = keras.Model(inputs, heads)
+    model.compile(optimizer=keras.optimizers.SGD(RATE), loss=["mse", "mse"], **compiled)
+    return model
+
+
+def test_a_model_is_trained_with_what_it_was_compiled_with(doubles: None, spark: Any, tmp_path: pathlib.Path) -> None:
+    del doubles
+    clear_training_cache()
+    model = two_heads(loss_weights=[1.0, 0.0], metrics=[["mae"], [keras.metrics.MeanAbsoluteError(name="mae")]])
+    df = frame(spark).withColumn("other", sql.col("kind") + 0.5)
+    given = {"model": model, "optimizer": None, "loss": None, "metrics": None, "label_cols": ["kind", "other"]}
+    trained = estimator(LocalStore(str(tmp_path)), **given).fit(df)
+    assert {"first_mae", "second_mae"} <= set(trained.getHistory())
+    moved = [
+        not numpy.array_equal(mine, other) for mine, other in zip(trained.getModel().get_weights(), model.get_weights())
+    ]
+    assert moved == [True, True, False, False]
+    assert {str(values.dtype) for values in trained.getModel().get_weights()} == {"float64"}
+    assert trained.value("_floatx") == "float64"
+
+
+class Unknown(keras.metrics.MeanAbsoluteError):
+    """A metric that Keras does not know by its name."""
+
+
+def test_the_compilation_of_a_model_is_that_of_its_loss() -> None:
+    def compilation(model: Any, **changed: Any) -> Any:
+        wanted = estimator(None, model=model, **{"loss": None, "metrics": None, **changed})
+        return wanted._compilation(models.known_objects(wanted.value("custom_objects")))
+
+    model = two_heads(loss_weights=[0.25, 0.75], metrics=[["mae"], None], weighted_metrics=[None, ["mse"]])
+    found = compilation(model)
+    assert found == {
+        "loss": ["mse", "mse"],
+        "loss_weights": [0.25, 0.75],
+        "metrics": [["mae"], None],
+        "weighted_metrics": [None, ["mse"]],
+    }
+    own = compilation(model, loss_weights=[1.0, 2.0], metrics=["mse"])
+    assert own == {**found, "loss_weights": [1.0, 2.0], "metrics": ["mse"]}
+    assert compilation(model, loss="mse") == {"loss": "mse", "loss_weights": None, "metrics": None}
+    unknown = two_heads(metrics=[[Unknown()], None])
+    with pytest.raises(ValueError, match="metrics of the compiled model cannot be made again"):
+        compilation(unknown)
+    assert isinstance(compilation(unknown, custom_objects={"Unknown": Unknown})["metrics"][0][0], Unknown)
+    assert compilation(unknown, metrics=["mae"])["metrics"] == ["mae"]
+
+
+def test_predictions_have_the_floating_point_type_of_training(doubles: None) -> None:
+    del doubles
+    inputs = keras.Input((1,), dtype="float64")
+    model = keras.Model(inputs, keras.layers.Identity(dtype="float64")(inputs))
+    trained = KerasModel(model=model, feature_columns=["x"], label_columns=["y"], _floatx="float64")
+    assert estimator(None, model=model)._packed()["floatx"] == "float64"
+    # As in the process of an executor. The first whole number that float32 does not have.
+    keras.config.set_floatx("float32")
+    assert trained._output_sizes(None) == [1]
+    assert keras.config.floatx() == "float32"
+    predict = trained._predictor()()
+    assert predict({"x": numpy.array([16777217.0])})[0].reshape(-1).tolist() == [16777217.0]
+    keras_task.use_backend(keras.backend.backend(), "float32")
+    assert keras.config.floatx() == "float32"

@@ -10,6 +10,7 @@ import lightning
 import numpy
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from ronde.spark.common.prepare import clear_training_cache
 from ronde.spark.common.store import LocalStore
 from ronde.spark.data.module import ParquetDataModule
@@ -129,6 +130,14 @@ def test_bad_input_is_refused_before_training(spark: Any, tmp_path: pathlib.Path
     assert TorchEstimator is LightningEstimator
 
 
+class Rate(lightning.Callback):
+    """Logs a value on rank 0 alone."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.is_global_zero:
+            pl_module.log("rate", 0.25, rank_zero_only=True)
+
+
 def test_a_module_of_pytorch_is_trained_with_its_optimizer(spark: Any, tmp_path: pathlib.Path) -> None:
     clear_training_cache()
     torch.manual_seed(0)
@@ -139,6 +148,13 @@ def test_a_module_of_pytorch_is_trained_with_its_optimizer(spark: Any, tmp_path:
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
         loss=torch.nn.functional.cross_entropy,
         epochs=2,
+        callbacks=[ModelCheckpoint(monitor="loss", mode="min", save_top_k=-1), Rate()],
+        run_id="run",
     ).fit(frame(spark))
-    assert trained.getHistory()[1]["loss"] < trained.getHistory()[0]["loss"]
+    history = trained.getHistory()
+    assert history[1]["loss"] < history[0]["loss"]
+    assert [entry["rate"] for entry in history] == [0.25, 0.25]
     assert isinstance(trained.getModel(), torch.nn.Linear)
+    # The callback's files are in the folder of the run.
+    saved = sorted(path.name for path in (tmp_path / "runs" / "run").rglob("*.ckpt"))
+    assert [name.partition("-")[0] for name in saved] == ["epoch=0", "epoch=1"]

@@ -220,6 +220,7 @@ def refused(store: Any, **changed: Any) -> TorchEstimator:
         (["features", "y_null as y"], "column 'y' has 1 null values in 4 rows"),
         (["ragged as features", "y"], "column 'features' is ragged: its rows have from 1 to 2 elements"),
         (["ragged_vector as features", "y"], "column 'features' is ragged: its rows have from 2 to 3 elements"),
+        (["null_vector as features", "y"], "column 'features' has 1 null values in 4 rows"),
         (["holed as features", "y"], "column 'features' has arrays with null elements in 1 of 4 rows"),
         (["text as features", "y"], "column 'features' has the type string"),
         (["when as features", "y"], "column 'features' has the type date"),
@@ -229,10 +230,22 @@ def test_a_bad_column_is_named_before_training(
     spark: Any, tmp_path: pathlib.Path, columns: list[str], message: str
 ) -> None:
     listed = [
-        (Vectors.dense([1.0, 2.0]), 1.0, None, [1.0], Vectors.dense([1.0, 2.0]), [1.0, None], "a"),
-        *[(Vectors.dense([1.0, 2.0]), 1.0, 1.0, [1.0, 2.0], Vectors.dense([1.0] * 3), [1.0, 2.0], "b")] * 3,
+        (Vectors.dense([1.0, 2.0]), 1.0, None, [1.0], Vectors.dense([1.0, 2.0]), [1.0, None], "a", None),
+        *[
+            (
+                Vectors.dense([1.0, 2.0]),
+                1.0,
+                1.0,
+                [1.0, 2.0],
+                Vectors.dense([1.0] * 3),
+                [1.0, 2.0],
+                "b",
+                Vectors.dense([1.0]),
+            )
+        ]
+        * 3,
     ]
-    names = ["features", "y", "y_null", "ragged", "ragged_vector", "holed", "text"]
+    names = ["features", "y", "y_null", "ragged", "ragged_vector", "holed", "text", "null_vector"]
     df = spark.createDataFrame(listed, names).withColumn("when", sql.current_date()).withColumn("z", sql.lit(1))
     df.createOrReplaceTempView("bad")
     store = LocalStore(str(tmp_path))

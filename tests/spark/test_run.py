@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pathlib
@@ -93,6 +94,11 @@ def test_output_and_variables_of_ranks(spark: Any) -> None:
     assert [line.split(" ", 1)[1] for line in lines] == [f"[{rank}]<stdout>:rank {rank} speaks" for rank in range(2)]
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d ", line) for line in lines)
     assert err.getvalue().count("]<stderr>:and warns") == 2
+    # As in a notebook.
+    cell = io.StringIO()
+    with contextlib.redirect_stdout(cell):
+        ronde.spark.run(lambda: print("x"), num_proc=1)
+    assert cell.getvalue() == "[0]<stdout>:x\n"
 
 
 def test_arguments_that_cannot_act_are_refused(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:

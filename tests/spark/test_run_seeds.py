@@ -131,9 +131,9 @@ def test_releases_that_are_supported(release: str) -> None:
 def test_which_settings_of_spark_may_carry_a_key() -> None:
     from ronde.spark.session import check, unprotected
 
-    def reason(**settings: str) -> str:
+    def reason(release: str = "4.0.0", **settings: str) -> str:
         conf = {name.replace("_", "."): value for name, value in settings.items()}
-        return unprotected(lambda name: conf.get(name, ""))
+        return unprotected(lambda name: conf.get(name, ""), release)
 
     assert reason().startswith("spark.authenticate is off")
     crypto = {"spark_authenticate": "true", "spark_network_crypto_enabled": "true"}
@@ -145,6 +145,11 @@ def test_which_settings_of_spark_may_carry_a_key() -> None:
     assert reason(**crypto, spark_network_crypto_saslFallback="false") == ""
     assert "does not check certificates" in reason(**tls)
     assert reason(**tls, spark_ssl_trustStore="/etc/trust") == ""
+    # Earlier releases have no TLS between their processes, whatever the settings are.
+    for release in ("3.5.1", "unknown"):
+        assert "has an effect from Spark 4.0 on" in reason(release, **tls, spark_ssl_trustStore="/etc/trust")
+        assert "saslFallback is not off" in reason(release, **{**tls, **crypto}, spark_ssl_trustStore="/etc/trust")
+        assert reason(release, **crypto, spark_network_crypto_saslFallback="false") == ""
     with pytest.raises(ValueError, match=r"use ronde\.spark\.run_elastic"):
         check(lambda name: "true" if name == "spark.dynamicAllocation.enabled" else "")
 

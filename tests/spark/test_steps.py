@@ -15,7 +15,7 @@ from ronde.lightning.environment import Place
 from ronde.spark.common.progress import Progress
 from ronde.spark.lightning.callbacks import Run
 from ronde.spark.lightning.modules import WrappedModule
-from ronde.spark.lightning.training import _InSession, _Tensors
+from ronde.spark.lightning.training import _InSession, _Tensors, _trainer
 from ronde.spark.torch.batches import Shapes
 from ronde.spark.torch.losses import Losses
 from ronde.spark.torch.models import state_of
@@ -91,6 +91,27 @@ def test_the_trainer_uses_the_gpu_that_spark_has_assigned(monkeypatch: pytest.Mo
     assert _InSession(cpu).device([first]) == torch.device("cuda", 1)
 
 
+@pytest.mark.parametrize("place", ["callbacks", "trainer_args", ""])
+def test_the_trainer_takes_callbacks_that_write_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, place: str
+) -> None:
+    monkeypatch.setattr("ronde.spark.lightning.training.place_in_session", lambda: Place(0, 1, 0, 1, 0))
+    monkeypatch.setattr(hvd, "rank", lambda: 0)
+    given = lightning.pytorch.callbacks.ModelCheckpoint(monitor="loss", mode="max")
+    settings: dict[str, Any] = dict.fromkeys(("callbacks", "gradient_compression"))
+    settings |= {"terminate_on_nan": True, "log_every_n_steps": 1, "verbose": 0}
+    if place == "callbacks":
+        settings["callbacks"] = [given]
+    extras = {
+        "logger": False,
+        "profiler": None,
+        "trainer_args": {"callbacks": given} if place == "trainer_args" else {},
+    }
+    task: Any = types.SimpleNamespace(settings=settings, first_epoch=0, last_epoch=1, train_steps=1, val_steps=0)
+    trainer = _trainer(task, extras, Run(task, None, ""), torch.device("cpu"), str(tmp_path))
+    assert trainer.checkpoint_callbacks == ([given] if place else [])
+
+
 def test_tensors_of_losses_move_to_the_device() -> None:
     functions = [torch.nn.CrossEntropyLoss(weight=torch.ones(3)), torch.nn.functional.mse_loss]
     losses = Losses(functions, None).to("meta")
@@ -141,6 +162,7 @@ def lightning_checkpoints(monkeypatch: pytest.MonkeyPatch, folder: str, epochs: 
     """Trains on this process alone. Returns the checkpoints that are written."""
     monkeypatch.setattr(hvd, "rank", lambda: 0)
     monkeypatch.setattr(hvd, "allreduce", lambda tensor, **_: tensor)
+    monkeypatch.setattr(hvd, "allgather_object", lambda names, **_: [names])
     found = []
 
     def sync(path: str) -> None:
@@ -175,3 +197,17 @@ def test_a_checkpoint_of_lightning_has_the_learning_rate_of_the_next_epoch(
     rates = [state["optimizers"][0]["param_groups"][0]["lr"] for state in found]
     assert rates == pytest.approx([0.1, 0.01, 0.001])
     assert [state["schedulers"][0]["last_epoch"] for state in found] == [1, 2, 3]
+
+
+def test_only_metrics_that_all_ranks_have_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hvd, "rank", lambda: 0)
+    # The other rank logs no rate and another metric, and its values are above this rank's by 1.
+    monkeypatch.setattr(hvd, "allgather_object", lambda names, **_: [names, ["accuracy", "loss", "other"]])
+    monkeypatch.setattr(hvd, "allreduce", lambda tensor, **_: tensor + 0.5)
+    run = Run(types.SimpleNamespace(settings={"verbose": 0}, first_epoch=0), None, "")  # type: ignore[arg-type]
+    run._record(3, types.SimpleNamespace(callback_metrics={"lr": 0.25, "loss": 2.0, "accuracy": torch.tensor(0.125)}))
+    assert run.history == [{"epoch": 3, "accuracy": 0.625, "loss": 2.5, "lr": 0.25}]
+    monkeypatch.setattr(hvd, "allgather_object", lambda names, **_: [names, []])
+    monkeypatch.delattr(hvd, "allreduce")
+    run._record(4, types.SimpleNamespace(callback_metrics={"lr": 0.25}))
+    assert run.history[1] == {"epoch": 4, "lr": 0.25}

@@ -11,6 +11,7 @@ import fsspec
 import pyarrow
 import pyarrow.parquet
 import pytest
+from ronde.spark.common.estimator import HorovodEstimator
 from ronde.spark.common.hdfs import HDFSStore
 from ronde.spark.common.persistence import restored, stored, without_credentials
 from ronde.spark.common.store import DBFSLocalStore, FilesystemStore, LocalStore, Store
@@ -123,6 +124,43 @@ def test_a_store_that_cannot_be_written_names_path_and_reason(tmp_path: pathlib.
     LocalStore(str(tmp_path / "fine"), runs_path=str(tmp_path / "file" / "runs"), save_runs=False).check_writable()
     # Data sets that are only read may be where nothing can be written.
     LocalStore(str(tmp_path / "fine"), train_path=str(tmp_path / "file" / "t")).check_writable(data_sets=False)
+
+
+class Forgetful(LocalStore):
+    """A store that reads other contents than were written."""
+
+    def read(self, path: str) -> bytes:
+        return super().read(path)[1:]
+
+
+class WriteOnly(LocalStore):
+    def read(self, path: str) -> bytes:
+        raise PermissionError(path)
+
+
+@pytest.mark.parametrize(("kind", "reason"), [(Forgetful, "has other contents"), (WriteOnly, "PermissionError")])
+def test_a_store_that_cannot_be_read_is_refused(tmp_path: pathlib.Path, kind: type[LocalStore], reason: str) -> None:
+    with pytest.raises(OSError, match=f"the store cannot be read: .*{reason}"):
+        kind(str(tmp_path)).check_writable()
+    assert not list(tmp_path.rglob(".ronde-*"))
+
+
+@pytest.mark.parametrize("url", ["{}", "memory://stores/gaps"])
+def test_the_complete_data_set_with_the_highest_number_is_found(tmp_path: pathlib.Path, url: str) -> None:
+    store = Store.create(url.format(tmp_path / "store"))
+    assert HorovodEstimator._data_index(store) is None
+    for name in ("2/_SUCCESS", "11/part", "01/_SUCCESS", "x/_SUCCESS"):
+        store.write(f"{store.get_train_data_path()}.{name}", b"")
+    store.write(f"{store.get_val_data_path(12)}/_SUCCESS", b"")
+    assert store.train_data_indices() == [2, 11]
+    # The first one is missing, and the last one incomplete.
+    assert HorovodEstimator._data_index(store) == 2
+    store.write(f"{store.get_train_data_path(0)}/_SUCCESS", b"")
+    assert HorovodEstimator._data_index(store) == 2
+    for index in (0, 2):
+        store.remove(store.get_train_data_path(index))
+    with pytest.raises(ValueError, match=r"none of the data sets up to .*intermediate_train_data.11 has"):
+        HorovodEstimator._data_index(store)
 
 
 def test_paths_of_hdfs() -> None:

@@ -6,10 +6,12 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 START_TIMEOUT_VARIABLE = "HOROVOD_SPARK_START_TIMEOUT"
 START_TIMEOUT_S_DEFAULT = 600.0
+# What Spark gives to its own processes, secrets among them: ranks do not get these variables.
+OF_SPARK = ("_SPARK_", "PYSPARK_GATEWAY_", "PYTHON_WORKER_FACTORY_", "PYTHON_UNIX_DOMAIN_")
 
 
 def start_timeout_of(given: float | None) -> float:
@@ -25,6 +27,14 @@ def start_timeout_of(given: float | None) -> float:
         name = "start_timeout" if given is not None else START_TIMEOUT_VARIABLE
         raise ValueError(f"{name} is {given if given is not None else text!r}; give a number of seconds above 0")
     return seconds
+
+
+def variables_of(env: Mapping[str, str] | None) -> dict[str, str]:
+    """Returns the variables for the ranks, without those of Spark's own processes.
+
+    env -- also all of a program's, as in `env=dict(os.environ, NAME="value")`
+    """
+    return {name: str(value) for name, value in (env or {}).items() if not name.startswith(OF_SPARK)}
 
 
 def interfaces_of(nics: Iterable[str] | str | None) -> str:

@@ -122,8 +122,8 @@ def _credentials_for(plan: RunPlan, layout: Layout) -> Credentials:
         f"{plan.unprotected}. Give one of these: job_secret_file=PATH, a file with the same secret on all hosts "
         "(`ronde certs secret FILE`); certs=PATH, a directory on each host with its certificate (`ronde certs once`); "
         "or let Spark encrypt its connections, with spark.authenticate and either spark.ssl.rpc.enabled and a trust "
-        "store, or spark.network.crypto.enabled and spark.network.crypto.saslFallback=false, and ronde makes a secret "
-        "for each job. docs/SPARK.md describes them",
+        "store (from Spark 4.0 on), or spark.network.crypto.enabled and spark.network.crypto.saslFallback=false, and "
+        "ronde makes a secret for each job. docs/SPARK.md describes them",
         "settings",
     )
 

@@ -28,7 +28,7 @@ from ronde.private_folder import PrivateFolder
 from ronde.processes import own_host
 from ronde.run import CALL, Call, run_by
 from ronde.spark import session as sessions
-from ronde.spark.arguments import interfaces_of, start_timeout_of
+from ronde.spark.arguments import interfaces_of, start_timeout_of, variables_of
 from ronde.spark.failures import cannot_begin
 from ronde.spark.host_task import REFUSED, SCHEMA, TOKEN, HostPlan, HostTask, drawn_token, remove_token
 from ronde.spark.hub import Hub
@@ -116,7 +116,7 @@ def run_elastic(
     }
     words = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
     words += ["--prefix-output-with-timestamp"] * prefix_output_with_timestamp + ["--verbose"] * (verbose > 1)
-    variables = {name: str(value) for name, value in (env or {}).items()}
+    variables = variables_of(env)
     words += [word for name in (*variables, _FOLDER) for word in ("-x", name)]
     streams = {name: stream for name, stream in (("stdout", stdout), ("stderr", stderr)) if stream is not None}
     job = _Job(session, words, size, most, getattr(fn, "__name__", "function"), variables)
@@ -202,7 +202,7 @@ class _Job:
         address = conf("spark.driver.host")
         self._hub = Hub(conf("spark.driver.bindAddress") or address, identity, self._folder / SOCKET, self._write)
         authority = (identity / "ca.pem").read_text()
-        unprotected = sessions.unprotected(conf)
+        unprotected = sessions.unprotected(conf, self._session.release())
         self._plan = HostPlan(self._run_id, call, (address, self._hub.port), authority, own_host(), unprotected)
         if token := drawn_token(self._run_id):
             self._hub.add_token(token)

@@ -105,7 +105,7 @@ def _check_channel(plan: HostPlan) -> None:
         raise RondeError(
             f"{own_host().name} is another host than the driver's, and ronde sends no key over Spark's connections: "
             f"{plan.unprotected}. Let Spark encrypt its connections, with spark.authenticate and either "
-            "spark.ssl.rpc.enabled and a trust store, or spark.network.crypto.enabled and "
+            "spark.ssl.rpc.enabled and a trust store (from Spark 4.0 on), or spark.network.crypto.enabled and "
             "spark.network.crypto.saslFallback=false (docs/SPARK.md), or run the program by `ronde run --min-np`, "
             "which reaches hosts by ssh (docs/ELASTIC.md)",
             "settings",

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Callable
 from ronde.cluster.credentials import named
 from ronde.run import Call, pickled
 from ronde.spark import session as sessions
-from ronde.spark.arguments import interfaces_of, start_timeout_of
+from ronde.spark.arguments import interfaces_of, start_timeout_of, variables_of
 from ronde.spark.plan import RESULT, RunPlan
 from ronde.spark.running import rows_of
 
@@ -55,9 +55,12 @@ def run(
     start_timeout -- seconds to wait until Spark has room for all ranks and starts them; default:
                      HOROVOD_SPARK_START_TIMEOUT, else 600
     use_gloo      -- unused: True or None
-    env           -- variables for the ranks and their sidecars. Spark stores them with the stage, so put no secret here
+    env           -- variables for the ranks and their sidecars, without those of Spark's own processes. Spark stores
+                     them with the stage, so put no secret here. A PYTHONPATH is searched before that of the tasks
     stdout, stderr -- where the ranks' output is written when they have ended, the last 16 MiB of each rank; default:
-                     those of this program. In the executors' logs it is at once
+                     those of this program. In the executors' logs it is at once. With a local master these logs are
+                     this program's standard error, so the default is to write only to streams that replace those of
+                     the process, as in a notebook
     verbose       -- 0 for no message while the job waits for room
     nics          -- the networks that sidecars listen on, such as "eth0,10.0.0.0/8"; default: all
     prefix_output_with_timestamp -- whether lines of the ranks' output begin with the time
@@ -82,7 +85,7 @@ def run(
     streams = _streams(stdout, stderr, session.conf("spark.master"))
     plan = dataclasses.replace(
         _plan(session, Call(fn, tuple(args), dict(kwargs or {})), size, start_timeout_of(start_timeout)),
-        variables={name: str(value) for name, value in (env or {}).items()},
+        variables=variables_of(env),
         interfaces=interfaces_of(nics),
         credentials=named(certs, job_secret_file),
         executable=executable or "",
@@ -98,7 +101,7 @@ def run(
 
 def _plan(session: Session, call: Call, size: int, timeout: float) -> RunPlan:
     """Returns the plan of a run, with defaults for what the caller may set."""
-    reason = sessions.unprotected(session.conf)
+    reason = sessions.unprotected(session.conf, session.release())
     return RunPlan(
         run_id=secrets.token_hex(6),
         call=pickled(call),
@@ -114,10 +117,14 @@ def _plan(session: Session, call: Call, size: int, timeout: float) -> RunPlan:
 def _streams(stdout: IO[str] | None, stderr: IO[str] | None, master: str) -> dict[str, IO[str]]:
     """Returns where the output of the ranks goes when they have ended.
 
-    master -- of Spark. The tasks of a local one write to this program's standard error already
+    master -- of Spark. The tasks of a local one write to the standard error of this process, so the streams of this
+              process get no copy. A stream that replaces `sys.stdout` or `sys.stderr`, as in a notebook, does
     """
-    if not master.startswith("local") or master.startswith("local-cluster"):
-        stdout, stderr = stdout or sys.stdout, stderr or sys.stderr
+    is_local = master.startswith("local") and not master.startswith("local-cluster")
+    if stdout is None and not (is_local and sys.stdout is sys.__stdout__):
+        stdout = sys.stdout
+    if stderr is None and not (is_local and sys.stderr is sys.__stderr__):
+        stderr = sys.stderr
     return {name: stream for name, stream in (("stdout", stdout), ("stderr", stderr)) if stream is not None}
 
 

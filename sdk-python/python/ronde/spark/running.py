@@ -51,16 +51,23 @@ def rows_of(session: Session, plan: RunPlan, name: str, verbose: int) -> dict[tu
         ended.set()
 
     stage = Stage(RankTask(plan), plan.size, SCHEMA, is_barrier=True)
-    session.start(job, f"ronde.spark: {name} on {plan.size} ranks", stage, done)
     try:
+        session.start(job, f"ronde.spark: {name} on {plan.size} ranks", stage, done)
         wait.for_end(job, ended)
     except BaseException:
-        session.cancel(job)
-        ended.wait(_END_TIMEOUT_S)
+        _cancel(session, job, ended)
         raise
     if found[1] is not None:
         raise failure(found[1], plan.size) from None
     return _by_rank(found[0])
+
+
+def _cancel(session: Session, job: str, ended: threading.Event) -> None:
+    """Cancels a job until it has ended: Spark does not cancel a stage that it gets only after the call."""
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    session.cancel(job)
+    while not ended.wait(_POLL_S) and time.monotonic() < deadline:
+        session.cancel(job)
 
 
 def _by_rank(rows: Any) -> dict[tuple[int, str], bytes]:

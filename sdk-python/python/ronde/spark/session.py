@@ -6,6 +6,8 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
+from ronde.spark.version import FIRST_WITH_TLS, number_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -44,6 +46,13 @@ class Progress(NamedTuple):
 class Session:
     """What a run needs of a session. Jobs are known by a name that no other job has."""
 
+    def __init__(self) -> None:
+        self._cancelled: set[str] = set()
+
+    def release(self) -> str:
+        """Returns the release of Spark, such as "4.3.0"."""
+        raise NotImplementedError
+
     def conf(self, name: str, default: str = "") -> str:
         """Returns a setting."""
         raise NotImplementedError
@@ -60,6 +69,8 @@ class Session:
         """Begins a stage.
 
         done -- called in another thread with the rows and None, or with None and an exception
+
+        That thread submits the stage to Spark, unless the job is cancelled before.
         """
         raise NotImplementedError
 
@@ -68,16 +79,41 @@ class Session:
         raise NotImplementedError
 
     def cancel(self, job: str) -> None:
-        """Ends the tasks of a job, and keeps those that have not begun from beginning."""
+        """Ends the tasks of a job, and keeps those that have not begun from beginning.
+
+        Spark cancels only what it has. A stage that is being submitted during this call may run nevertheless, so call
+        it again until the job has ended.
+        """
+        self._cancelled.add(job)
+        self._cancel(job)
+
+    def _cancel(self, job: str) -> None:
         raise NotImplementedError
+
+    def _collect(self, session: Any, job: str, stage: Stage, done: Callable[..., None]) -> None:
+        """Submits a stage and waits for its rows. `session` is that of Spark."""
+        try:
+            if job in self._cancelled:
+                raise RuntimeError(f"job {job} was cancelled before its stage was submitted to Spark")
+            tasks = session.range(0, stage.size, 1, stage.size)
+            rows = tasks.mapInArrow(stage.func, stage.schema, barrier=stage.is_barrier).collect()
+        except BaseException as error:
+            done(None, error)
+        else:
+            done(rows, None)
 
 
 class ClassicSession(Session):
     """A session whose driver is in this program's Java."""
 
     def __init__(self, session: Any) -> None:
+        super().__init__()
         self._session = session
         self._context = session.sparkContext
+
+    def release(self) -> str:
+        """Returns the release of the context."""
+        return str(self._context.version)
 
     def conf(self, name: str, default: str = "") -> str:
         """Returns a setting of the context, which no later call changes."""
@@ -104,7 +140,7 @@ class ClassicSession(Session):
 
         def collect() -> None:
             self._context.setJobGroup(job, description, interruptOnCancel=True)
-            _collect(self._session, stage, done)
+            self._collect(self._session, job, stage, done)
 
         InheritableThread(target=collect, daemon=True).start()
 
@@ -120,7 +156,7 @@ class ClassicSession(Session):
                     ended += stage.numCompletedTasks + stage.numFailedTasks
         return Progress(active, ended)
 
-    def cancel(self, job: str) -> None:
+    def _cancel(self, job: str) -> None:
         """Cancels the jobs of the group."""
         self._context.cancelJobGroup(job)
 
@@ -137,8 +173,13 @@ class ConnectSession(Session):
                 "ronde.spark.run over Spark Connect needs PySpark 4 or later, here and on the server, and this one is "
                 "older; upgrade it, or run the program with a classic session (without spark.remote)"
             )
+        super().__init__()
         self._session = session
         self._progress: dict[str, Progress] = {}
+
+    def release(self) -> str:
+        """Returns the release of the server."""
+        return str(self._session.version)
 
     def conf(self, name: str, default: str = "") -> str:
         """Returns a setting of the server."""
@@ -173,7 +214,7 @@ class ConnectSession(Session):
             self._session.addTag(job)
             self._session.registerProgressHandler(follow)
             try:
-                _collect(self._session, stage, done)
+                self._collect(self._session, job, stage, done)
             finally:
                 self._session.removeProgressHandler(follow)
 
@@ -183,19 +224,9 @@ class ConnectSession(Session):
         """Returns what the server has reported last."""
         return self._progress.get(job)
 
-    def cancel(self, job: str) -> None:
+    def _cancel(self, job: str) -> None:
         """Interrupts the operations with the job's tag."""
         self._session.interruptTag(job)
-
-
-def _collect(session: Any, stage: Stage, done: Callable[..., None]) -> None:
-    try:
-        tasks = session.range(0, stage.size, 1, stage.size)
-        rows = tasks.mapInArrow(stage.func, stage.schema, barrier=stage.is_barrier).collect()
-    except BaseException as error:
-        done(None, error)
-    else:
-        done(rows, None)
 
 
 def active() -> Session:
@@ -219,19 +250,22 @@ def active() -> Session:
     return ConnectSession(found)
 
 
-def unprotected(conf: Callable[[str], str]) -> str:
+def unprotected(conf: Callable[[str], str], release: str) -> str:
     """Returns why Spark's connections between hosts must not carry a key; "" if they may.
 
-    conf -- returns a setting, "" if it is not set
+    conf    -- returns a setting, "" if it is not set
+    release -- of Spark, such as "4.3.0". One that has no number counts as without TLS
     """
     if conf("spark.authenticate") != "true":
         return "spark.authenticate is off, so whoever reaches Spark's ports can take part in what its tasks exchange"
-    if conf("spark.ssl.rpc.enabled") == "true":
+    number = number_of(release)
+    if conf("spark.ssl.rpc.enabled") == "true" and number is not None and number >= FIRST_WITH_TLS:
         if conf("spark.ssl.rpc.trustStore") or conf("spark.ssl.trustStore"):
             return ""
         return "spark.ssl.rpc.enabled is on without spark.ssl.rpc.trustStore, so Spark does not check certificates"
     if conf("spark.network.crypto.enabled") != "true":
-        return "they are authenticated, but plaintext"
+        ignored = f"; spark.ssl.rpc.enabled has an effect from Spark 4.0 on, and this is {release}"
+        return f"they are authenticated, but plaintext{ignored if conf('spark.ssl.rpc.enabled') == 'true' else ''}"
     if conf("spark.network.crypto.saslFallback") != "false":
         return (
             "spark.network.crypto.saslFallback is not off, so an attacker in the network can keep them from being "

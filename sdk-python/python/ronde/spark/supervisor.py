@@ -13,6 +13,7 @@ from ronde.cluster.supervised import SupervisedRank
 from ronde.errors import RondeError
 from ronde.run import environment
 from ronde.spark import plan as rows
+from ronde.spark.arguments import OF_SPARK
 from ronde.spark.beginning import Begun, begin, place_of
 from ronde.spark.exchange import Exchange
 from ronde.spark.failures import CannotBeginError, WorkerError
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 # A rank that has failed because of another one lets that one's failure end the stage: on a busy host, a task needs
 # seconds to report it.
 _GRACE_S = 10.0
-# What Spark gives to its own processes, secrets among them.
-_OF_SPARK = ("_SPARK_", "PYTHON_WORKER_FACTORY_", "PYTHON_UNIX_DOMAIN_")
 # The most bytes of a row.
 _PIECE_BYTES = 32 << 20
 # In which a rank finds the GPUs that Spark has given to its task.
@@ -105,14 +104,16 @@ def _result(plan: RunPlan, begun: Begun, output: Output) -> bytes:
 
 def _variables(plan: RunPlan, begun: Begun) -> dict[str, str]:
     """Returns the environment of the rank."""
-    inherited = {name: value for name, value in environment().items() if not name.startswith(_OF_SPARK)}
+    inherited = {name: value for name, value in environment().items() if not name.startswith(OF_SPARK)}
     for name in planning.WITHDRAWN:
         inherited.pop(name, None)
-    # Also files that `spark.submit.pyFiles` or `addPyFile` have brought here.
-    paths = [inherited["PYTHONPATH"], *(entry for entry in sys.path if entry)]
-    gpus = ",".join(begun.layout.places[begun.rank].gpus)
-    own = {"PYTHONPATH": os.pathsep.join(paths), GPUS: gpus}
-    return {**inherited, **own, **plan.variables, **begun.variables}
+    # Also files that `spark.submit.pyFiles` or `addPyFile` have brought here. What the program gives comes first.
+    paths = [plan.variables.get("PYTHONPATH", ""), inherited["PYTHONPATH"], *sys.path]
+    own = {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        GPUS: ",".join(begun.layout.places[begun.rank].gpus),
+    }
+    return {**inherited, **plan.variables, **own, **begun.variables}
 
 
 def _batches(rank: int, kind: str, content: bytes) -> Iterator[Any]:

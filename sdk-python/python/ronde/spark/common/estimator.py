@@ -12,6 +12,7 @@ from pyspark.ml import Estimator, Model
 
 from ronde.spark.common import prepare
 from ronde.spark.common.backend import Backend, SparkBackend
+from ronde.spark.common.examples import example_of
 from ronde.spark.common.params import EstimatorParams, ModelParams
 from ronde.spark.common.pickling import dumps
 from ronde.spark.common.schema import check_numbers, check_predictable, check_validation
@@ -117,16 +118,16 @@ class HorovodEstimator(Estimator, EstimatorParams):  # type: ignore[misc, unused
         active = prepare.prepared_index(store)
         if active is not None:
             return active
-        free = store.first_free_index()
-        if store.is_parquet_dataset(store.get_train_data_path()) or free == 0:
+        indices = store.train_data_indices()
+        if store.is_parquet_dataset(store.get_train_data_path()) or not indices:
             return None
-        for index in reversed(range(free)):
+        for index in reversed(indices):
             # Spark writes it when a data set is complete.
             if store.exists(posixpath.join(store.get_train_data_path(index), "_SUCCESS")):
                 return index
         raise ValueError(
-            f"none of the data sets up to {store.get_train_data_path(free - 1)} has Spark's file _SUCCESS, so whoever "
-            "wrote them was interrupted; write them again, or give dataset_idx if they are complete"
+            f"none of the data sets up to {store.get_train_data_path(indices[-1])} has Spark's file _SUCCESS, so "
+            "whoever wrote them was interrupted; write them again, or give dataset_idx if they are complete"
         )
 
     def _prepared(self, writes_data: bool) -> tuple[Backend, Store]:
@@ -253,26 +254,34 @@ class HorovodModel(Model, ModelParams):  # type: ignore[misc, unused-ignore]
             self.value("feature_columns"),
             self.output_columns(),
             self._predictor(),
-            self._output_sizes(),
+            self._output_sizes(df),
         )
 
     def _predictor(self) -> Any:
         """Returns a picklable function that returns the prediction function: arrays by column to arrays."""
         raise NotImplementedError
 
-    def _output_sizes(self) -> list[int]:
-        """Returns the number of values of each output for a row."""
-        raise NotImplementedError
+    def _output_sizes(self, df: Any) -> list[int]:
+        """Returns the number of values of each output for a row.
 
-    def example(self, rows: int = 2) -> dict[str, Any]:
-        """Returns arrays of zeros with the types and shapes of the feature columns in training."""
-        import numpy
+        df -- the DataFrame, whose first row is read for a column whose shape is not known
+        """
+        return sizes_of(self._predictor()()(self.example(df=df)), self.value("label_columns"))
 
-        known = self.value("_metadata")
-        return {
-            name: numpy.zeros((rows, *known[name]["shape"]), known[name]["dtype"])
-            for name in self.value("feature_columns")
-        }
+    def _input_shapes(self) -> Any:
+        """Returns the shape of a row of each feature, where that is known."""
+        return self.value("input_shapes") if self.hasParam("input_shapes") else None
+
+    def example(self, rows: int = 2, df: Any = None) -> dict[str, Any]:
+        """Returns arrays of zeros with the types and shapes of the feature columns in training.
+
+        rows -- how many rows each array has
+        df   -- a DataFrame with the columns. A model that its constructor made without `_metadata` has their shapes
+                from its `input_shapes`, else from the first row, and their type is float64 or that of this row
+
+        Raises ValueError with the names of the columns whose shape is not known.
+        """
+        return example_of(self.value("feature_columns"), self.value("_metadata"), self._input_shapes(), df, rows)
 
 
 def sizes_of(outputs: list[Any], labels: list[str]) -> list[int]:

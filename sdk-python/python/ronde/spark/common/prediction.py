@@ -13,7 +13,7 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.mllib.linalg import VectorUDT as OldVectorUDT
 from pyspark.sql import types
 
-from ronde.spark.common.schema import check_present
+from ronde.spark.common.schema import array_of_vector, check_present
 
 Predict = Callable[[dict[str, Any]], "list[Any]"]
 
@@ -58,7 +58,7 @@ def _plain(df: Any, name: str) -> Any:
     """A feature column without Spark's own types, and with doubles for decimals, as in training."""
     kind = df.schema[name].dataType
     if isinstance(kind, (VectorUDT, OldVectorUDT)):
-        return pyspark.ml.functions.vector_to_array(df[name])
+        return array_of_vector(df[name])
     plain = _without_decimals(kind)
     return df[name] if plain == kind else df[name].cast(plain)
 

@@ -68,7 +68,12 @@ def _converted(df: Any, name: str, compress_sparse: bool) -> Any:
     if compress_sparse:
         # Of a lambda Spark does not try to read type hints.
         return sql.udf(lambda vector: _compressed(vector), _SPARSE)(column)  # noqa: PLW0108 -- see above
-    return pyspark.ml.functions.vector_to_array(column)
+    return array_of_vector(column)
+
+
+def array_of_vector(column: Any) -> Any:
+    """Returns a column of vectors as one of arrays. A null stays null: Spark's own function fails at it."""
+    return sql.when(column.isNotNull(), pyspark.ml.functions.vector_to_array(column))
 
 
 def _compressed(vector: Any) -> Any:

@@ -15,6 +15,7 @@ import contextlib
 import copy
 import os
 import posixpath
+import re
 import shutil
 import tempfile
 import uuid
@@ -155,26 +156,36 @@ class Store(ABC):
         return self.get_full_path
 
     def check_writable(self, data_sets: bool = True) -> None:
-        """Writes and removes a file where data sets and, if they are saved, runs are written.
+        """Writes, reads and removes a file where data sets and, if they are saved, runs are written.
 
         data_sets -- whether data sets are to be written
 
-        Raises OSError with the path, the reason and what to do if that fails.
+        Raises OSError with the path, the reason and what to do if that fails, or if the file has other contents.
         """
         folders = [posixpath.dirname(self.get_train_data_path()), posixpath.dirname(self.get_val_data_path())]
         folders *= data_sets
         folders += [self.get_runs_path()] * self.saving_runs()
         for folder in dict.fromkeys(folders):
-            probe = posixpath.join(folder, f".ronde-{uuid.uuid4().hex}")
+            self._check_folder(folder)
+
+    def _check_folder(self, folder: str) -> None:
+        name = f".ronde-{uuid.uuid4().hex}"
+        probe, failing = posixpath.join(folder, name), "written"
+        try:
+            self.write(probe, name.encode())
+            failing = "read"
             try:
-                self.write(probe, b"")
+                found = self.read(probe)
+            finally:
                 self.remove(probe)
-            except Exception as error:
-                raise OSError(
-                    f"the store cannot be written: {folder!r} ({type(error).__name__}: {error}). Estimators write "
-                    "Parquet files, checkpoints and logs there; give a path that this process and all executors can "
-                    "write, or Store(..., save_runs=False) if it is that of the runs"
-                ) from error
+            if found != name.encode():
+                raise ValueError(f"{probe} has other contents than those that were written")
+        except Exception as error:
+            raise OSError(
+                f"the store cannot be {failing}: {folder!r} ({type(error).__name__}: {error}). Estimators write and "
+                "read Parquet files, checkpoints and logs there; give a path that this process and all executors can "
+                "write and read, or Store(..., save_runs=False) if it is that of the runs"
+            ) from error
 
     def first_free_index(self) -> int:
         """Returns the lowest number for which there are no training and no validation data."""
@@ -182,6 +193,13 @@ class Store(ABC):
         while self.exists(self.get_train_data_path(index)) or self.exists(self.get_val_data_path(index)):
             index += 1
         return index
+
+    def train_data_indices(self) -> list[int]:
+        """Returns the numbers of the training data sets, sorted.
+
+        A store that cannot list folders finds those below `first_free_index` only.
+        """
+        return [index for index in range(self.first_free_index()) if self.exists(self.get_train_data_path(index))]
 
     def without_credentials(self) -> Any:
         """Returns a copy without options that may contain credentials. Saved estimators have it."""
@@ -274,6 +292,17 @@ class FilesystemStore(Store):
             return []
         listed = self.filesystem().ls(self.get_localized_path(folder), detail=False)
         return sorted(posixpath.join(folder, posixpath.basename(path)) for path in listed if path.endswith(suffix))
+
+    def train_data_indices(self) -> list[int]:
+        """Returns the numbers of the training data sets, sorted, from the names in their folder."""
+        folder, name = posixpath.split(self.get_localized_path(self._train_path))
+        filesystem = self.filesystem()
+        filesystem.invalidate_cache()
+        if not filesystem.exists(folder):
+            return []
+        names = [posixpath.basename(path.rstrip("/")) for path in filesystem.ls(folder, detail=False)]
+        matches = [re.fullmatch(rf"{re.escape(name)}\.(0|[1-9][0-9]*)", each) for each in names]
+        return sorted(int(match[1]) for match in matches if match is not None)
 
     def _below(self, name: str, given: str | None) -> str:
         return posixpath.join(self.prefix_path, name) if given is None else self.get_full_path(given)

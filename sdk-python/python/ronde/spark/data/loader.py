@@ -27,7 +27,7 @@ class ParquetDataLoader(BaseDataLoader):
     reader     -- reads the rows
     batch_size -- rows of a batch
     steps      -- batches of one pass, the same on all ranks; default: as many as give each row once. With this number
-                  the last batch of a pass has the remaining rows, `batch_size + 1` at most. With another number, passes
+                  the last batch of a pass has the remaining rows, `batch_size + 2` at most. With another number, passes
                   continue where the one before ended, and all batches are full
     shuffle    -- whether to shuffle row groups, and rows by a buffer of `buffer_rows` (default: 256 MiB)
     seed       -- the order of shuffling follows from it, the rank, and the number of the pass over the data

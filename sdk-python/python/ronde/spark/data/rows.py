@@ -57,6 +57,9 @@ def pieces_of(rank: int, size: int, groups: Sequence[RowGroup]) -> list[Piece]:
 def steps_of(rows: int, size: int, batch_size: int) -> int:
     """Returns the number of batches of one pass, which is the same on all ranks.
 
+    One row that is left over is no batch of its own, in which batch normalization has no variance. The last batch has
+    it then.
+
     rows       -- of the data set
     size       -- the number of ranks
     batch_size -- rows of a batch of one rank
@@ -67,13 +70,15 @@ def steps_of(rows: int, size: int, batch_size: int) -> int:
         raise ValueError(f"batch_size is {batch_size}; it is at least 1")
     if rows < size:
         raise ValueError(f"the data set has {rows} rows for {size} processes; each process needs at least one")
-    return -(-(rows // size) // batch_size)
+    full, rest = divmod(rows // size, batch_size)
+    return full + (rest > 1 or full == 0)
 
 
 def batch_sizes(rows: int, steps: int, batch_size: int) -> list[int]:
     """Returns the sizes of a rank's batches of one pass. The last one has the remaining rows.
 
-    rows -- of this rank. With one row more than others have, its last batch may have `batch_size + 1` rows.
+    rows -- of this rank. Its last batch has `batch_size + 2` rows at most: one that is left over on all ranks, and one
+            that this rank has more than others
     """
     full = [batch_size] * (steps - 1)
     return [*full, rows - sum(full)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from ronde.spark.common import keras_task
-from ronde.spark.common.estimator import HorovodEstimator, HorovodModel, sizes_of
+from ronde.spark.common.estimator import HorovodEstimator, HorovodModel
 from ronde.spark.common.keywords import EstimatorKeywords, ModelKeywords
 from ronde.spark.common.params import Setting, with_settings
 from ronde.spark.common.persistence import Persistent, Stored, restored, stored
@@ -82,7 +82,9 @@ class KerasEstimator(HorovodEstimator, _PersistentKeras):
 
     docs/SPARK_ESTIMATORS.md describes the parameters. All ranks start with the given model, and its optimizer with a
     learning rate that is multiplied by their number. Gradients are averages over all ranks. The history has a list of
-    values, one for each epoch, for each metric. Keras' back end is that of this process, TensorFlow or PyTorch.
+    values, one for each epoch, for each metric. Keras' back end, TensorFlow or PyTorch, and its floating-point type are
+    those of this process. Without `loss`, the loss, the loss weights and the metrics are those of the compiled model,
+    but `loss_weights` and `metrics` of the estimator have precedence.
 
     Raises ValueError for parameters that exclude each other.
     """
@@ -122,9 +124,25 @@ class KerasEstimator(HorovodEstimator, _PersistentKeras):
     def _optimizer(self) -> Any:
         return keras.optimizers.get(self._compiled_with("optimizer"))
 
+    def _compilation(self, known: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of `compile` besides the optimizer.
+
+        Where the loss is that of the compiled model, so are the loss weights and metrics that the estimator does not
+        set, and the weighted metrics. Raises ValueError if these cannot be read from the model.
+
+        known -- custom objects by name
+        """
+        given = {name: self.value(name) for name in ("loss", "loss_weights", "metrics")}
+        if given["loss"] is not None:
+            return given
+        wanted = [name for name, value in given.items() if value is None and name != "loss"] + ["weighted_metrics"]
+        compiled = models.compiled_with(self.value("model"), wanted, known)
+        return {**given, **compiled, "loss": self._compiled_with("loss")}
+
     def _packed(self) -> dict[str, Any]:
         """What processes need, as bytes. Raises TypeError for a model that cannot be saved and loaded."""
         known = models.known_objects(self.value("custom_objects"))
+        compilation = self._compilation(known)
         content = models.model_bytes(self.value("model"))
         try:
             models.model_of(content, known)
@@ -137,13 +155,17 @@ class KerasEstimator(HorovodEstimator, _PersistentKeras):
         extras = {
             "custom_objects": known,
             "optimizer": models.packed(self._optimizer()),
-            "loss": models.packed(self._compiled_with("loss")),
-            "metrics": models.packed(self.value("metrics")),
+            "compilation": models.packed(compilation),
             "callbacks": self.value("callbacks"),
             "checkpoint_callback": self.value("checkpoint_callback"),
         }
         what = "one of custom_objects, loss, metrics, callbacks and checkpoint_callback"
-        return {"keras_backend": keras.backend.backend(), "model": content, "extras": dumps(extras, what)}
+        return {
+            "keras_backend": keras.backend.backend(),
+            "floatx": keras.config.floatx(),
+            "model": content,
+            "extras": dumps(extras, what),
+        }
 
     def _payload(self, store: Store, run_id: str) -> tuple[dict[str, Any], Progress]:
         payload = self._packed()
@@ -174,12 +196,7 @@ class KerasEstimator(HorovodEstimator, _PersistentKeras):
         known = models.known_objects(self.value("custom_objects"))
         model = models.model_of(result["model"], known)
         optimizer = models.unpacked(models.packed(self._optimizer()), known)
-        model.compile(
-            optimizer=optimizer,
-            loss=self._compiled_with("loss"),
-            loss_weights=self.value("loss_weights"),
-            metrics=models.unpacked(models.packed(self.value("metrics")), known),
-        )
+        model.compile(optimizer=optimizer, **models.unpacked(models.packed(self._compilation(known)), known))
         return KerasModel(
             history=result["history"],
             model=model,
@@ -214,10 +231,19 @@ class KerasModel(HorovodModel, _PersistentKeras):
         return functools.partial(
             keras_task.predictor,
             keras.backend.backend(),
+            self.value("_floatx") or keras.config.floatx(),
             models.model_bytes(self.value("model")),
             known,
             self.value("feature_columns"),
         )
 
-    def _output_sizes(self) -> list[int]:
-        return sizes_of(self._predictor()()(self.example()), self.value("label_columns"))
+    def _input_shapes(self) -> Any:
+        return shapes_of(self.value("model"), len(self.value("feature_columns")))
+
+    def _output_sizes(self, df: Any) -> list[int]:
+        # The predictor sets the type of training, here in the program's process.
+        own = keras.config.floatx()
+        try:
+            return super()._output_sizes(df)
+        finally:
+            keras.config.set_floatx(own)

@@ -7,12 +7,15 @@ import json
 import os
 import tempfile
 import zipfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy
 
 from ronde.spark.common.pickling import unpicklable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 STATE, OPTIMIZER = "ronde/state.json", "ronde/optimizer.npz"
 """Further members of the zip file that a checkpoint is. Keras ignores them."""
@@ -49,6 +52,33 @@ def model_of(content: bytes, custom_objects: dict[str, Any] | None = None) -> An
 def known_objects(custom_objects: dict[str, Any] | None) -> dict[str, Any]:
     """Returns custom objects, and those that the program has registered with Keras."""
     return {**keras.saving.get_custom_objects(), **(custom_objects or {})}
+
+
+def compiled_with(model: Any, names: Sequence[str], custom_objects: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns arguments of `compile` that a compiled model was given, such as "metrics", as new objects.
+
+    names          -- of the arguments
+    custom_objects -- classes and functions that are not Keras' own, by name
+
+    Raises ValueError with the argument's name if it cannot be made from the model's configuration.
+    """
+    try:
+        config = model.get_compile_config()
+    except Exception as error:
+        raise ValueError(
+            f"loss is not set, and what the model was compiled with cannot be read ({type(error).__name__}: {error}); "
+            "give loss, loss_weights and metrics to the estimator"
+        ) from error
+    found = {}
+    for name in names:
+        try:
+            found[name] = keras.saving.deserialize_keras_object(config.get(name), custom_objects=custom_objects)
+        except Exception as error:
+            raise ValueError(
+                f"loss is not set, and {name} of the compiled model cannot be made again ({type(error).__name__}: "
+                f"{error}); give its classes and functions in custom_objects, or give loss and {name} to the estimator"
+            ) from error
+    return found
 
 
 def packed(value: Any) -> Any:

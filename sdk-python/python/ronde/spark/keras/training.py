@@ -114,12 +114,7 @@ def _compiled(task: Task, model: Any, extras: dict[str, Any], known: dict[str, A
     wrapped = hvd.DistributedOptimizer(
         optimizer, compression=task.settings["gradient_compression"] or hvd.Compression.none
     )
-    model.compile(
-        optimizer=wrapped,
-        loss=models.unpacked(extras["loss"], known),
-        loss_weights=task.settings["loss_weights"],
-        metrics=models.unpacked(extras["metrics"], known),
-    )
+    model.compile(optimizer=wrapped, **models.unpacked(extras["compilation"], known))
     return wrapped
 
 

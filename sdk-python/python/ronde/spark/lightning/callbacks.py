@@ -89,11 +89,17 @@ class Run(lightning.Callback):  # type: ignore[misc]
         }
 
     def _record(self, epoch: int, trainer: Any) -> None:
-        """Adds the averages over all ranks of what was logged in an epoch."""
-        names = sorted(trainer.callback_metrics)
-        values = [float(trainer.callback_metrics[name]) for name in names]
-        averages = hvd.allreduce(torch.tensor(values, dtype=torch.float64), name="ronde.spark.metrics").tolist()
-        entry = {"epoch": epoch, **dict(zip(names, averages))}
+        """Adds the averages over all ranks of what was logged in an epoch.
+
+        What only some ranks have logged, as with `rank_zero_only`, is not averaged: this rank's own value counts.
+        """
+        own = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
+        everybodys = hvd.allgather_object(list(own), name="ronde.spark.metrics.names")
+        names = sorted(set(own).intersection(*everybodys))
+        if names:
+            values = torch.tensor([own[name] for name in names], dtype=torch.float64)
+            own.update(zip(names, hvd.allreduce(values, name="ronde.spark.metrics").tolist()))
+        entry = {"epoch": epoch, **own}
         self.history.append(entry)
         if hvd.rank() == 0 and self._task.settings["verbose"] > 0:
             print(f"epoch {len(self.history) + self._task.first_epoch}/{self._task.last_epoch}: {entry}", flush=True)

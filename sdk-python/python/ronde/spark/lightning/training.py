@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import CSVLogger
 
 import ronde.torch as hvd
@@ -83,9 +84,11 @@ def _trainer(task: Task, extras: dict[str, Any], run: Run, device: torch.device,
         scale_learning_rate=task.first_epoch == 0,
         optimizer_settings={"compression": settings["gradient_compression"] or hvd.Compression.none},
     )
-    callbacks = [*(task.settings["callbacks"] or []), run]
+    given = extras["trainer_args"] or {}
+    callbacks = [*(settings["callbacks"] or []), run]
     if settings["terminate_on_nan"]:
         callbacks.append(TerminateOnNan())
+    callbacks += _listed(given.get("callbacks"))
     logger = extras["logger"]
     if logger is None:
         logger = CSVLogger(folder, task.remote.logs_subdir) if task.remote.saving_runs else False
@@ -98,15 +101,16 @@ def _trainer(task: Task, extras: dict[str, Any], run: Run, device: torch.device,
         "profiler": extras["profiler"],
         "enable_progress_bar": settings["verbose"] > 1 and hvd.rank() == 0,
         "enable_model_summary": settings["verbose"] > 1 and hvd.rank() == 0,
-        "enable_checkpointing": False,
+        # The Trainer refuses callbacks that write checkpoints without it, and adds one of its own with it.
+        "enable_checkpointing": any(isinstance(each, Checkpoint) for each in callbacks),
         "num_sanity_val_steps": 0,
         "default_root_dir": folder,
         "use_distributed_sampler": False,
         "limit_train_batches": task.train_steps,
         "limit_val_batches": task.val_steps,
-        **(extras["trainer_args"] or {}),
+        **given,
+        "callbacks": callbacks,
     }
-    arguments["callbacks"] = [*callbacks, *_listed(arguments.get("callbacks"))]
     trainer = lightning.Trainer(strategy=strategy, **arguments)
     progress = trainer.fit_loop.epoch_progress.current
     progress.ready = progress.started = progress.processed = progress.completed = task.first_epoch

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ronde.spark.common.estimator import HorovodEstimator, HorovodModel, sizes_of
+from ronde.spark.common.estimator import HorovodEstimator, HorovodModel
 from ronde.spark.common.keywords import EstimatorKeywords, ModelKeywords
 from ronde.spark.common.params import Setting, at_least, with_settings
 from ronde.spark.common.persistence import Persistent, Stored, restored, stored
@@ -184,11 +184,9 @@ class TorchModel(HorovodModel, PersistentModules):
             def predict(columns: dict[str, Any]) -> list[Any]:
                 with torch.no_grad():
                     outputs = as_outputs(model(*shapes.tensors(columns)))
-                return [output.float().numpy() for output in outputs]
+                # Columns of predictions are doubles, which whole numbers and float64 need.
+                return [output.double().numpy() for output in outputs]
 
             return predict
 
         return load
-
-    def _output_sizes(self) -> list[int]:
-        return sizes_of(self._predictor()()(self.example()), self.value("label_columns"))
