@@ -153,6 +153,7 @@ def test_the_complete_data_set_with_the_highest_number_is_found(tmp_path: pathli
         store.write(f"{store.get_train_data_path()}.{name}", b"")
     store.write(f"{store.get_val_data_path(12)}/_SUCCESS", b"")
     assert store.train_data_indices() == [2, 11]
+    assert (store.first_free_index(), store.next_index()) == (0, 13)
     # The first one is missing, and the last one incomplete.
     assert HorovodEstimator._data_index(store) == 2
     store.write(f"{store.get_train_data_path(0)}/_SUCCESS", b"")

@@ -195,8 +195,8 @@ impl InFlight {
         next
     }
 
-    /// The next operation of a name, which is free if there is none. Called before the end of the earlier one is reported:
-    /// TensorFlow may start another node with this name from there.
+    /// The next operation of a name, which is free if there is none. Called before TensorFlow receives the end of the earlier
+    /// one, as it may start another node with this name from there.
     fn next_of(&self, key: Option<&Key>) -> Option<Task> {
         let key = key?;
         let mut state = self.lock();

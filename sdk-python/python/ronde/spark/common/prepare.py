@@ -183,7 +183,7 @@ def _split(kept: Any, validation: Any, random_seed: int | None) -> tuple[Any, An
 
 def _write_pair(store: Store, df: Any, train: Any, val: Any) -> DataSet:
     spark = df.sparkSession
-    index = store.first_free_index()
+    index = store.next_index()
     for attempt in range(ATTEMPTS):
         try:
             train_rows = _write_one(spark, store, train, store.get_train_data_path(index), "training")

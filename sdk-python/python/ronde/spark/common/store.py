@@ -187,12 +187,16 @@ class Store(ABC):
                 "write and read, or Store(..., save_runs=False) if it is that of the runs"
             ) from error
 
-    def first_free_index(self) -> int:
-        """Returns the lowest number for which there are no training and no validation data."""
-        index = 0
+    def first_free_index(self, least: int = 0) -> int:
+        """Returns the lowest number from `least` on for which there are no training and no validation data."""
+        index = least
         while self.exists(self.get_train_data_path(index)) or self.exists(self.get_val_data_path(index)):
             index += 1
         return index
+
+    def next_index(self) -> int:
+        """Returns a free number for new data sets, above those of all training data: the highest is the newest."""
+        return self.first_free_index(max([-1, *self.train_data_indices()]) + 1)
 
     def train_data_indices(self) -> list[int]:
         """Returns the numbers of the training data sets, sorted.
