@@ -74,7 +74,7 @@ fn every_metric_is_on_the_page_with_the_type_and_labels_of_the_table() {
     assert_eq!(families.len(), METRICS.len());
     for metric in METRICS {
         let family = families.get(metric.name).unwrap_or_else(|| panic!("{} has no sample", metric.name));
-        let kind = if metric.kind != Kind::Gauge { MetricType::COUNTER } else { MetricType::GAUGE };
+        let kind = if metric.kind == Kind::Gauge { MetricType::GAUGE } else { MetricType::COUNTER };
         assert_eq!(family.get_field_type(), kind, "{}", metric.name);
         for sample in family.get_metric() {
             let labels: Vec<&str> = sample.get_label().iter().map(prometheus::proto::LabelPair::name).collect();
