@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Bundle = dict[str, float]
 
 _log = logging.getLogger("ronde.ray")
-# After this time without a place the user is told what is missing, and again after as long.
+# After this time without a place a message says what is missing, and again after as long.
 _REPORT_S = 10.0
 _POLL_S = 0.5
 

@@ -21,7 +21,7 @@ _log = logging.getLogger("ronde.spark")
 _POLL_S = 0.2
 # What is waited for is reported this often.
 _REPORT_S = 10.0
-# Tasks that were told to end are waited for this long. Spark kills their processes after 2 s.
+# How long to wait for cancelled tasks. Spark kills their processes after 2 s.
 _END_TIMEOUT_S = 10.0
 # What follows the message of a task's exception in that of Spark.
 _AFTER = re.compile(r"\n\s*(SQLSTATE: |at (org\.apache\.spark|scala|java)\.|JVM stacktrace:|Driver stacktrace:)")
