@@ -58,9 +58,8 @@ def run(
     env           -- variables for the ranks and their sidecars, without those of Spark's own processes. Spark stores
                      them with the stage, so put no secret here. A PYTHONPATH is searched before that of the tasks
     stdout, stderr -- where the ranks' output is written when they have ended, the last 16 MiB of each rank; default:
-                     those of this program. In the executors' logs it is at once. With a local master these logs are
-                     this program's standard error, so the default is to write only to streams that replace those of
-                     the process, as in a notebook
+                     those of this program, with a local master only if they replace those of the process. It is in
+                     the executors' logs at once, which are this program's standard error with a local master
     verbose       -- 0 for no message while the job waits for room
     nics          -- the networks that sidecars listen on, such as "eth0,10.0.0.0/8"; default: all
     prefix_output_with_timestamp -- whether lines of the ranks' output begin with the time
@@ -71,10 +70,9 @@ def run(
     Returns the results by rank. Ranks of one host are consecutive.
 
     Raises RuntimeError without a session of Spark; ValueError for arguments that contradict each other, and for
-    `use_mpi` and `extra_mpi_args`; TimeoutError if Spark has no room for all ranks in time, with the numbers;
-    RondeError if sidecars cannot be started or cannot authenticate each other; and WorkerError, a RuntimeError, if a
-    rank fails. It names rank and host, and has the first traceback. The other ranks are ended then, and when this call
-    is interrupted.
+    `use_mpi` and `extra_mpi_args`; TimeoutError if Spark has no room for all ranks in time; RondeError if sidecars
+    cannot be started or cannot authenticate each other; and WorkerError, a RuntimeError, with rank, host and the first
+    traceback if a rank fails. The other ranks are ended then, and when this call is interrupted.
     """
     _check_starters(use_mpi, use_gloo, extra_mpi_args)
     session = sessions.active()
