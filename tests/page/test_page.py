@@ -5,6 +5,8 @@ RONDE_SCREENSHOTS=FOLDER keeps pictures of it.
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import pathlib
 import time
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 DESKTOP, PHONE = (1200, 900), (390, 844)
+# The most pages that a sidecar serves at a time (sidecar/src/admin/live).
+VIEWERS_MAX = 32
 
 
 def text(browser: Chrome, element: str) -> str:
@@ -90,6 +94,30 @@ def test_the_page_of_another_sidecar_names_the_coordinator(browser: Chrome, job:
     await_text(browser, "late", lambda words: "known to sidecar 0" in words)
     await_text(browser, "map", lambda words: "this page" in words)
     assert "the coordinator" in text(browser, "waits")
+
+
+def test_the_page_of_another_sidecar_shows_the_waits_of_its_ranks(browser: Chrome, job: Job) -> None:
+    """In steps of a schedule the coordinator does not know them."""
+    browser.get(job.pages[1] + "/")
+    await_text(browser, "state", lambda words: words == "runs")
+    page = {"sidecar": 1, "coordinator": 0, "waited_for_us": [], "stats": {"waited_here_us": {"3": 2_000_000}}}
+    found = browser.execute_script("late(arguments[0]); return document.getElementById('late').innerText;", page)
+    assert "rank 3" in found
+    assert "2.0 s" in found
+
+
+def test_a_page_that_was_refused_its_events_tries_again(browser: Chrome, job: Job) -> None:
+    """A browser does not connect again by itself after an answer that is an error."""
+    with contextlib.ExitStack() as others:
+        for _ in range(VIEWERS_MAX):
+            viewer = http.client.HTTPConnection(job.pages[0].removeprefix("http://"), timeout=60)
+            viewer.request("GET", "/events")
+            # It keeps the connection open.
+            answer = others.enter_context(viewer.getresponse())
+            assert answer.status == 200
+        browser.get(job.pages[0] + "/")
+        await_text(browser, "state", lambda words: "too many viewers" in words)
+    await_text(browser, "state", lambda words: words == "runs")
 
 
 def test_nothing_is_cut_off_on_a_phone(browser: Chrome, job: Job) -> None:
