@@ -114,6 +114,21 @@ def test_missing_results_of_workers_that_never_connected_are_counted(tmp_path: p
             assert _elastic_results(folder, tmp_path) == [0, 1]
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_job_that_has_shrunk_has_the_results_of_those_that_are_left(tmp_path: pathlib.Path, ranks: int) -> None:
+    """Its workers had closed their sessions before, so they know the former size."""
+    tmp_path.chmod(0o700)
+    (tmp_path / REPORT).write_text(json.dumps({"ranks": ranks}))
+    with contextlib.closing(PrivateFolder(tmp_path)) as folder:
+        for worker in range(2):
+            folder.write(f"{RESULT}.{worker}", with_rank(worker, 4, pickle.dumps(worker)))
+        if ranks == 4:
+            with pytest.raises(RuntimeError, match="the results of the ranks 2, 3"):
+                _elastic_results(folder, tmp_path)
+        else:
+            assert _elastic_results(folder, tmp_path) == [0, 1]
+
+
 class Hosts:
     """A hub with some hosts."""
 

@@ -283,16 +283,18 @@ def _elastic_results(folder: PrivateFolder, path: pathlib.Path) -> list[Any]:
     if not found:
         raise RuntimeError("the job ended without a result: the function ended the processes of all workers")
     ranks = {rank for (_, rank, _), _ in found if rank is not None}
-    missing = sorted(set(range(most)) - ranks)
+    # A worker that has closed its session does not see that the job loses hosts later.
+    at_end = _ranks_at_the_end(path)
+    missing = sorted(set(range(min(most, at_end or most))) - ranks)
     if missing:
         raise RuntimeError(
             f"the job ended without the results of the ranks {', '.join(map(str, missing))}: the function ended their "
             "processes, or their hosts were lost at the end"
         )
     # Workers that never connected, for example because their children did, do not know the size of the job.
-    if any(is_unknown for (is_unknown, _, _), _ in found) and len(found) < (wanted := _ranks_at_the_end(path)):
+    if any(is_unknown for (is_unknown, _, _), _ in found) and len(found) < at_end:
         raise RuntimeError(
-            f"the job ended with the results of {len(found)} of {wanted} workers: the function ended the processes of "
+            f"the job ended with the results of {len(found)} of {at_end} workers: the function ended the processes of "
             "the others, or their hosts were lost at the end"
         )
     return [pickle.loads(content) for _, content in sorted(found)]

@@ -3,6 +3,7 @@
 //! The kernel ends a process with its parent only if the process itself requests it (`PR_SET_PDEATHSIG`). This program does
 //! so between the agent's fork and the worker's first instruction, without unsafe code.
 
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
@@ -23,7 +24,7 @@ pub struct ExecArgs {
     asked: bool,
     /// Program and arguments.
     #[arg(required = true, trailing_var_arg = true)]
-    command: Vec<String>,
+    command: Vec<OsString>,
 }
 
 /// Executes the worker's command in this process; returns only on failure.
@@ -45,8 +46,12 @@ pub fn main(args: &ExecArgs) -> ExitCode {
 }
 
 /// Executes the worker's command, after `change` of its environment; returns only on failure.
-pub(crate) fn become_worker(command: &[String], change: impl FnOnce(&mut Command) -> &mut Command) -> ExitCode {
+pub(crate) fn become_worker(
+    command: &[impl AsRef<OsStr>],
+    change: impl FnOnce(&mut Command) -> &mut Command,
+) -> ExitCode {
     let (program, arguments) = command.split_first().expect("clap requires one");
+    let program = program.as_ref();
     let error = change(Command::new(program).args(arguments)).exec();
     let (code, advice) = match error.kind() {
         std::io::ErrorKind::NotFound => (EXIT_NOT_FOUND, "; is it installed on this host and in PATH?"),
