@@ -407,7 +407,7 @@ const fn link_counter(
     labels: &'static [&'static str],
     read: fn(&Snapshot) -> Vec<Sample>,
 ) -> Metric {
-    Metric { name, help, kind: Kind::LinkCounter, labels, read }
+    Metric { kind: Kind::LinkCounter, ..counter(name, help, labels, read) }
 }
 
 const fn gauge(
@@ -416,7 +416,7 @@ const fn gauge(
     labels: &'static [&'static str],
     read: fn(&Snapshot) -> Vec<Sample>,
 ) -> Metric {
-    Metric { name, help, kind: Kind::Gauge, labels, read }
+    Metric { kind: Kind::Gauge, ..counter(name, help, labels, read) }
 }
 
 const PEER_AND_PORT: &[&str] = &["peer", "port"];
