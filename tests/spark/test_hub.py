@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,7 +65,8 @@ class Place:
 
 @pytest.fixture
 def place(home: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[Place]:
-    run_id = f"test-{os.getpid()}"
+    # Each test's own: the host of the last test may still end, and it removes the token of its run.
+    run_id = f"test-{uuid.uuid4().hex}"
     # The path of a Unix socket has 107 bytes, of which pytest's folders leave too few.
     with tempfile.TemporaryDirectory(prefix="rs-") as name:
         made = Place(pathlib.Path(name), run_id)
