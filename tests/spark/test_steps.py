@@ -17,7 +17,7 @@ from ronde.spark.lightning.callbacks import Run
 from ronde.spark.lightning.modules import WrappedModule
 from ronde.spark.lightning.training import _InSession, _Tensors, _trainer
 from ronde.spark.torch.batches import Shapes
-from ronde.spark.torch.losses import Losses
+from ronde.spark.torch.losses import Losses, metrics_of, modules_of
 from ronde.spark.torch.models import state_of
 from ronde.spark.torch.training import _Training
 
@@ -121,6 +121,17 @@ def test_tensors_of_losses_move_to_the_device() -> None:
     optimizer = torch.optim.SGD(plain.parameters(), lr=1.0)
     WrappedModule(plain, optimizer, given, [[]], ["x"], ["y"], None).to("meta")
     assert [each.weight.device.type for each in given.modules()] == ["meta", "meta"]
+
+
+def test_metrics_that_are_modules_move_to_the_device() -> None:
+    metric = torch.nn.CrossEntropyLoss(weight=torch.ones(3))
+    metrics = metrics_of([metric, torch.nn.functional.mse_loss], 2)
+    assert modules_of(metrics) == [metric, metric]
+    plain = torch.nn.Linear(1, 3)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=1.0)
+    loss = Losses([torch.nn.functional.mse_loss] * 2, None)
+    WrappedModule(plain, optimizer, loss, metrics, ["x"], ["y", "z"], None).to("meta")
+    assert metric.weight.device.type == "meta"
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,34 @@ def test_a_cancelled_job_is_not_submitted() -> None:
     stage = Stage(lambda batches: batches, 1, "rank int", is_barrier=True)
     session.cancel("job")
     # A session without methods: the stage does not get to it.
-    session._collect(object(), "job", stage, lambda rows, error: found.append(error))
+    session._collect(object(), "job", stage, lambda rows, error: found.append(error), lambda: None)
     assert "was cancelled before its stage was submitted" in str(found[0])
+
+
+def test_a_job_whose_thread_cannot_be_started_ends_without_a_cancellation() -> None:
+    class Full(Late):
+        def start(self, job: str, description: str, stage: Stage, done: Any) -> None:
+            raise RuntimeError("can't start new thread")
+
+    session = Full()
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        running.rows_of(session, RunPlan("full", b"", 2, 60.0, {}), "train", 0)
+    assert session.cancels == []
+
+
+def test_a_job_that_cannot_be_named_in_spark_has_failed() -> None:
+    def stopped(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("the context was stopped")
+
+    session: Any = object.__new__(ClassicSession)
+    Session.__init__(session)
+    session._session, session._context = object(), types.SimpleNamespace(setJobGroup=stopped)
+    found: list[Any] = []
+    ended = threading.Event()
+    stage = Stage(lambda batches: batches, 1, "rank int", is_barrier=True)
+    session.start("job", "train", stage, lambda rows, error: (found.append(error), ended.set()))
+    assert ended.wait(60)
+    assert "the context was stopped" in str(found[0])
 
 
 def test_a_path_of_the_program_is_searched_before_that_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 //! State that codecs keep between operations (residuals): it is committed with its operation, on all sidecars alike.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use ronde_engine::Stage;
@@ -35,6 +35,8 @@ pub(super) struct Tensors {
     kept: HashMap<TensorName, TensorState>,
     /// Their names by last use.
     order: BTreeMap<u64, TensorName>,
+    /// The last uses of those that were used once and have state: without this index, each eviction would look at all.
+    once: BTreeSet<u64>,
     /// How many tensors have been used.
     came: u64,
 }
@@ -160,12 +162,14 @@ impl Residuals {
             };
             self.bytes -= gone;
         }
+        self.index(&pending.tensors);
     }
 
     /// Discards an operation.
     pub(super) fn discard(&mut self, operation: Operation) {
         let Some(pending) = self.pending.remove(&operation) else { return };
         self.bytes -= pending.blocks.iter().map(|put| put.state.len() as u64).sum::<u64>();
+        self.index(&pending.tensors);
     }
 
     /// Removes a process set without operations in progress; returns its state, because freeing it takes a while. Lanes
@@ -186,22 +190,31 @@ impl Residuals {
         self.bytes
     }
 
+    /// Notes which tensors of an operation that is over may be evicted.
+    fn index(&mut self, tensors: &[Tensor]) {
+        for (set, name) in tensors {
+            if let Some(tensors) = self.sets.get_mut(set) {
+                tensors.index(name);
+            }
+        }
+    }
+
     /// Evicts the oldest blocks of tensors that were used once and have no pending state, until this many bytes fit.
     fn make_room(&mut self, more: u64) {
         while self.bytes + more > self.bytes_max {
-            let busy: HashSet<&Tensor> = self.pending.values().flat_map(|pending| &pending.tensors).collect();
-            let once = |set: SetId, name: &TensorName, kept: &TensorState| {
-                kept.round == 1 && !kept.blocks.is_empty() && !busy.contains(&(set, name.clone()))
-            };
-            let oldest = |set: SetId, tensors: &Tensors| {
-                tensors.kept.iter().filter(|(name, kept)| once(set, name, kept)).map(|(_, kept)| kept.came).min()
-            };
-            let sets = self.sets.iter().filter_map(|(set, tensors)| Some((oldest(*set, tensors)?, *set)));
-            let Some((came, set)) = sets.min() else { return };
+            let oldest =
+                self.sets.iter().filter_map(|(set, tensors)| Some((self.evictable(*set, tensors)?, *set))).min();
+            let Some((came, set)) = oldest else { return };
             let Some(tensors) = self.sets.get_mut(&set) else { return };
-            let Some(kept) = tensors.order.get(&came).and_then(|name| tensors.kept.get_mut(name)) else { return };
-            self.bytes -= kept.forget();
+            self.bytes -= tensors.forget(came);
         }
+    }
+
+    /// Returns the last use of the oldest tensor of a set that may be evicted.
+    fn evictable(&self, set: SetId, tensors: &Tensors) -> Option<u64> {
+        let uses = |tensor: &Tensor, name| tensor.0 == set && tensor.1 == *name;
+        let is_pending = |name| self.pending.values().any(|each| each.tensors.iter().any(|tensor| uses(tensor, name)));
+        tensors.once.iter().copied().find(|came| tensors.order.get(came).is_some_and(|name| !is_pending(name)))
     }
 
     fn kept(&self, set: SetId, name: &TensorName) -> Option<&TensorState> {
@@ -221,12 +234,14 @@ impl Tensors {
         match self.kept.get_mut(name) {
             Some(kept) if kept.kind == kind => {
                 self.order.remove(&kept.came);
+                self.once.remove(&kept.came);
                 kept.came = self.came;
             }
             old => {
                 if let Some(kept) = old {
                     tracing::debug!(%name, "the codec state of a tensor is dropped: its type, length or plugin has changed");
                     self.order.remove(&kept.came);
+                    self.once.remove(&kept.came);
                     dropped += kept.bytes();
                 }
                 let number = Span::tensor_number(set.0, name.as_str());
@@ -237,10 +252,27 @@ impl Tensors {
         }
         self.order.insert(self.came, name.clone());
         while self.order.len() > TENSORS_MAX {
-            let oldest = self.order.pop_first().and_then(|(_, name)| self.kept.remove(&name));
-            dropped += oldest.map_or(0, |kept| kept.bytes());
+            let Some((came, name)) = self.order.pop_first() else { break };
+            self.once.remove(&came);
+            dropped += self.kept.remove(&name).map_or(0, |kept| kept.bytes());
         }
         dropped
+    }
+
+    /// Notes whether a tensor was used once and has state.
+    fn index(&mut self, name: &TensorName) {
+        let Some(kept) = self.kept.get(name) else { return };
+        if kept.round == 1 && !kept.blocks.is_empty() {
+            self.once.insert(kept.came);
+        } else {
+            self.once.remove(&kept.came);
+        }
+    }
+
+    /// Evicts the blocks of the tensor with this last use; returns their bytes.
+    fn forget(&mut self, came: u64) -> u64 {
+        self.once.remove(&came);
+        self.order.get(&came).and_then(|name| self.kept.get_mut(name)).map_or(0, TensorState::forget)
     }
 }
 
@@ -260,6 +292,10 @@ impl TensorState {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::collection::vec;
+    use proptest::proptest;
     use ronde_wire::PluginWork;
 
     use super::*;
@@ -366,6 +402,7 @@ mod tests {
         residuals.discard(first);
         assert_eq!(residuals.bytes(), 0);
     }
+
     #[test]
     fn another_type_starts_without_residuals() {
         let mut residuals = Residuals::new(100);
@@ -411,6 +448,64 @@ mod tests {
         let refused = residuals.put(second, &tensor(), (Stage::Result, 0), vec![2; 4]).expect_err("12 bytes");
         assert!(refused.contains("12 bytes, more than the 8"), "{refused}");
         assert_eq!(state(&residuals), Some(vec![1; 4]));
+    }
+
+    /// The tensors that may be evicted, found without the index.
+    fn evictable(residuals: &Residuals) -> BTreeSet<(u64, SetId)> {
+        let busy: Vec<&Tensor> = residuals.pending.values().flat_map(|pending| &pending.tensors).collect();
+        let tensors = residuals.sets.iter().flat_map(|(set, tensors)| tensors.kept.iter().map(|kept| (*set, kept)));
+        tensors
+            .filter(|(set, (name, _))| !busy.contains(&&(*set, (*name).clone())))
+            .filter(|(_, (_, kept))| kept.round == 1 && !kept.blocks.is_empty())
+            .map(|(set, (_, kept))| (kept.came, set))
+            .collect()
+    }
+
+    /// Works off operations of two sets, several of which are pending; each step is a kind, a tensor and its length.
+    fn work(steps: &[(u8, u64, u64)]) {
+        let mut residuals = Residuals::new(24);
+        let mut running: VecDeque<(Operation, Tensor)> = VecDeque::new();
+        for (seq, &(kind, number, elements)) in (1..).zip(steps) {
+            match (kind, running.front().cloned()) {
+                (1, Some((operation, tensor))) => {
+                    let _ = residuals.put(operation, &tensor, (Stage::Contribution, number), vec![1; 4]);
+                }
+                (2, Some((operation, _))) => residuals.commit(operation),
+                (3, Some((operation, _))) => residuals.discard(operation),
+                _ => {
+                    let tensor = (SetId(number % 2), TensorName::new(&format!("t{number}")).expect("a name"));
+                    let operation = (Epoch(1), Seq(seq));
+                    let tensors = [(&tensor.1, elements)].into_iter();
+                    residuals.begin(operation, tensor.0, (&plugin(0), DType::F32), tensors);
+                    running.push_back((operation, tensor));
+                }
+            }
+            if matches!(kind, 2 | 3) {
+                running.pop_front();
+            } else if running.len() > 1 {
+                running.rotate_left(1);
+            }
+            let mut found = BTreeSet::new();
+            for (set, tensors) in &residuals.sets {
+                found.extend(residuals.evictable(*set, tensors).map(|came| (came, *set)));
+            }
+            let wanted = evictable(&residuals);
+            assert_eq!(found.first(), wanted.first(), "after step {seq} of {steps:?}");
+            let kept = residuals.sets.values().flat_map(|tensors| tensors.kept.values()).map(TensorState::bytes);
+            let pending = residuals.pending.values().flat_map(|pending| &pending.blocks);
+            let bytes = kept.sum::<u64>() + pending.map(|new| new.state.len() as u64).sum::<u64>();
+            assert_eq!(residuals.bytes(), bytes, "after step {seq} of {steps:?}");
+            assert!(bytes <= 24, "after step {seq} of {steps:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_index_of_tensors_used_once_is_that_of_a_search(
+            steps in vec((0..4u8, 0..6u64, 1..3u64), 1..80),
+        ) {
+            work(&steps);
+        }
     }
 
     #[test]

@@ -93,6 +93,24 @@ def a_mask_of_zeros() -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+def a_mask_and_an_axis() -> None:
+    """Ragged batches, whose channels are the last axis or another one."""
+    random = np.random.default_rng(3)
+    batches = [random.normal(size=(2 + rank, 3, 4)).astype("float32") * 3 + 5 for rank in range(SIZE)]
+    masks = [random.random(size=(2 + rank, 3)) < 0.6 for rank in range(SIZE)]
+    everything, every_mask = np.concatenate(batches), np.concatenate(masks)
+    for axis in (-1, 1, 2):
+        plain, synchronized = (
+            kind(axis=axis) for kind in (tf.keras.layers.BatchNormalization, hvd.SyncBatchNormalization)
+        )
+        alone = plain(tf.constant(everything), training=True, mask=tf.constant(every_mask))
+        found = synchronized(tf.constant(batches[RANK]), training=True, mask=tf.constant(masks[RANK]))
+        first = sum(len(batch) for batch in batches[:RANK])
+        np.testing.assert_allclose(found, alone[first : first + len(batches[RANK])], atol=1e-4)
+        np.testing.assert_allclose(synchronized.moving_mean, plain.moving_mean, rtol=1e-5)
+        np.testing.assert_allclose(synchronized.moving_variance, plain.moving_variance, rtol=1e-4)
+
+
 def barriers_wait_for_the_collectives_before_them() -> None:
     for kind, call in (("RondeBarrier", hvd.barrier), ("RondeJoin", hvd.join)):
 
@@ -285,6 +303,7 @@ PARTS = [
     gradients_of_groups_with_integers,
     an_empty_batch,
     a_mask_of_zeros,
+    a_mask_and_an_axis,
     barriers_wait_for_the_collectives_before_them,
     operations_end_with_their_session,
     gradients_in_a_session_with_other_ranks,

@@ -52,7 +52,10 @@ def rows_of(session: Session, plan: RunPlan, name: str, verbose: int) -> dict[tu
 
     stage = Stage(RankTask(plan), plan.size, SCHEMA, is_barrier=True)
     try:
-        session.start(job, f"ronde.spark: {name} on {plan.size} ranks", stage, done)
+        try:
+            session.start(job, f"ronde.spark: {name} on {plan.size} ranks", stage, done)
+        except Exception as error:  # nothing has begun that would have to be cancelled
+            done(None, error)
         wait.for_end(job, ended)
     except BaseException:
         _cancel(session, job, ended)

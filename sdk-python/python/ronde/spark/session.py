@@ -70,7 +70,8 @@ class Session:
 
         done -- called in another thread with the rows and None, or with None and an exception
 
-        That thread submits the stage to Spark, unless the job is cancelled before.
+        That thread submits the stage to Spark, unless the job is cancelled before. Raises an exception if it
+        cannot be started; `done` is not called then.
         """
         raise NotImplementedError
 
@@ -90,9 +91,12 @@ class Session:
     def _cancel(self, job: str) -> None:
         raise NotImplementedError
 
-    def _collect(self, session: Any, job: str, stage: Stage, done: Callable[..., None]) -> None:
-        """Submits a stage and waits for its rows. `session` is that of Spark."""
+    def _collect(
+        self, session: Any, job: str, stage: Stage, done: Callable[..., None], mark: Callable[[], None]
+    ) -> None:
+        """Submits a stage and waits for its rows. `session` is that of Spark; `mark` gives this thread the job's name."""
         try:
+            mark()
             if job in self._cancelled:
                 raise RuntimeError(f"job {job} was cancelled before its stage was submitted to Spark")
             tasks = session.range(0, stage.size, 1, stage.size)
@@ -138,11 +142,10 @@ class ClassicSession(Session):
         """Begins a stage."""
         from pyspark import InheritableThread
 
-        def collect() -> None:
+        def mark() -> None:
             self._context.setJobGroup(job, description, interruptOnCancel=True)
-            self._collect(self._session, job, stage, done)
 
-        InheritableThread(target=collect, daemon=True).start()
+        InheritableThread(target=lambda: self._collect(self._session, job, stage, done, mark), daemon=True).start()
 
     def progress(self, job: str) -> Progress:
         """Returns how far the tasks of a job are."""
@@ -209,12 +212,14 @@ class ConnectSession(Session):
             ended = sum(stage.num_completed_tasks for stage in stages or ())
             self._progress[job] = Progress(inflight_tasks, ended)
 
-        def collect() -> None:
+        def mark() -> None:
             collecting.append(threading.get_ident())
             self._session.addTag(job)
             self._session.registerProgressHandler(follow)
+
+        def collect() -> None:
             try:
-                self._collect(self._session, job, stage, done)
+                self._collect(self._session, job, stage, done, mark)
             finally:
                 self._session.removeProgressHandler(follow)
 

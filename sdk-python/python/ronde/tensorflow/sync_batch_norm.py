@@ -39,23 +39,41 @@ class SyncBatchNormalization(_Base):
         if not world.is_begun() or not needs_collectives(global_process_set):
             return mean, variance
         mask = kwargs.get("mask", args[-1] if args and not isinstance(args[-1], bool) else None)
-        mask = mask if isinstance(mask, tf.Tensor) else None
-        if mask is None:
-            count = elements_of_each(tf.shape(inputs, out_type=tf.int64), tf.size(mean, out_type=tf.int64))
-        else:
-            count = tf.reduce_sum(tf.cast(mask, tf.float32))
-        count = tf.cast(count, mean.dtype)
+        counts = self._counts(inputs, mean, mask if isinstance(mask, tf.Tensor) else None)
+        counts, shape = tf.cast(counts, mean.dtype), tf.shape(mean)
         # Of an empty batch both are NaN, and so would be the sums and gradients of all ranks.
-        mean, variance = (tf.where(count > 0, each, tf.zeros_like(each)) for each in (mean, variance))
+        mean, variance = (
+            tf.where(counts > 0, flat, tf.zeros_like(flat)) for flat in (tf.reshape(each, [-1]) for each in (mean, variance))
+        )
         # The mean first: a difference of large squares would lose the variance.
-        sums = tf.concat([tf.reshape(mean * count, [-1]), [count]], 0)
+        sums = tf.concat([mean * counts, counts], 0)
         sums = mpi_ops.allreduce(sums, op=Sum, name="SyncBatchNormalization.mean")
-        total = sums[-1]
+        totals = sums[tf.size(mean) :]
         # Without an element on any rank, as with a mask of zeros, both are 0, as those of the base class.
-        everybodys_mean = tf.reshape(tf.math.divide_no_nan(sums[:-1], total), tf.shape(mean))
-        spread = (variance + tf.math.squared_difference(mean, everybodys_mean)) * count
+        everybodys_mean = tf.math.divide_no_nan(sums[: tf.size(mean)], totals)
+        spread = (variance + tf.math.squared_difference(mean, everybodys_mean)) * counts
         spread = mpi_ops.allreduce(spread, op=Sum, name="SyncBatchNormalization.variance")
-        return everybodys_mean, tf.math.divide_no_nan(spread, total)
+        return tuple(tf.reshape(each, shape) for each in (everybodys_mean, tf.math.divide_no_nan(spread, totals)))
+
+    def _counts(self, inputs: Any, mean: Any, mask: Any) -> Any:
+        """Returns how many elements each mean has, as int64: one number for all of them, or one for each.
+
+        mask -- None, or which elements count, without the last axis of `inputs`
+
+        Raises ValueError for a mask and more than one axis that is not reduced.
+        """
+        if mask is None:
+            shape = tf.shape(inputs, out_type=tf.int64)
+            return tf.reshape(elements_of_each(shape, tf.size(mean, out_type=tf.int64)), [1])
+        last = inputs.shape.rank - 1
+        axes = [self.axis] if isinstance(self.axis, int) else list(self.axis)
+        if len(axes) > 1:
+            raise ValueError(f"SyncBatchNormalization takes a mask with one axis only, not with {axes}.")
+        axis = axes[0] % (last + 1)
+        counts = tf.reduce_sum(tf.cast(mask, tf.int64), [each for each in range(last) if each != axis])
+        if axis != last:
+            counts *= tf.shape(inputs, out_type=tf.int64)[-1]
+        return tf.reshape(counts, [-1])
 
     def get_config(self) -> dict[str, Any]:
         """Returns the configuration of the base class; without `fused`, which has one value only."""

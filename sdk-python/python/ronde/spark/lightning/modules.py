@@ -38,7 +38,7 @@ class WrappedModule(lightning.LightningModule):  # type: ignore[misc]
         self.wrapped = model
         self._made, self._losses, self._metric_functions = optimizer, loss, metrics
         # Lightning moves them to the device with the model.
-        self._loss_modules = torch.nn.ModuleList(loss.modules())
+        self._moved = torch.nn.ModuleList([*loss.modules(), *losses.modules_of(metrics)])
         self._features, self._labels, self._weight = list(features), list(labels), weight
 
     def forward(self, *inputs: torch.Tensor) -> Any:

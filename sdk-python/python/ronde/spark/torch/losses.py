@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
@@ -101,6 +102,11 @@ def metrics_of(metrics: Any, labels: int) -> list[list[Any]]:
     if len(listed) != labels:
         raise ValueError(f"metrics has {len(listed)} lists for {labels} label_cols; give one for each")
     return [list(each) if isinstance(each, (list, tuple)) else [each] for each in listed]
+
+
+def modules_of(metrics: list[list[Any]]) -> list[torch.nn.Module]:
+    """Returns the metrics that are modules, which may have tensors."""
+    return [each for each in itertools.chain.from_iterable(metrics) if isinstance(each, torch.nn.Module)]
 
 
 def name_of(metric: Any, index: int) -> str:

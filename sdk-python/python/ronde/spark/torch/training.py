@@ -117,6 +117,8 @@ class _Training:
             losses.functions_of(extras["loss"], extras["loss_constructors"], labels), task.settings["loss_weights"]
         ).to(self.device)
         self.metrics = losses.metrics_of(extras["metrics"], labels)
+        for module in losses.modules_of(self.metrics):
+            module.to(self.device)
         self.own_step = extras["train_minibatch_fn"]
         self.shapes = Shapes(
             task.features,
