@@ -428,6 +428,7 @@ def test_rank_0_is_notified_of_changes(make: Callable[..., ElasticDriver]) -> No
     hosts, changes = FixedHosts({"host-1": 2}), {}
     driver, server = make(hosts), RendezvousServer()
     port = server.start(create_rendezvous_handler(driver))
+    both_have_seen = threading.Barrier(2)
 
     def worker(slot: Any, _: Any) -> tuple[int, float]:
         manager, receiver = WorkerNotificationManager(), Receiver()
@@ -438,6 +439,7 @@ def test_rank_0_is_notified_of_changes(make: Callable[..., ElasticDriver]) -> No
         if slot.rank == 0:
             hosts.set({"host-1": 2, "host-2": 2})
         driver.wait_for_available_slots(4)
+        both_have_seen.wait(TIMEOUT_S)
         if slot.rank == 0:
             hosts.set({"host-2": 2})
         while driver._host_manager.current_hosts.count_available_slots() > 2:

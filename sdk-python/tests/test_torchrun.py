@@ -381,7 +381,7 @@ def test_another_secret_on_one_node_is_named(nodes: Nodes) -> None:
     other = nodes.folder / "other"
     subprocess.run([ronde_binary(), "certs", "secret", str(other)], check=True, capture_output=True)
     nodes.credentials[1] = f"job_secret_file={other}"
-    agents = [nodes.begin(node, WORKER, timeout=10) for node in (0, 1)]
+    agents = [nodes.begin(node, WORKER, timeout=45) for node in (0, 1)]
     for output, agent in zip(ended(*agents), agents):
         assert agent.returncode != 0
         assert not reports(output)

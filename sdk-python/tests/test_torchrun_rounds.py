@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import re
 import socket
@@ -76,8 +77,12 @@ class Job:
 
 
 def free_ports(nodes: int) -> int:
-    """The first of as many ports as the nodes need, below those of the kernel, which nothing listens to now."""
-    for first in range(10_000, 30_000, 2000):
+    """The first of as many ports as the nodes need, below those of the kernel, which nothing listens to now.
+
+    Not all nodes listen to theirs, so a probe does not find another test's: each process of tests has ports of its own.
+    """
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for first in range(10_000 + 6000 * (process % 3), 16_000 + 6000 * (process % 3), 2000):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", first))
@@ -162,8 +167,8 @@ def test_nodes_with_other_options_and_another_secret_are_named(job: Job) -> None
     other = job.folder / "other"
     subprocess.run([ronde_binary(), "certs", "secret", str(other)], check=True, capture_output=True)
     agents = [
-        job.begin(0, "2:3", WORKER, timeout=15),
-        job.begin(1, "2:3", WORKER, timeout=15, job_secret_file=str(other)),
+        job.begin(0, "2:3", WORKER, timeout=60),
+        job.begin(1, "2:3", WORKER, timeout=60, job_secret_file=str(other)),
     ]
     outputs = ended(*agents)
     assert all(agent.returncode for agent in agents)

@@ -278,7 +278,7 @@ def test_pods_may_end_one_after_the_other(job: Any, job_secret: Any, rendered: R
     jobset = rendered("jobset", name=JOB)["JobSet"][0]
     trained = job(spec_of(jobset), job_secret)
     trained.start()
-    trained.run("--linger", "4")
+    trained.run("--linger", "20")
     first, second = trained.pods
     outcome = trained.outcome(first)
     ended = first.end()

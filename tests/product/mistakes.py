@@ -184,7 +184,7 @@ with ronde.connect() as client:
         client.allreduce(numpy.ones(4), name=f"gradient.{step}")
     # Later than the next calls of the others, which are counted.
     if client.rank == 1:
-        time.sleep(1)
+        time.sleep(5)
 """,
     ),
     Mistake(

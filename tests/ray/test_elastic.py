@@ -41,8 +41,11 @@ def train(folder: str, steps: int, stop: str = "") -> tuple[int, int, int]:
     def run(state: Any) -> None:
         memberships.append(hvd.size())
         log({"size": hvd.size()})
+        # Whole when it appears, and before the size, which a test waits for.
+        written = pathlib.Path(folder, f"writing-{os.getpid()}")
+        written.write_text(str(os.getpid()))
+        written.rename(pathlib.Path(folder, f"pid-{hvd.rank()}"))
         pathlib.Path(folder, f"size-{hvd.size()}").touch()
-        pathlib.Path(folder, f"pid-{hvd.rank()}").write_text(str(os.getpid()))
         while True:
             done = hvd.allreduce(torch.ones(3) * (state.step + 1), op=hvd.Sum, name="step")
             assert done.tolist() == [float((state.step + 1) * hvd.size())] * 3
@@ -90,7 +93,7 @@ def test_a_killed_worker_is_replaced(cluster: Any, tmp_path: pathlib.Path) -> No
     executor.start(extra_env_vars={"FLAVOUR": "lemon"})
     values: list[Any] = []
     job = Job(executor, str(tmp_path), 20, "stop", callbacks=[values.append])
-    wait_until(lambda: (tmp_path / "size-3").exists() or job.error)
+    wait_until(lambda: ((tmp_path / "size-3").exists() and (tmp_path / "pid-2").exists()) or job.error)
     os.kill(int((tmp_path / "pid-2").read_text()), signal.SIGKILL)
     wait_until(lambda: (tmp_path / "size-2").exists() or job.error)
     (tmp_path / "size-3").unlink()
@@ -410,7 +413,7 @@ def test_an_interrupt_ends_the_job(cluster: Any, tmp_path: pathlib.Path) -> None
     begun, folder = threading.Event(), str(tmp_path)
 
     def interrupt() -> None:
-        wait_until((tmp_path / "size-2").exists)
+        wait_until(lambda: all((tmp_path / name).exists() for name in ("size-2", "pid-0", "pid-1")))
         begun.set()
         os.kill(os.getpid(), signal.SIGINT)
 

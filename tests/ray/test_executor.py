@@ -134,7 +134,7 @@ def test_a_callback_that_fails_does_not_hide_that_a_rank_failed(
 
     def callback(value: str) -> None:
         wait_until(raised.exists)
-        time.sleep(3)
+        time.sleep(20)  # the failure of the rank is known by then
         raise OSError(f"cannot store {value}")
 
     try:

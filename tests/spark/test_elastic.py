@@ -34,7 +34,10 @@ def train(folder: str, steps: int, stop: str = "") -> tuple[int, int, int]:
     def run(state: Any) -> None:
         memberships.append(hvd.size())
         print(f"now {hvd.size()} ranks", flush=True)
-        pathlib.Path(folder, f"pid-{hvd.rank()}").write_text(str(os.getpid()))
+        # Whole when it appears.
+        written = pathlib.Path(folder, f"writing-{os.getpid()}")
+        written.write_text(str(os.getpid()))
+        written.rename(pathlib.Path(folder, f"pid-{hvd.rank()}"))
         pathlib.Path(folder, f"size-{hvd.size()}").touch()
         while True:
             done = hvd.allreduce(torch.ones(3) * (state.step + 1), op=hvd.Sum, name="step")

@@ -93,7 +93,7 @@ fn named_interfaces_and_networks_are_used_and_no_others() {
         assert_trained(&ended);
         assert!(!ended.stderr.contains("not used"), "there is no choice: {ended}");
     }
-    let bridge = ["--network-interfaces", "docker0", "--start-timeout", "3"];
+    let bridge = ["--network-interfaces", "docker0", "--start-timeout", "15"];
     let ended = ended_cleanly(pair(&shell).options(bridge).start(["true"]));
     assert_eq!(ended.code, Some(69), "{ended}");
     assert!(ended.stderr.contains("Timed out waiting for sidecars to reach each other"), "{ended}");
@@ -213,9 +213,9 @@ fn hosts_between_which_udp_is_blocked_are_named() {
     let network = Network::up(2).expect("hosts");
     network.block_udp(1).expect("the kernel has rules by protocol");
     let shell = RemoteShell::by_name(&network, &NAMES);
-    let ended = ended_cleanly(pair(&shell).options(["--start-timeout", "3"]).start(["true"]));
+    let ended = ended_cleanly(pair(&shell).options(["--start-timeout", "15"]).start(["true"]));
     assert_eq!(ended.code, Some(69), "{ended}");
-    let first = "ronde: Timed out waiting for sidecars to reach each other: not everything started within 3 s (--start-timeout): [RONDE-E208]";
+    let first = "ronde: Timed out waiting for sidecars to reach each other: not everything started within 15 s (--start-timeout): [RONDE-E208]";
     assert!(ended.stderr.contains(first), "{ended}");
     let words = "rank 1 on host beta.invalid: sidecar 1 does not reach sidecar 0 on host alpha.invalid at 10.77.0.1:";
     assert!(ended.stderr.contains(words) && ended.stderr.contains(" (v0); is UDP between the two blocked?"), "{ended}");
@@ -224,7 +224,7 @@ fn hosts_between_which_udp_is_blocked_are_named() {
 #[test]
 fn ranks_that_never_join_are_named_while_others_wait() {
     let script = format!("case $RANK in 1) exit 0;; 2) exec sleep 1000;; esac; exec {WORKER}");
-    let job = Run::new(3).options(["--start-timeout", "3"]).start(sh(&script));
+    let job = Run::new(3).options(["--start-timeout", "15"]).start(sh(&script));
     let ended = ended_cleanly(job);
     assert_eq!(ended.code, Some(69), "{ended}");
     assert!(ended.stderr.contains("ronde: Timed out waiting for all ranks to join"), "{ended}");
