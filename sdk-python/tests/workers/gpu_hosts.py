@@ -129,7 +129,7 @@ def main() -> None:
     client = ronde.connect(operation_timeout=60)
     software.use(client.local_rank)
     stream = software.Stream()
-    gpu_shared.check_bfloat16(client, stream, "two_level_operations")
+    gpu_shared.check_bfloat16(client, stream, *["two_level_operations"] * 2)
     gpu_shared.check_reductions(client, stream)
     gpu_shared.check_broadcasts(client, stream)
     gpu_shared.check_own_memory(client, client.local_rank)

@@ -282,10 +282,19 @@ impl Driver {
         }
     }
 
-    /// Closes the lanes and the control links, and ends their threads.
+    /// Closes the lanes and the control links, and ends their threads. A lane that does not end in time is named, and its
+    /// thread ends with the process.
     pub(crate) async fn shut_down(mut self, reason: &str) {
-        for lane in std::mem::take(&mut self.execution.lanes) {
-            lane.stop(reason.to_owned()).await;
+        let deadline = Deadline::now() + LANES_END_TIMEOUT;
+        let lanes = std::mem::take(&mut self.execution.lanes);
+        for lane in &lanes {
+            lane.ask_to_stop(reason.to_owned(), deadline).await;
+        }
+        for lane in lanes {
+            if let Err(lane) = lane.ended(deadline).await {
+                let waited = LANES_END_TIMEOUT.as_secs();
+                tracing::error!("{lane} has not ended within {waited} s, and the sidecar ends without it");
+            }
         }
         self.links.control.shutdown(reason).await;
     }
@@ -475,3 +484,6 @@ fn far_future() -> Deadline {
 
 /// Commands handled in one turn of the loop, so that links and lanes are not starved.
 const COMMANDS_AT_ONCE: usize = 256;
+
+/// How long to wait for all lanes to end: longer than their links and plugins take. What NCCL and a GPU's driver take has no bound.
+const LANES_END_TIMEOUT: Duration = Duration::from_secs(20);

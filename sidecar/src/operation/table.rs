@@ -305,6 +305,8 @@ impl Operations {
             return;
         }
         self.draining.remove(&epoch);
+        // A cancellation that waited for its turn was dropped with the epoch: no lane answers it.
+        self.cancelling.retain(|(of, _), _| *of != epoch);
         let ended: Vec<_> = self.running.keys().filter(|(of, _)| *of == epoch).copied().collect();
         for (epoch, seq) in ended {
             self.forget(epoch, seq);

@@ -199,9 +199,6 @@ impl Call {
         for each in all {
             elements::reduce(self.dtype, self.op, &mut sum, &each);
         }
-        if self.op == elements::AVERAGE {
-            elements::divide(self.dtype, &mut sum, self.ranks);
-        }
         sum
     }
 
@@ -211,7 +208,8 @@ impl Call {
         let takes_part = !matches!(self.kind, Kind::Broadcast(root) if usize::try_from(root) != Ok(self.rank));
         let read = || memory::with(self.source, contributed, |bytes| bytes.to_vec());
         let Some(mut mine) = (if takes_part { read() } else { Some(Vec::new()) }) else { return memory::INVALID_VALUE };
-        if let Some(scalar) = self.scalar {
+        let average = if self.op == elements::AVERAGE { elements::inverse(self.dtype, self.ranks) } else { None };
+        if let Some(scalar) = self.scalar.or(average) {
             elements::scale(self.dtype, &mut mine, scalar);
         }
         let Some(all) = clique.exchange(self, &mine) else { return SUCCESS };

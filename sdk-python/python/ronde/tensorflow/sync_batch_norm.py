@@ -41,10 +41,9 @@ class SyncBatchNormalization(_Base):
         mask = kwargs.get("mask", args[-1] if args and not isinstance(args[-1], bool) else None)
         counts = self._counts(inputs, mean, mask if isinstance(mask, tf.Tensor) else None)
         counts, shape = tf.cast(counts, mean.dtype), tf.shape(mean)
+        mean, variance = tf.reshape(mean, [-1]), tf.reshape(variance, [-1])
         # Of an empty batch both are NaN, and so would be the sums and gradients of all ranks.
-        mean, variance = (
-            tf.where(counts > 0, flat, tf.zeros_like(flat)) for flat in (tf.reshape(each, [-1]) for each in (mean, variance))
-        )
+        mean, variance = (tf.where(counts > 0, each, tf.zeros_like(each)) for each in (mean, variance))
         # The mean first: a difference of large squares would lose the variance.
         sums = tf.concat([mean * counts, counts], 0)
         sums = mpi_ops.allreduce(sums, op=Sum, name="SyncBatchNormalization.mean")

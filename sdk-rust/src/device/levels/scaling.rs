@@ -16,7 +16,8 @@ pub(super) struct Scales {
 /// type cannot hold a factor.
 ///
 /// Between hosts, ronde multiplies in float32 or float64 and rounds once. So NCCL multiplies by a power of two only, which
-/// rounds nothing but keeps float16 from overflowing, and ronde by the rest.
+/// rounds nothing, and ronde by the rest. Of float16 a factor below 1 would round: numbers below 2^-14 would lose digits, the
+/// smallest of them all. And without the factor the sum within a host could be too large where the result is not.
 pub(super) fn scales(
     op: ReduceOp,
     dtype: ElementType,
@@ -29,11 +30,13 @@ pub(super) fn scales(
     #[expect(clippy::cast_precision_loss, reason = "at most 4,096 ranks")]
     let ranks = if op == ReduceOp::Average { local as f64 } else { 1.0 };
     let before = prescale / ranks;
+    let inside = if hosts > 1 { power_of_two(before) } else { before * postscale };
+    if dtype == ElementType::F16 && inside.abs() < 1.0 {
+        return None;
+    }
     if hosts > 1 {
-        let inside = power_of_two(before);
         return Some(Scales { inside, between: before / inside * postscale });
     }
-    let inside = before * postscale;
     let is_wide = matches!(dtype, ElementType::F32 | ElementType::F64);
     (is_wide || fits(dtype, inside)).then_some(Scales { inside, between: 1.0 })
 }
@@ -65,7 +68,7 @@ mod tests {
     fn powers_of_two_are_inside_and_the_rest_between() {
         assert_eq!(of(ReduceOp::Sum, ElementType::F32, PLAIN, (3, 2)), Some((1.0, 1.0)));
         assert_eq!(of(ReduceOp::Average, ElementType::Bf16, PLAIN, (4, 2)), Some((0.25, 1.0)));
-        let (inside, between) = of(ReduceOp::Average, ElementType::F16, PLAIN, (3, 2)).expect("two hosts");
+        let (inside, between) = of(ReduceOp::Average, ElementType::Bf16, PLAIN, (3, 2)).expect("two hosts");
         assert_eq!(inside, 0.25);
         assert!((inside * between - 1.0 / 3.0).abs() < 1e-15);
         let (inside, between) = of(ReduceOp::Sum, ElementType::F16, (-3.0, 0.5), (2, 2)).expect("two hosts");
@@ -74,12 +77,23 @@ mod tests {
 
     #[test]
     fn one_host_has_only_factors_of_the_type() {
-        assert_eq!(of(ReduceOp::Average, ElementType::F16, PLAIN, (4, 1)), Some((0.25, 1.0)));
+        assert_eq!(of(ReduceOp::Average, ElementType::Bf16, PLAIN, (4, 1)), Some((0.25, 1.0)));
         assert_eq!(of(ReduceOp::Average, ElementType::Bf16, PLAIN, (3, 1)), None);
         assert_eq!(of(ReduceOp::Average, ElementType::F32, PLAIN, (3, 1)), Some((1.0 / 3.0, 1.0)));
         assert_eq!(of(ReduceOp::Sum, ElementType::F16, (1.5, 1.0), (2, 1)), Some((1.5, 1.0)));
-        assert_eq!(of(ReduceOp::Sum, ElementType::F16, (1e-6, 1.0), (2, 1)), None);
+        assert_eq!(of(ReduceOp::Sum, ElementType::Bf16, (1e-6, 1.0), (2, 1)), None);
         assert_eq!(of(ReduceOp::Sum, ElementType::I32, PLAIN, (2, 1)), Some((1.0, 1.0)));
         assert_eq!(of(ReduceOp::Max, ElementType::Bf16, PLAIN, (3, 1)), Some((1.0, 1.0)));
+    }
+
+    #[test]
+    fn small_numbers_of_float16_keep_their_digits() {
+        for layout in [(4, 1), (4, 2)] {
+            assert_eq!(of(ReduceOp::Average, ElementType::F16, PLAIN, layout), None);
+            assert_eq!(of(ReduceOp::Sum, ElementType::F16, (0.5, 1.0), layout), None);
+            assert_eq!(of(ReduceOp::Sum, ElementType::F16, PLAIN, layout), Some((1.0, 1.0)));
+        }
+        assert_eq!(of(ReduceOp::Sum, ElementType::F16, (1.0, 0.5), (4, 1)), None);
+        assert_eq!(of(ReduceOp::Sum, ElementType::F16, (1.0, 0.5), (4, 2)), Some((1.0, 0.5)));
     }
 }

@@ -117,7 +117,10 @@ impl Memberships {
     /// The launcher releases the next membership: enter it when the epoch is over. Returns whether it is the next one.
     pub fn release(&mut self, number: u64) -> bool {
         let Some(next) = self.next.as_mut().filter(|next| next.number == number) else { return false };
-        next.state = NextState::Released(None);
+        // A second release of the same one changes nothing: it may have begun to enter.
+        if matches!(next.state, NextState::Announced) {
+            next.state = NextState::Released(None);
+        }
         true
     }
 
@@ -221,6 +224,8 @@ mod tests {
         assert!(!memberships.poll_enter(Time(0), Busy { here: true, for_others: true }, 2));
         assert!(memberships.poll_enter(Time(0), QUIET, 2));
         assert_eq!((memberships.number(), memberships.is_open()), (2, false));
+        assert!(memberships.release(2) && !memberships.is_released(), "it is entered once");
+        assert!(!memberships.poll_enter(Time(0), QUIET, 2));
         assert!(!memberships.lane_entered(2) && memberships.lane_entered(2));
         assert_eq!(memberships.open_rank(WorkerNumber(2)), None);
         assert!(memberships.commit(2));

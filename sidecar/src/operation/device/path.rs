@@ -78,13 +78,23 @@ fn reducing(facts: &Facts) -> Result<DevicePath, &'static str> {
     if !facts.is_local {
         return Ok(DevicePath::TwoLevels(LocalReduction { dtype, reduction: partial(facts, op, dtype)? }));
     }
-    let is_float = dtype.mantissa_bits().is_some();
     let op = match op {
-        ReduceOp::Average if is_float => InsideOp::Average,
-        ReduceOp::Average => return Err("ronde's average of integers truncates"),
+        ReduceOp::Average => average(dtype, facts.ranks)?,
         other => alike(other, dtype)?,
     };
     Ok(DevicePath::Nccl(LocalReduction { dtype, reduction: Reduction { op, factor: 1.0 } }))
+}
+
+/// NCCL's average: each contribution is multiplied by 1 / `ranks`, rounded to its type, before the sum.
+fn average(dtype: ElementType, ranks: u32) -> Result<InsideOp, &'static str> {
+    match dtype {
+        ElementType::F32 | ElementType::F64 => Ok(InsideOp::Average),
+        ElementType::Bf16 if ranks.is_power_of_two() => Ok(InsideOp::Average),
+        // A third is 0.2 % too large.
+        ElementType::Bf16 => Err("NCCL's factor of an average of bfloat16 over this number of ranks is not exact"),
+        ElementType::F16 => Err("NCCL divides float16 before the sum, and small numbers lose digits"),
+        _ => Err("ronde's average of integers truncates"),
+    }
 }
 
 /// The reduction of the local ranks that ronde completes with other sidecars.
@@ -178,8 +188,10 @@ mod tests {
     #[test]
     fn nccl_performs_what_it_performs_alike() {
         assert_eq!(path_of(&facts()), DevicePath::Nccl(inside(ElementType::F32, InsideOp::Sum, 1.0)));
-        let average = Facts { op: Some(ReduceOp::Average), dtype: DType::F16, ..facts() };
-        assert_eq!(path_of(&average), DevicePath::Nccl(inside(ElementType::F16, InsideOp::Average, 1.0)));
+        for (dtype, of, ranks) in [(DType::F32, ElementType::F32, 3), (DType::Bf16, ElementType::Bf16, 2)] {
+            let average = Facts { op: Some(ReduceOp::Average), dtype, ranks, ..facts() };
+            assert_eq!(path_of(&average), DevicePath::Nccl(inside(of, InsideOp::Average, 1.0)));
+        }
         let greatest = Facts { op: Some(ReduceOp::Max), dtype: DType::I64, ..facts() };
         assert_eq!(path_of(&greatest), DevicePath::Nccl(inside(ElementType::I64, InsideOp::Max, 1.0)));
     }
@@ -220,6 +232,8 @@ mod tests {
             (Facts { dtype: DType::I16, ..facts() }, "type of elements"),
             (Facts { dtype: DType::Bool, op: Some(ReduceOp::Max), ..facts() }, "type of elements"),
             (Facts { dtype: DType::I32, op: Some(ReduceOp::Average), ..facts() }, "truncates"),
+            (Facts { dtype: DType::F16, op: Some(ReduceOp::Average), ..facts() }, "lose digits"),
+            (Facts { dtype: DType::Bf16, op: Some(ReduceOp::Average), ranks: 3, ..facts() }, "is not exact"),
             (Facts { op: Some(ReduceOp::Max), ..facts() }, "NaN"),
             (Facts { op: Some(ReduceOp::Min), dtype: DType::F16, ..facts() }, "NaN"),
             (Facts { op: Some(ReduceOp::Adasum), ..facts() }, "no such reduction"),

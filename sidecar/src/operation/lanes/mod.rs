@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use ronde_engine::{Admission, ExecutorStats};
 use ronde_transport::{DownReason, Identity, PathStats, PortStats};
 use ronde_wire::{Epoch, Lane, Seq, SidecarIndex, limits};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::operation::device::path::DevicePath;
@@ -221,8 +221,11 @@ pub(crate) struct GpuStats {
 
 /// The control thread's handle of a lane.
 pub(crate) struct LaneHandle {
+    lane: Lane,
     commands: mpsc::Sender<LaneCommand>,
-    thread: Option<JoinHandle<()>>,
+    thread: JoinHandle<()>,
+    /// Closed as the thread's last act, after all that it owns is dropped: the command queue closes before that.
+    end: oneshot::Receiver<()>,
     reported: ReportedStats,
     /// Whether the lane reports its counters only when it is asked.
     is_asked: bool,
@@ -253,8 +256,12 @@ impl LaneHandle {
         let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
         let (own, reported) = (commands.downgrade(), ReportedStats::default());
         let (builder, reports) = (std::thread::Builder::new().name(format!("ronde-lane-{}", lane.0)), reported.clone());
-        let thread = builder.spawn(move || body(receiver, own, reports))?;
-        Ok(Self { commands, thread: Some(thread), reported, is_asked: false })
+        let (last, end) = oneshot::channel();
+        let thread = builder.spawn(move || {
+            let _last = last;
+            body(receiver, own, reports);
+        })?;
+        Ok(Self { lane, commands, thread, end, reported, is_asked: false })
     }
 
     /// Queues a command. Returns false when the lane's thread has ended or does not keep up, which ends the job.
@@ -278,14 +285,28 @@ impl LaneHandle {
         }
     }
 
-    /// Closes the lane's links and waits for its thread.
-    pub(crate) async fn stop(mut self, reason: String) {
-        if self.commands.send(LaneCommand::Stop(reason)).await.is_ok() {
-            self.commands.closed().await;
+    /// Asks the lane to close its links and to end, if its queue has room for that until a deadline.
+    pub(crate) async fn ask_to_stop(&self, reason: String, deadline: Instant) {
+        let _ = tokio::time::timeout_at(deadline, self.commands.send(LaneCommand::Stop(reason))).await;
+    }
+
+    /// Waits until the lane's thread has ended.
+    ///
+    /// # Errors
+    /// When it has not until a deadline; the text names the lane and what it may wait for.
+    pub(crate) async fn ended(mut self, deadline: Instant) -> Result<(), String> {
+        if tokio::time::timeout_at(deadline, &mut self.end).await.is_err() {
+            let (work, callee) = match self.is_asked {
+                true => ("", "a plugin or a link"),
+                false => (" for operations in device memory", "NCCL or the GPU's driver"),
+            };
+            return Err(format!("lane {}{work}, which may wait for {callee},", self.lane.0));
         }
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("a lane's thread panicked");
+        // At once: the thread has nothing left to do.
+        if self.thread.join().is_err() {
+            tracing::error!("the thread of lane {} panicked", self.lane.0);
         }
+        Ok(())
     }
 }
 
@@ -321,6 +342,55 @@ mod tests {
         LaneStats { port: PortStats { sealed_bytes: sent, ..PortStats::default() }, ..LaneStats::default() }
     }
 
+    async fn stop(lane: LaneHandle) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        lane.ask_to_stop(String::new(), deadline).await;
+        lane.ended(deadline).await.expect("it ends");
+    }
+
+    /// Waits when it is dropped, as the memory of a GPU that hangs does.
+    struct Hung(std::sync::mpsc::Receiver<()>);
+
+    impl Drop for Hung {
+        fn drop(&mut self) {
+            let _ = self.0.recv();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_lane_that_does_not_end_is_named_by_the_deadline() {
+        let (resume, busy) = channel::<()>();
+        let lane = LaneHandle::start_with_sender(Lane(3), move |mut commands, _, _| {
+            let _held = Hung(busy);
+            assert!(matches!(commands.blocking_recv(), Some(LaneCommand::Stop(_))));
+            drop(commands);
+        });
+        let lane = lane.expect("a thread");
+        let commands = lane.commands.clone();
+        let deadline = Instant::now() + Duration::from_millis(200);
+        lane.ask_to_stop("the end".to_owned(), deadline).await;
+        commands.closed().await;
+        let named = lane.ended(deadline).await.expect_err("its values are not dropped");
+        assert_eq!(named, "lane 3 for operations in device memory, which may wait for NCCL or the GPU's driver,");
+        drop(resume);
+    }
+
+    #[tokio::test]
+    async fn a_lane_whose_queue_stays_full_is_named_by_the_deadline() {
+        let (resume, busy) = channel::<()>();
+        let lane = LaneHandle::start(Lane(1), move |commands| {
+            let _ = busy.recv();
+            drop(commands);
+        });
+        let lane = lane.expect("a thread");
+        while lane.send(LaneCommand::Room) {}
+        let deadline = Instant::now() + Duration::from_millis(200);
+        lane.ask_to_stop("the end".to_owned(), deadline).await;
+        let named = lane.ended(deadline).await.expect_err("it takes no command");
+        assert!(named.starts_with("lane 1, which"), "{named}");
+        drop(resume);
+    }
+
     #[tokio::test]
     async fn counters_of_a_lane_that_is_busy_are_those_of_its_last_answer() {
         let (resume, busy) = channel();
@@ -342,7 +412,7 @@ mod tests {
         let ended = tokio::time::timeout(Duration::from_secs(60), lane.commands.closed()).await;
         ended.expect("it was asked a second time");
         assert_eq!(lane.stats(soon(10_000)).await.port.sealed_bytes, 9, "it has ended");
-        lane.stop(String::new()).await;
+        stop(lane).await;
     }
 
     #[tokio::test]
@@ -362,7 +432,7 @@ mod tests {
         resume.send(()).expect("it waits");
         assert_eq!((first.await.port.sealed_bytes, second.await.port.sealed_bytes), (3, 3));
         assert_eq!(lane.stats(late).await.port.sealed_bytes, 3, "it is asked again");
-        lane.stop(String::new()).await;
+        stop(lane).await;
     }
 
     #[tokio::test(start_paused = true)]
@@ -380,6 +450,6 @@ mod tests {
         assert_eq!(lane.stats(before + Duration::from_secs(1)).await.port.sealed_bytes, 5);
         assert_eq!(Instant::now(), before, "a paused clock advances only when something waits for it");
         resume.send(()).expect("it waits");
-        lane.stop(String::new()).await;
+        stop(lane).await;
     }
 }

@@ -88,19 +88,21 @@ pub(super) fn scale(dtype: c_int, into: &mut [u8], scalar: [u8; 8]) {
     reduce(dtype, PRODUCT, into, &factors);
 }
 
-/// Divides each element by a number of ranks.
-pub(super) fn divide(dtype: c_int, into: &mut [u8], ranks: usize) {
-    let by = f32::from(u16::try_from(ranks).unwrap_or(u16::MAX));
-    let length = into.len();
-    let divisors = |one: &[u8]| one.repeat(length / one.len());
+/// By what NCCL multiplies each contribution to an average, before the sum: 1 / `ranks`, rounded to the type. `None` for
+/// integers, whose averages ronde does not ask it for.
+pub(super) fn inverse(dtype: c_int, ranks: usize) -> Option<[u8; 8]> {
+    let factor = f64::from(u16::try_from(ranks).unwrap_or(u16::MAX)).recip();
+    #[expect(clippy::cast_possible_truncation, reason = "it is rounded")]
+    let rounded = factor as f32;
+    let mut scalar = [0; 8];
     match dtype {
-        6 => each!(u16, into, divisors(&[0; 2]), |one, _| to_half(from_half(one) / by)),
-        9 => each!(u16, into, divisors(&[0; 2]), |one, _| to_bfloat16(from_bfloat16(one) / by)),
-        7 => each!(f32, into, divisors(&by.to_le_bytes()), |one: f32, by: f32| one / by),
-        8 => each!(f64, into, divisors(&f64::from(by).to_le_bytes()), |one: f64, by: f64| one / by),
-        // NCCL divides integers, too, and ronde does not ask it to.
-        _ => {}
+        6 => scalar[..2].copy_from_slice(&to_half(rounded).to_le_bytes()),
+        9 => scalar[..2].copy_from_slice(&to_bfloat16(rounded).to_le_bytes()),
+        7 => scalar[..4].copy_from_slice(&rounded.to_le_bytes()),
+        8 => scalar = factor.to_le_bytes(),
+        _ => return None,
     }
+    Some(scalar)
 }
 
 /// Numbers of 16 bits, by way of float32.
