@@ -84,7 +84,8 @@ impl ResultData {
         }
         let memory = Arc::clone(memory);
         let fetched = tokio::task::spawn_blocking(move || memory.result(segment).map(drop)).await;
-        fetched.unwrap_or_else(|error| Err(Error::Thread { reason: error.to_string() }))
+        let fetched = fetched.unwrap_or_else(|error| Err(Error::Thread { reason: error.to_string() }));
+        fetched.map_err(|error| session.reason_of(error))
     }
 
     /// Checks that `target` has the length of the result.
@@ -112,7 +113,8 @@ impl ResultData {
             Source::Levels(result) => result.read(target)?,
             Source::Device(slot) => session.fetch_shared(slot)?.read(target)?,
             Source::Segment { segment, offset, .. } => {
-                session.memory_of_result(*segment)?.result(*segment)?.copy_to(*offset, target)?;
+                let mapped = session.memory_of_result(*segment)?.result(*segment);
+                mapped.map_err(|error| session.reason_of(error))?.copy_to(*offset, target)?;
                 // After the copy: the sidecar may lease the slot again as soon as the session's stream ends. Bytes copied
                 // after that may belong to another tensor.
                 session.check_results_held()?;

@@ -480,6 +480,12 @@ impl Session {
         })
     }
 
+    /// The reason why a result could not be mapped: the end of the epoch, with which an elastic job gives up its segments, else
+    /// `error`.
+    pub(crate) fn reason_of(&self, error: Error) -> Error {
+        self.pending.over().unwrap_or(error)
+    }
+
     /// Checks that bytes just copied from the sidecar's shared memory were still this session's result. Call it after the
     /// copy.
     pub(crate) fn check_results_held(&self) -> Result<(), Error> {
