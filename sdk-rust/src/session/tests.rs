@@ -92,6 +92,15 @@ fn a_held_request_is_not_sent_when_the_session_is_over() {
 }
 
 #[test]
+fn a_result_that_cannot_be_mapped_has_the_reason_of_the_end() {
+    let (session, _unread) = unread_session(8);
+    let refused = || Error::Protocol { reason: "there is no result segment 7".to_owned() };
+    assert!(matches!(session.reason_of(refused()), Error::Protocol { .. }));
+    session.end(&Error::Closed);
+    assert!(matches!(session.reason_of(refused()), Error::Closed));
+}
+
+#[test]
 fn the_waiter_of_a_held_request_gets_its_error() {
     let (session, _unread) = unread_session(8);
     let (id, promise) = held(&session, &Operation::barrier(None));
