@@ -212,7 +212,7 @@ impl Residuals {
 
     /// Returns the last use of the oldest tensor of a set that may be evicted.
     fn evictable(&self, set: SetId, tensors: &Tensors) -> Option<u64> {
-        let uses = |tensor: &Tensor, name| tensor.0 == set && tensor.1 == *name;
+        let uses = |tensor: &Tensor, name: &TensorName| tensor.0 == set && tensor.1 == *name;
         let is_pending = |name| self.pending.values().any(|each| each.tensors.iter().any(|tensor| uses(tensor, name)));
         tensors.once.iter().copied().find(|came| tensors.order.get(came).is_some_and(|name| !is_pending(name)))
     }
