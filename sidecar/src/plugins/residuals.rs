@@ -462,18 +462,18 @@ mod tests {
     }
 
     /// Works off operations of two sets, several of which are pending; each step is a kind, a tensor and its length.
-    fn work(steps: &[(u8, u64, u64)]) {
+    fn work(steps: &[(u8, u32, u64)]) {
         let mut residuals = Residuals::new(24);
         let mut running: VecDeque<(Operation, Tensor)> = VecDeque::new();
         for (seq, &(kind, number, elements)) in (1..).zip(steps) {
             match (kind, running.front().cloned()) {
                 (1, Some((operation, tensor))) => {
-                    let _ = residuals.put(operation, &tensor, (Stage::Contribution, number), vec![1; 4]);
+                    let _ = residuals.put(operation, &tensor, (Stage::Contribution, u64::from(number)), vec![1; 4]);
                 }
                 (2, Some((operation, _))) => residuals.commit(operation),
                 (3, Some((operation, _))) => residuals.discard(operation),
                 _ => {
-                    let tensor = (SetId(number % 2), TensorName::new(&format!("t{number}")).expect("a name"));
+                    let tensor = (SetId(number % 2), TensorName::new(format!("t{number}")).expect("a name"));
                     let operation = (Epoch(1), Seq(seq));
                     let tensors = [(&tensor.1, elements)].into_iter();
                     residuals.begin(operation, tensor.0, (&plugin(0), DType::F32), tensors);
@@ -502,7 +502,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_index_of_tensors_used_once_is_that_of_a_search(
-            steps in vec((0..4u8, 0..6u64, 1..3u64), 1..80),
+            steps in vec((0..4u8, 0..6u32, 1..3u64), 1..80),
         ) {
             work(&steps);
         }
