@@ -51,6 +51,8 @@ def main() -> None:
     digits.compile(
         optimizer=hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.05, momentum=0.9)),
         loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        # XLA compiles no collectives for GPUs.
+        jit_compile=False,
     )
     state = hvd.elastic.KerasState(digits, batch=0, epoch=0)
     state.register_reset_callbacks([lambda: announce("continues")])
@@ -66,7 +68,9 @@ def main() -> None:
             batch_size=max(1, GLOBAL_BATCH // hvd.size()),
             # The same on all ranks.
             steps_per_epoch=len(labels) // hvd.size() // max(1, GLOBAL_BATCH // hvd.size()),
-            epochs=options.epochs - state.epoch,
+            # After a restart `fit` continues with the number of the epoch that was interrupted.
+            initial_epoch=state.epoch,
+            epochs=options.epochs,
             shuffle=False,
             verbose=0,
             callbacks=[

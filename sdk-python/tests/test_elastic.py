@@ -11,7 +11,7 @@ from tracked_state import Tracked
 from ronde.elastic import HostsUpdatedInterrupt, HostUpdateResult, ObjectState, State, run_fn
 from ronde.elastic.loop import RESETS_MAX
 from ronde.errors import MismatchError, PeerLostError, RondeError, TimedOutError
-from ronde.frameworks.keras.elastic import UpdateBatchStateCallback
+from ronde.frameworks.keras.elastic import CommitStateCallback, UpdateBatchStateCallback, UpdateEpochStateCallback
 
 
 def run(function: Callable[[Tracked], Any], state: Tracked, reset: Callable[[], None] | None = None) -> Any:
@@ -218,3 +218,47 @@ def test_batches_of_an_epoch_that_a_second_fit_continues_are_counted() -> None:
     callback.on_train_begin()
     callback.on_train_batch_end(1)
     assert state.batch == 2
+
+
+@pytest.mark.parametrize("numbers_all", [True, False])
+def test_epochs_are_counted_with_and_without_the_number_of_the_first_one(numbers_all: bool) -> None:
+    """`fit` numbers epochs from `initial_epoch`, or from 0 as in programs for Horovod. Each one is interrupted."""
+    state = mock.Mock(epoch=0)
+    callback, counted = UpdateEpochStateCallback(state), []
+    for epochs in (2, 1, 3):  # complete ones of each `fit`
+        first = state.epoch if numbers_all else 0
+        callback.on_train_begin()
+        for epoch in range(first, first + epochs):
+            callback.on_epoch_begin(epoch)
+            callback.on_epoch_end(epoch)
+            counted.append(state.epoch)
+        callback.on_epoch_begin(first + epochs)
+    assert counted == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("calls", "every", "expected"),
+    [
+        ([0, 1, 2, 3, 4, 0, 1, 2, 3, 4], 3, [2, 0, 3]),
+        # With `steps_per_execution=4`, an epoch of ten batches has the calls 3, 7, 9.
+        ([3, 7, 9, 3, 7, 9], 5, [7, 3, 9]),
+        ([3, 7, 9, 3, 7, 9], 1, [3, 7, 9, 3, 7, 9]),
+        ([9, 9, 9], 20, [9]),
+        ([0, 1, 2], 0, []),
+    ],
+)
+def test_a_commit_follows_a_number_of_batches(calls: list[int], every: int, expected: list[int]) -> None:
+    """Keras names the last batch that is complete. Batches count across epochs."""
+    state = mock.Mock()
+    callback, found = CommitStateCallback(state, every), []
+    callback.on_train_begin()
+    for batch in calls:
+        before = state.commit.call_count
+        callback.on_train_batch_end(batch)
+        found += [batch] * (state.commit.call_count - before)
+    assert found == expected
+    # A further `fit` starts to count again.
+    state.commit.reset_mock()
+    callback.on_train_begin()
+    callback.on_train_batch_end(0)
+    assert state.commit.call_count == (every == 1)

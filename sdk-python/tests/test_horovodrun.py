@@ -316,7 +316,7 @@ def horovodrun(*arguments: str, path: str = "", cwd: pathlib.Path | None = None)
         ("-np 2 --log-with-timestamp -prefix-timestamp true", "not allowed with argument"),
         ("-np 3 -H a:1,b:1 true", "Requested more processes (3) than there are available slots (2)"),
         ("-np 1 --config-file /no/such true", "cannot read the configuration file /no/such"),
-        ("--min-np 1 --max-np 2 true", "the number of processes is missing"),
+        ("--host-discovery-script ./hosts.sh true", "the number of processes is missing"),
         ("-np 1 --max-np 2 true", "--max-np: for elastic jobs only; give --min-np or --host-discovery-script"),
         ("-np 2 --min-np 1 --mpi true", "are started by `ronde run`; leave out --mpi"),
     ],
@@ -326,6 +326,18 @@ def test_a_wrong_command_line_ends_with_code_2_and_a_message(arguments: str, mes
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].startswith("horovodrun: error: ")
     assert message in done.stderr
+
+
+def test_an_elastic_job_starts_with_its_smallest_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `ronde run` does without -np."""
+    executed: list[list[str]] = []
+    monkeypatch.setenv("RONDE_BIN", "/bin/true")
+    monkeypatch.setattr(os, "execv", lambda path, words: executed.append(words))
+    launch.run_commandline(["--min-np", "2", "--max-np", "4", "python", "train.py"])
+    ((_, *words),) = executed
+    assert words[:3] == ["run", "--min-np=2", "--max-np=4"]
+    assert words[-3:] == ["--", "python", "train.py"]
+    assert not [word for word in words if word.startswith("--num-proc")]
 
 
 def test_the_command_of_ronde_run(tmp_path: pathlib.Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy
 import pytest
 
 pytest.importorskip("tensorflow")
 
+import keras
+import ronde.keras
 import tensorflow as tf
 from ronde.elastic.state import ObjectState
 from ronde.errors import MismatchError, PeerLostError, RondeError
@@ -44,6 +47,19 @@ def test_a_state_without_variables_is_refused_when_executing_eagerly() -> None:
     with pytest.raises(ValueError, match="give a list of them"):
         elastic.TensorFlowState(epoch=0)
     assert elastic.TensorFlowState([tf.Variable(1.0)], epoch=0).epoch == 0
+
+
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_momentum_is_corrected_also_in_a_loss_scale_optimizer(is_scaled: bool) -> None:
+    variable, sgd = keras.Variable([1.0]), keras.optimizers.SGD(0.1, momentum=0.9)
+    model = mock.Mock(optimizer=keras.mixed_precision.LossScaleOptimizer(sgd) if is_scaled else sgd, spec=["optimizer"])
+    sgd.build([variable])
+    sgd.momentums[0].assign([3.0])
+    schedule = ronde.keras.callbacks.LearningRateScheduleCallback(0.2, multiplier=1.0)
+    schedule.set_model(model)
+    schedule.on_train_batch_begin(0)
+    numpy.testing.assert_allclose(sgd.momentums[0].numpy(), [6.0], rtol=1e-6)
+    assert float(sgd.learning_rate) == numpy.float32(0.2)
 
 
 class Lost(ObjectState):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pathlib
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import keras
 import numpy
 import pytest
 from pyspark.sql import functions as sql
 from ronde.spark.common import keras_task
+from ronde.spark.common.pickling import loads
 from ronde.spark.common.prepare import clear_training_cache
 from ronde.spark.common.store import LocalStore
-from ronde.spark.keras import KerasEstimator, KerasModel, callbacks, models
+from ronde.spark.keras import KerasEstimator, KerasModel, callbacks, models, training
 from sklearn.datasets import load_iris
 
 if TYPE_CHECKING:
@@ -196,3 +198,68 @@ def test_predictions_have_the_floating_point_type_of_training(doubles: None) -> 
     assert predict({"x": numpy.array([16777217.0])})[0].reshape(-1).tolist() == [16777217.0]
     keras_task.use_backend(keras.backend.backend(), "float32")
     assert keras.config.floatx() == "float32"
+
+
+def compiled(given: KerasEstimator, monkeypatch: pytest.MonkeyPatch, checkpoint: bytes | None = None) -> Any:
+    """The model of an estimator as one of two ranks compiles it, in a process that has the policy float32."""
+    monkeypatch.setattr(training.hvd, "size", lambda: 2)
+    given._check()
+    payload = given._packed()
+    payload["model"] = checkpoint or payload["model"]
+    task = mock.Mock(payload=payload, settings={"gradient_compression": None})
+    extras = loads(payload["extras"])
+    model = models.model_of(payload["model"], extras["custom_objects"])
+    training._compiled(task, model, extras, extras["custom_objects"])
+    return model
+
+
+def test_xla_compiles_no_step_of_tensorflow_where_there_are_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keras would have it compiled there, but XLA compiles no collectives for GPUs."""
+    tensorflow = pytest.importorskip("tensorflow")
+    devices = [mock.Mock(device_type=kind) for kind in ("CPU", "GPU")]
+    monkeypatch.setattr(tensorflow.config, "list_physical_devices", lambda kind=None: devices)
+    given = estimator(None)
+    alone = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
+    alone.compile(optimizer="sgd", loss="mse")
+    if keras.backend.backend() == "tensorflow":
+        assert alone.jit_compile is True
+    assert compiled(given, monkeypatch).jit_compile is False
+
+
+def half() -> Any:
+    """A model that computes in float16."""
+    layers = [keras.layers.Input((4,)), keras.layers.Dense(3, dtype="mixed_float16")]
+    return keras.Sequential(layers)
+
+
+def test_the_loss_of_a_model_in_float16_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaling = keras.mixed_precision.LossScaleOptimizer
+    for optimizer in (keras.optimizers.SGD(RATE), scaling(keras.optimizers.SGD(RATE))):
+        found = compiled(estimator(None, model=half(), optimizer=optimizer), monkeypatch).optimizer
+        assert isinstance(found, scaling)
+        assert isinstance(found.inner_optimizer, keras.optimizers.SGD)
+        assert float(found.learning_rate) == pytest.approx(2 * RATE)
+    schedule = keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
+    with pytest.raises(ValueError, match="learning rate is a schedule"):
+        estimator(None, model=half(), optimizer=scaling(schedule))._check()
+    assert not isinstance(compiled(estimator(None), monkeypatch).optimizer, scaling)
+
+
+def test_a_model_that_is_compiled_with_the_policy_of_float16_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`compile` puts a LossScaleOptimizer around its optimizer. The processes that train have another policy."""
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
+        model.compile(optimizer=keras.optimizers.SGD(RATE, momentum=0.9), loss="mse")
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    given = estimator(None, model=model, optimizer=None, loss=None, metrics=None)
+    trained = compiled(given, monkeypatch)
+    assert isinstance(trained.optimizer, keras.mixed_precision.LossScaleOptimizer)
+    # A run that continues has the state of its checkpoint.
+    trained.optimizer.build(trained.trainable_variables)
+    trained.optimizer.inner_optimizer.momentums[0].assign(numpy.full((4, 3), 7.0))
+    checkpoint = models.with_state(models.model_bytes(trained), trained.optimizer, {"epoch": 1})
+    continued = compiled(given, monkeypatch, checkpoint).optimizer
+    assert float(keras.ops.convert_to_numpy(continued.inner_optimizer.momentums[0]).min()) == 7.0
+    assert float(continued.learning_rate) == pytest.approx(2 * RATE)

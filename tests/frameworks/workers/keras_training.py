@@ -330,6 +330,24 @@ def rates_and_metrics() -> None:
             raise AssertionError("a schedule without a rate was accepted")
 
 
+def corrects_momentum() -> None:
+    """A rate that is twice as large doubles the momentum, also that of an optimizer in a LossScaleOptimizer."""
+    for is_scaled in (False, True):
+        sgd = keras.optimizers.SGD(0.1, momentum=0.9)
+        given = keras.mixed_precision.LossScaleOptimizer(sgd) if is_scaled else sgd
+        trained = model()
+        trained.compile(optimizer=hvd.DistributedOptimizer(given), loss="mse")
+        fit(trained, MINE, BATCH)
+        inner = getattr(trained.optimizer, "inner_optimizer", trained.optimizer)
+        before = [np.array(value_of(each)) for each in inner.momentums]
+        schedule = hvd.callbacks.LearningRateScheduleCallback(0.2, multiplier=1.0)
+        schedule.set_model(trained)
+        schedule.on_train_batch_begin(0)
+        for found, each in zip(inner.momentums, before):
+            assert np.abs(each).max() > 0
+            np.testing.assert_allclose(value_of(found), 2 * each, rtol=1e-5)
+
+
 def embeds() -> None:
     """Gradients of an embedding. On TensorFlow they are slices: rows of all ranks, or converted to a tensor."""
     words = (np.arange(len(DATA)) * 7 % 11)[:, None]
@@ -417,6 +435,7 @@ PARTS = [
     names,
     embeds,
     rates_and_metrics,
+    *([] if keras.backend.backend() == "jax" else [corrects_momentum]),  # a scale is for the other back ends
     values,
     variables_that_differ,
     returns_tensors,

@@ -30,7 +30,8 @@ def run_commandline(arguments: Sequence[str] | None = None) -> None:
             return
         worker = command_of(given.pop("command", []))
         given.update(of_lsf(given))
-        if "num_proc" not in given:
+        # An elastic job starts with --min-np processes without it.
+        if "num_proc" not in given and "min_num_proc" not in given:
             parser.error("the number of processes is missing: give -np N")
         if not worker:
             parser.error("the command of the processes is missing: give it after the flags")

@@ -304,6 +304,8 @@ def correct_momentum(optimizer: Any, ratio: float, backend: Backend) -> None:
     Momentum includes the rate with which gradients were added. A larger rate with the momentum of a smaller one slows
     training down, so it is scaled once. Optimizers without momentum stay as they are.
     """
+    # A LossScaleOptimizer has no momentum; that inside it has.
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     momentum = getattr(optimizer, "momentum", None)
     if momentum is None or not _number(momentum, backend):
         return

@@ -107,7 +107,10 @@ class KerasEstimator(HorovodEstimator, _PersistentKeras):
         if not getattr(model, "built", False):
             raise ValueError("the model is not built; give its first layer an input shape, or call model.build")
         shapes_of(model, len(self.value("feature_cols")))
-        if not isinstance(self._optimizer().get_config().get("learning_rate"), (int, float)):
+        optimizer = self._optimizer()
+        # A LossScaleOptimizer has the learning rate of the one inside.
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if not isinstance(inner.get_config().get("learning_rate"), (int, float)):
             raise ValueError(
                 "the optimizer's learning rate is a schedule, which cannot be multiplied by the number of processes; "
                 "give a number, and a callback such as LearningRateScheduleCallback"
@@ -122,7 +125,16 @@ class KerasEstimator(HorovodEstimator, _PersistentKeras):
         return value
 
     def _optimizer(self) -> Any:
-        return keras.optimizers.get(self._compiled_with("optimizer"))
+        """The optimizer, with a scale of the loss where layers compute in float16.
+
+        In the processes that train, `compile` adds none: a model that is loaded has the policy of its process, and only
+        its layers have that with which they were saved.
+        """
+        optimizer = keras.optimizers.get(self._compiled_with("optimizer"))
+        scaled = keras.mixed_precision.LossScaleOptimizer
+        if isinstance(optimizer, scaled) or not models.needs_loss_scale(self.value("model")):
+            return optimizer
+        return scaled(optimizer)
 
     def _compilation(self, known: dict[str, Any]) -> dict[str, Any]:
         """Arguments of `compile` besides the optimizer.

@@ -49,6 +49,11 @@ def model_of(content: bytes, custom_objects: dict[str, Any] | None = None) -> An
         return keras.models.load_model(path, custom_objects=custom_objects, compile=False)
 
 
+def needs_loss_scale(model: Any) -> bool:
+    """Returns whether layers of a model compute in float16, in which small gradients become zeros."""
+    return any(each.dtype_policy.name == "mixed_float16" for each in model._flatten_layers())
+
+
 def known_objects(custom_objects: dict[str, Any] | None) -> dict[str, Any]:
     """Returns custom objects, and those that the program has registered with Keras."""
     return {**keras.saving.get_custom_objects(), **(custom_objects or {})}

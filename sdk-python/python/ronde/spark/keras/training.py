@@ -114,7 +114,9 @@ def _compiled(task: Task, model: Any, extras: dict[str, Any], known: dict[str, A
     wrapped = hvd.DistributedOptimizer(
         optimizer, compression=task.settings["gradient_compression"] or hvd.Compression.none
     )
-    model.compile(optimizer=wrapped, **models.unpacked(extras["compilation"], known))
+    # On GPUs Keras would have XLA compile the step, and XLA compiles no collectives for GPUs.
+    options = {"jit_compile": False} if keras.backend.backend() == "tensorflow" else {}
+    model.compile(optimizer=wrapped, **models.unpacked(extras["compilation"], known), **options)
     return wrapped
 
 
