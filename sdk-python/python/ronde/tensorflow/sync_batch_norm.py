@@ -43,7 +43,8 @@ class SyncBatchNormalization(_Base):
         counts, shape = tf.cast(counts, mean.dtype), tf.shape(mean)
         # Of an empty batch both are NaN, and so would be the sums and gradients of all ranks.
         mean, variance = (
-            tf.where(counts > 0, flat, tf.zeros_like(flat)) for flat in (tf.reshape(each, [-1]) for each in (mean, variance))
+            tf.where(counts > 0, flat, tf.zeros_like(flat))
+            for flat in (tf.reshape(each, [-1]) for each in (mean, variance))
         )
         # The mean first: a difference of large squares would lose the variance.
         sums = tf.concat([mean * counts, counts], 0)
