@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 BACKEND = "ronde"
 AUTOINIT = "RONDE_AUTOINIT"
+_REINSTALL = "Install ronde again: pip install --force-reinstall WHEEL, where WHEEL is the path of its wheel"
 # What `ronde run` and the scripts for Slurm, Kubernetes and compose set for each worker. Only the first one also sets
 # RONDE_SIZE, and RANK, WORLD_SIZE and MASTER_ADDR for PyTorch's `env://`.
 _JOB = ("RONDE_JOB", "RONDE_RANK")
@@ -145,7 +146,7 @@ def _import() -> Any:
     except Exception as error:
         raise RuntimeError(
             f'the backend "{BACKEND}" cannot be used: `import ronde.torch.distributed` failed with '
-            f"{type(error).__name__}: {error}. Install ronde again (pip install --force-reinstall ronde)"
+            f"{type(error).__name__}: {error}. {_REINSTALL}"
         ) from error
     return ronde.torch.distributed
 
@@ -168,7 +169,7 @@ def _torchrun_handler(parameters: Any) -> Any:
     except Exception as error:
         raise RuntimeError(
             f'--rdzv-backend "{BACKEND}" cannot be used: `import ronde.torchrun` failed with {type(error).__name__}: '
-            f"{error}. Install ronde again (pip install --force-reinstall ronde)"
+            f"{error}. {_REINSTALL}"
         ) from error
     return handler.create(parameters)
 

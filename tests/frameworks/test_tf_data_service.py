@@ -55,6 +55,7 @@ def compute_job(config: pathlib.Path, *options: str, ranks: int = 2) -> Iterator
         pytest.param("own", ["--dispatchers", "2"], marks=pytest.mark.heavy),
         pytest.param("training", ["--dispatcher-side", "training"], marks=pytest.mark.heavy),
         pytest.param("round_robin", [], marks=pytest.mark.heavy),
+        pytest.param("round_robin", ["--dispatchers", "2"], marks=pytest.mark.heavy),
     ],
 )
 def test_training_gets_what_the_compute_job_computes(
@@ -74,6 +75,16 @@ def test_training_gets_what_the_compute_job_computes(
         assert computes.returncode == 0, output
     assert stat.S_IMODE(config.stat().st_mode) == 0o600
     assert json.loads(config.read_text())["plaintext_network"] is False
+
+
+@pytest.mark.parametrize(("size", "dispatchers"), [(1, 1), (4, 1), (4, 2), (5, 2), (7, 3), (2, 3)])
+def test_consumers_of_a_dispatcher_are_numbered_without_gaps(size: int, dispatchers: int) -> None:
+    """A dispatcher waits for all consumers that it expects, so others than its own would never come."""
+    from ronde.tensorflow.data.compute_service import consumer_of
+
+    for number in range(dispatchers):
+        found = [consumer_of(rank, size, dispatchers) for rank in range(number, size, dispatchers)]
+        assert found == [(index, len(found)) for index in range(len(found))]
 
 
 def test_ranks_are_divided_among_dispatchers_evenly(tmp_path: pathlib.Path) -> None:

@@ -282,10 +282,10 @@ with ronde.connect() as client:
         "no_torch",
         "PyTorch is not installed",
         [*RUN, *PROGRAM],
-        ['pip install "ronde[torch]"', "exited with code 1 [RONDE-E301]"],
+        ['pip install "torch>=2.1"', "exited with code 1 [RONDE-E301]"],
         1,
-        'Install it into the environment whose `python` starts: `pip install "ronde[torch]"`. The extras '
-        "`tensorflow`, `keras`, `jax`, `mxnet` and `lightning` are the same for others.",
+        'Install it into the environment whose `python` starts: `pip install "torch>=2.1"`. The message for another '
+        "framework has its command.",
         """
 import sys
 sys.modules["torch"] = None  # as if it were not installed

@@ -68,10 +68,10 @@ def last_line(installed: Installed, name: str) -> str:
 @pytest.mark.parametrize(
     ("name", "package"),
     [
-        ("torch", '"ronde[torch]"'),
-        ("tensorflow", '"ronde[tensorflow]"'),
-        ("tensorflow.keras", '"ronde[tensorflow]"'),
-        ("keras", '"ronde[keras]"'),
+        ("torch", '"torch>=2.1"'),
+        ("tensorflow", '"tensorflow>=2.16"'),
+        ("tensorflow.keras", '"tensorflow>=2.16"'),
+        ("keras", '"keras>=3" "tensorflow>=2.16"'),
         ("ray", '"ray[train]"'),
         ("spark", "pyspark pyarrow"),
         ("mxnet", '"mxnet==1.9.1" "numpy<1.24" "setuptools<70"'),

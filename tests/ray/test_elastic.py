@@ -563,6 +563,7 @@ def test_horovods_elastic_executor(cluster: Any, tmp_path: pathlib.Path) -> None
         ({"max_workers": 1, "num_workers": 1}, "min_workers is not"),
         ({"min_workers": 3, "max_workers": 2}, "max_workers is 2, less than"),
         ({"min_workers": 0}, "min_workers is 0"),
+        ({"min_workers": 1, "override_discovery": False}, "the settings have no discovery"),
     ],
 )
 def test_contradicting_arguments_are_refused(given: dict[str, Any], match: str, cluster: Any) -> None:

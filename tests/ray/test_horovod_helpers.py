@@ -1,6 +1,8 @@
-"""Helpers of horovod.ray that need no cluster."""
+"""What of horovod.ray and ronde.ray needs no cluster."""
 
 from __future__ import annotations
+
+import pytest
 
 
 def test_the_coordinator_numbers_the_hosts_that_have_a_local_rank() -> None:
@@ -12,3 +14,22 @@ def test_the_coordinator_numbers_the_hosts_that_have_a_local_rank() -> None:
     found = coordinator.finalize_registration()
     numbers = [[found[rank][f"HOROVOD_{name}"] for name in ("CROSS_RANK", "CROSS_SIZE")] for rank in range(3)]
     assert numbers == [[0, 2], [1, 2], [0, 1]]
+
+
+def test_the_discovery_of_the_program_is_used_or_missed() -> None:
+    """Without one, a job that does not want Ray's table of nodes would run on all of them."""
+    from ronde.ray import ElasticRayExecutor, RayExecutor
+
+    class Discovery(dict[str, int]):
+        """An object that counts as false."""
+
+        def find_available_hosts_and_slots(self) -> dict[str, int]:
+            return self
+
+    given = Discovery()
+    with pytest.raises(ValueError, match="the settings have no discovery"):
+        ElasticRayExecutor(ElasticRayExecutor.create_settings(), override_discovery=False)
+    executor = RayExecutor(RayExecutor.create_settings(discovery=given), min_workers=1, override_discovery=False)
+    assert executor._workers.discovery is given
+    older = ElasticRayExecutor(ElasticRayExecutor.create_settings(discovery=given), override_discovery=False)
+    assert older._workers.discovery is given

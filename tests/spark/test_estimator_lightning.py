@@ -124,6 +124,8 @@ def test_bad_input_is_refused_before_training(spark: Any, tmp_path: pathlib.Path
         ({"train_minibatch_fn": print}, ValueError, "train_minibatch_fn is for TorchEstimator"),
         ({"num_gpus": 2}, ValueError, "a process has one GPU"),
         ({"trainer_args": {"limit_val_batches": 1}}, ValueError, "must not contain limit_val_batches; set train_steps"),
+        ({"trainer_args": {"max_time": "0:1"}}, ValueError, "must not contain max_time; set epochs instead"),
+        ({"trainer_args": {"max_steps": 9, "max_epochs": 2}}, ValueError, "must not contain max_epochs, max_steps;"),
     ]:
         with pytest.raises(kind, match=message):
             estimator(store, **changed).fit(df)

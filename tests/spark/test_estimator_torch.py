@@ -276,6 +276,7 @@ def test_bad_input_is_refused_before_training(spark: Any, tmp_path: pathlib.Path
         ({"validation": "nope"}, "the validation column 'nope' is not in the DataFrame"),
         ({"validation": "features"}, "the validation column 'features' has the type"),
         ({"input_shapes": []}, "input_shapes has 0 shapes"),
+        ({"train_minibatch_fn": print, "backward_passes_per_step": 2}, "train_minibatch_fn makes each step itself"),
     ]:
         with pytest.raises(ValueError, match=message):
             refused(store, **changed).fit(df)

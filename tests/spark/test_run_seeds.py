@@ -154,6 +154,14 @@ def test_which_settings_of_spark_may_carry_a_key() -> None:
         check(lambda name: "true" if name == "spark.dynamicAllocation.enabled" else "")
 
 
+def test_a_missing_ronde_is_installed_from_its_wheel() -> None:
+    from ronde.spark.running import failure
+
+    text = str(failure(RuntimeError("ModuleNotFoundError: No module named 'ronde.spark'"), 2))
+    assert "has no module ronde" in text
+    assert 'pip install "WHEEL[spark]", where WHEEL is the path of its wheel' in text
+
+
 def test_gpus_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     from ronde.spark.task import get_available_devices
 
@@ -164,3 +172,9 @@ def test_gpus_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", "1")
     monkeypatch.setenv("RONDE_LOCAL_RANK", "2")
     assert get_available_devices() == ["2"]
+    # In an elastic job the local rank is 0 on every rank.
+    monkeypatch.setenv("RONDE_ELASTIC", "1")
+    with pytest.raises(ValueError, match="in a job of run_elastic the local rank is 0 on every rank"):
+        get_available_devices()
+    monkeypatch.setenv("HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX", "0")
+    assert get_available_devices() == ["3", "1"]

@@ -78,7 +78,8 @@ def round_robin(config: TfDataServiceConfig, rank: int, size: int) -> None:
     mine = [int(each) for each in dataset.take(10)]
     # Each compute worker counts from 0, and hands out its elements in turns.
     assert len(mine) == 10
-    assert {each % size for each in mine} == {rank}, mine
+    consumers = size // config.dispatchers
+    assert {each % consumers for each in mine} == {rank // config.dispatchers}, mine
     hvd.barrier()
     absent = TfDataServiceConfig(99, 1, "compute", config.addresses, config.key, timeout=0)
     with pytest.raises((IndexError, TimeoutException)), tf_data_service(absent, 98):

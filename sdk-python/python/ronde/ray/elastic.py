@@ -93,7 +93,9 @@ class ElasticWorkers:
         self._executable: Executable | None = None
         gpus = 1.0 if options.gpus_per_worker is None else options.gpus_per_worker
         self._gpus = gpus if options.use_gpu else 0.0
-        self.discovery = options.discovery or RayHostDiscovery(options.use_gpu, options.cpus_per_worker, gpus)
+        self.discovery = options.discovery
+        if self.discovery is None:
+            self.discovery = RayHostDiscovery(options.use_gpu, options.cpus_per_worker, gpus)
         # Names of the discovery that no node has, and that were logged.
         self._reported: set[str] = set()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ronde.ray.elastic import ElasticOptions, ElasticWorkers
 from ronde.ray.executable import Executable
-from ronde.ray.settings import MiniSettings, adopted
+from ronde.ray.settings import MiniSettings, adopted, discovery_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +39,8 @@ class ElasticRayExecutor:
     cpus_per_slot, gpus_per_slot -- processors and GPUs for each worker
     env_vars                     -- variables for the workers
     override_discovery           -- whether nodes are those of Ray's table; otherwise those of `settings.discovery`
+
+    Raises ValueError for arguments that contradict each other.
     """
 
     @staticmethod
@@ -56,7 +58,7 @@ class ElasticRayExecutor:
     ) -> ElasticSettings:
         """Returns settings; `min_np` and `max_np` are older names of `min_num_proc` and `max_num_proc`.
 
-        kwargs -- further fields of `ElasticSettings`, such as `verbose`. Raises TypeError for others.
+        kwargs -- further fields of `ElasticSettings`, such as `discovery`. Raises TypeError for others.
         """
         given = nics if nics is None or isinstance(nics, str) else tuple(nics)
         return ElasticSettings(
@@ -89,7 +91,7 @@ class ElasticRayExecutor:
             settings.min_num_proc, settings.max_num_proc, cpus_per_slot, use_gpu, gpus_per_slot, settings.reset_limit
         )
         options.elastic_timeout, options.cooldown_range = settings.elastic_timeout, settings.cooldown_range
-        options.discovery = None if override_discovery else settings.discovery
+        options.discovery = discovery_of(settings, override_discovery)
         self._workers = ElasticWorkers(settings, options)
 
     def start(self) -> None:

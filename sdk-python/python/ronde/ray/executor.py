@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from ronde.ray.elastic import ElasticOptions, ElasticWorkers
 from ronde.ray.executable import Executable
-from ronde.ray.settings import MiniSettings, adopted
+from ronde.ray.settings import MiniSettings, adopted, discovery_of
 from ronde.ray.static import StaticWorkers
 from ronde.ray.strategy import ColocatedStrategy, PGStrategy
 
@@ -36,7 +36,7 @@ class RayExecutor:
     min_workers, max_workers        -- instead of num_workers: an elastic job, with the least and the most ranks
     reset_limit, cooldown_range, elastic_timeout -- of an elastic job, as the options of `ronde run`
     override_discovery              -- whether the nodes of an elastic job are those of Ray's table; otherwise those
-                                       that `settings.discovery` finds
+                                       that `settings.discovery` finds, which is required then
     cpus_per_slot                   -- another name of cpus_per_worker
 
     Ranks on one node are consecutive. Raises ValueError for arguments that contradict each other.
@@ -54,11 +54,20 @@ class RayExecutor:
         verbose: int = 0,
         job_secret_file: str | None = None,
         certs: str | None = None,
+        discovery: Any = None,
     ) -> MiniSettings:
         """Returns settings; `MiniSettings` describes them."""
         given = nics if nics is None or isinstance(nics, str) else tuple(nics)
         return MiniSettings(
-            timeout_s, placement_group_timeout_s, given, ssh_identity_file, ssh_str, verbose, job_secret_file, certs
+            timeout_s,
+            placement_group_timeout_s,
+            given,
+            ssh_identity_file,
+            ssh_str,
+            verbose,
+            job_secret_file,
+            certs,
+            discovery,
         )
 
     def __init__(
@@ -89,7 +98,7 @@ class RayExecutor:
             options = ElasticOptions(min_workers, max_workers, cpus_per_worker, use_gpu, gpus_per_worker)
             options.reset_limit, options.cooldown_range = reset_limit, cooldown_range
             options.elastic_timeout = elastic_timeout
-            options.discovery = None if override_discovery else self.settings.discovery
+            options.discovery = discovery_of(self.settings, override_discovery)
             self._workers = ElasticWorkers(self.settings, options)
             self.num_workers = min_workers
             return

@@ -43,6 +43,22 @@ class MiniSettings:
         return ",".join(sorted(self.nics))
 
 
+def discovery_of(settings: MiniSettings, override_discovery: bool) -> Any:
+    """Returns what finds the nodes of an elastic job; None for Ray's table of nodes.
+
+    Raises ValueError if the table is not wanted and the settings have nothing else.
+    """
+    if override_discovery:
+        return None
+    if settings.discovery is None:
+        # Without it the job would use all nodes, which the caller has excluded.
+        raise ValueError(
+            "override_discovery is False, but the settings have no discovery; give create_settings(discovery=...) an "
+            "object with the method find_available_hosts_and_slots, or leave override_discovery out for all nodes"
+        )
+    return settings.discovery
+
+
 _Settings = TypeVar("_Settings", bound=MiniSettings)
 
 

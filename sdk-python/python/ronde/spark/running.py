@@ -133,7 +133,8 @@ def failure(error: BaseException, size: int) -> BaseException:
     if match := _NO_MODULE.search(text):
         return WorkerError(
             f"the Python of Spark's tasks has no module {match[1]}: install ronde with its requirements on all hosts "
-            f'(pip install "ronde[spark]"), and let PYSPARK_PYTHON name that Python\n\n{_message(text)}'
+            '(pip install "WHEEL[spark]", where WHEEL is the path of its wheel), and let PYSPARK_PYTHON name that '
+            f"Python\n\n{_message(text)}"
         )
     if match := _TASK.search(text):
         return WorkerError(f"task {match[1]} of {size} was lost: {_message(match[2])}")

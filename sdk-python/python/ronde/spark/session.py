@@ -94,7 +94,7 @@ class Session:
     def _collect(
         self, session: Any, job: str, stage: Stage, done: Callable[..., None], mark: Callable[[], None]
     ) -> None:
-        """Submits a stage and waits for its rows. `session` is that of Spark; `mark` gives this thread the job's name."""
+        """Submits a stage and waits for its rows. `session` is Spark's; `mark` gives this thread the job's name."""
         try:
             mark()
             if job in self._cancelled:

@@ -210,7 +210,7 @@ class Settings(Params):  # type: ignore[misc, unused-ignore]
     Setting("compress_sparse_cols", "CompressSparseCols", "whether sparse vectors are written as such", _flag, False),
     Setting("feature_cols", "FeatureCols", "the columns that are the model's inputs", _names),
     Setting("label_cols", "LabelCols", "the columns that are labels of the model's outputs", _names),
-    Setting("continuous_cols", "ContinuousCols", "features that are measures", _names),
+    Setting("continuous_cols", "ContinuousCols", "accepted for Horovod's programs; has no effect", _names),
     Setting("categorical_cols", "CategoricalCols", "features that are numbers of categories", _names),
     Setting("validation", "Validation", "the share of rows, or the column, for validation", _validation),
     Setting("callbacks", "Callbacks", "the callbacks", _listed),

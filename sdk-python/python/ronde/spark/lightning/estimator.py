@@ -27,6 +27,8 @@ _OF_MODULE = ("optimizer", "loss", "loss_constructors", "loss_weights", "metrics
 """What a LightningModule defines itself."""
 _OF_STEPS = ("limit_train_batches", "limit_val_batches", "overfit_batches", "fast_dev_run")
 """Arguments of the Trainer that contradict the number of batches that all ranks have."""
+_OF_EPOCHS = ("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time")
+"""Arguments of the Trainer that contradict the number of epochs that the run has, and continues with."""
 
 
 class LightningKeywords(EstimatorKeywords, total=False):
@@ -86,6 +88,8 @@ class LightningEstimator(HorovodEstimator, PersistentModules):
                 f"trainer_args must not contain {', '.join(given)}; set train_steps_per_epoch and "
                 "validation_steps_per_epoch instead"
             )
+        if given := [name for name in _OF_EPOCHS if name in (self.value("trainer_args") or {})]:
+            raise ValueError(f"trainer_args must not contain {', '.join(given)}; set epochs instead")
         if isinstance(model, lightning.LightningModule):
             if given := [name for name in _OF_MODULE if self.value(name)]:
                 raise ValueError(f"{', '.join(given)} must not be given with a LightningModule, which defines them")

@@ -94,6 +94,11 @@ class TorchEstimator(HorovodEstimator, PersistentModules):
             raise TypeError(f"model is {type(model).__name__}; TorchEstimator takes a torch.nn.Module")
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer is {type(optimizer).__name__}; give a torch.optim.Optimizer")
+        # The function makes a step for each batch, so that the number would have no effect.
+        if self.value("train_minibatch_fn") is not None and self.value("backward_passes_per_step") > 1:
+            raise ValueError(
+                "backward_passes_per_step is above 1, but train_minibatch_fn makes each step itself; give one of them"
+            )
         losses.functions_of(self.value("loss"), self.value("loss_constructors"), labels)
         losses.metrics_of(self.value("metrics"), labels)
         for name, count in (("input_shapes", len(self.value("feature_cols"))), ("label_shapes", labels)):

@@ -141,7 +141,7 @@ def send_to_data_service(
     rank, size      -- this process's number, and with `round_robin` the number of all processes
     processing_mode -- "distributed_epoch": each element comes once in all; "parallel_epochs": once from each worker
     reuse_dataset   -- whether ranks of the same dispatcher share one pass over the dataset
-    round_robin     -- with `reuse_dataset`: whether each rank gets every size-th element
+    round_robin     -- with `reuse_dataset`: whether the ranks of a dispatcher, n of them, each get every n-th element
 
     Raises RuntimeError with dispatchers on the training side, whose servers would end with this call: use
     `tf_data_service`; ValueError for `round_robin` without `reuse_dataset` or size; and what `tf_data_service` does.
@@ -152,16 +152,27 @@ def send_to_data_service(
         )
     if round_robin and (size is None or not reuse_dataset):
         raise ValueError("round_robin shares one pass among the ranks: give size and reuse_dataset=True, too")
+    consumer: tuple[int | None, int | None] = (None, None)
+    if round_robin and size is not None:
+        consumer = consumer_of(rank, size, compute_config.dispatchers)
     with tf_data_service(compute_config, rank) as address:
         return dataset.apply(
             tf.data.experimental.service.distribute(
                 processing_mode=processing_mode,
                 service=address,
                 job_name="job" if reuse_dataset else None,
-                consumer_index=rank if round_robin else None,
-                num_consumers=size if round_robin else None,
+                consumer_index=consumer[0],
+                num_consumers=consumer[1],
             )
         )
+
+
+def consumer_of(rank: int, size: int, dispatchers: int) -> tuple[int, int]:
+    """Returns a rank's number among the ranks of its dispatcher, from 0, and how many these are.
+
+    A dispatcher hands out elements only once it has all consumers that it expects, so it must expect its own alone.
+    """
+    return rank // dispatchers, len(range(rank % dispatchers, size, dispatchers))
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig, rank: int | None = None) -> None:
