@@ -162,18 +162,20 @@ def test_renewed_certificates_are_copied(tmp_path: pathlib.Path) -> None:
     )
     command = [sys.executable, "-c", f"{script}; sys.exit(prepare.main())"]
     environment = {**JOBSET, "PYTHONPATH": str(IMAGE)}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as following:
+    log = tmp_path / "log"
+    with log.open("w") as errors, subprocess.Popen(
+        command, env=environment, stderr=errors, stdout=subprocess.DEVNULL
+    ) as following:
         wait_for(lambda: text_of(out / "credentials" / "key.pem") == "old")
         (secret / "sidecar-1-key.pem").unlink()
-        assert following.stderr is not None
-        reported = following.stderr.readline()
+        wait_for(lambda: "the old credentials stay" in log.read_text())
+        time.sleep(0.3)
         assert text_of(out / "credentials" / "key.pem") == "old", "half of a replacement is not copied"
         write("new")
         wait_for(lambda: text_of(out / "credentials" / "key.pem") == "new")
         following.send_signal(signal.SIGTERM)
-        _, errors = following.communicate(timeout=10)
-        assert following.returncode == 0
-    assert (reported + errors).decode().count("the old credentials stay") == 1, "a mistake is reported once"
+        assert following.wait(timeout=10) == 0
+    assert log.read_text().count("the old credentials stay") == 1, "a mistake is reported once"
 
 
 ARGUMENTS = ["--follow", "--credentials"]

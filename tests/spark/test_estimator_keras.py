@@ -245,6 +245,14 @@ def test_the_loss_of_a_model_in_float16_is_scaled(monkeypatch: pytest.MonkeyPatc
     assert not isinstance(compiled(estimator(None), monkeypatch).optimizer, scaling)
 
 
+def test_an_optimizer_of_the_program_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(keras.optimizers.SGD):  # type: ignore[misc, unused-ignore]
+        pass
+
+    given = estimator(None, model=half(), optimizer=Own(RATE), custom_objects={"Own": Own})
+    assert isinstance(compiled(given, monkeypatch).optimizer.inner_optimizer, Own)
+
+
 def test_a_model_that_is_compiled_with_the_policy_of_float16_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """`compile` puts a LossScaleOptimizer around its optimizer. The processes that train have another policy."""
     keras.mixed_precision.set_global_policy("mixed_float16")

@@ -34,6 +34,7 @@ use ronde_transport::{MutualTls, NetworkPort, PortEvent, next_event};
 use ronde_wire::control::Transport;
 use ronde_wire::{Cause, Failure, Rank, SidecarIndex, WorkerNumber, World};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::{Instant as Deadline, sleep_until};
 
 use crate::driver::autotune::AutotuneLog;
@@ -286,12 +287,11 @@ impl Driver {
     /// thread ends with the process.
     pub(crate) async fn shut_down(mut self, reason: &str) {
         let deadline = Deadline::now() + LANES_END_TIMEOUT;
-        let lanes = std::mem::take(&mut self.execution.lanes);
-        for lane in &lanes {
-            lane.ask_to_stop(reason.to_owned(), deadline).await;
-        }
-        for lane in lanes {
-            if let Err(lane) = lane.ended(deadline).await {
+        // At the same time: one that is stuck must not keep the others from closing their links.
+        let lanes = std::mem::take(&mut self.execution.lanes).into_iter();
+        let mut stopping: JoinSet<_> = lanes.map(|lane| lane.stop(reason.to_owned(), deadline)).collect();
+        while let Some(stopped) = stopping.join_next().await {
+            if let Ok(Err(lane)) = stopped {
                 let waited = LANES_END_TIMEOUT.as_secs();
                 tracing::error!("{lane} has not ended within {waited} s, and the sidecar ends without it");
             }
@@ -485,5 +485,6 @@ fn far_future() -> Deadline {
 /// Commands handled in one turn of the loop, so that links and lanes are not starved.
 const COMMANDS_AT_ONCE: usize = 256;
 
-/// How long to wait for all lanes to end: longer than their links and plugins take. What NCCL and a GPU's driver take has no bound.
-const LANES_END_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long to wait for all lanes to end: longer than their links take, and with the time for draining less than the 10 s after
+/// which a launcher kills a sidecar. What NCCL and a GPU's driver take has no bound.
+const LANES_END_TIMEOUT: Duration = Duration::from_secs(4);

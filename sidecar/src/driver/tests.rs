@@ -310,6 +310,20 @@ async fn failures_of_an_epoch_wait_for_its_lanes() {
     assert_eq!(changed, None, "this byte was written after the failure");
 }
 
+/// The host's lanes get no cancellation that waits for its turn when the epoch ends.
+#[tokio::test]
+async fn a_cancellation_that_no_lane_answers_ends_with_its_epoch() {
+    let mut fixture = Fixture::new();
+    let operations = &mut fixture.driver.execution.operations;
+    let (epoch, last) = (Epoch(1), Seq(2));
+    operations.cancel((epoch, last), &vec![last].into());
+    assert!(!operations.is_unused());
+    operations.end_epoch(epoch);
+    operations.lane_released(epoch);
+    assert!(operations.is_unused(), "another membership waits for this");
+    assert!(!operations.lane_dropped(epoch, last), "it is over");
+}
+
 /// As above, for an operation that is dropped while its epoch goes on.
 #[tokio::test]
 async fn failures_of_a_cancelled_operation_wait_for_its_lanes() {

@@ -35,7 +35,7 @@ pub(super) struct Tensors {
     kept: HashMap<TensorName, TensorState>,
     /// Their names by last use.
     order: BTreeMap<u64, TensorName>,
-    /// The last uses of those that were used once and have state: without this index, each eviction would look at all.
+    /// The last uses of those that were used once and have state: without this index, each eviction would scan all tensors.
     once: BTreeSet<u64>,
     /// How many tensors have been used.
     came: u64,

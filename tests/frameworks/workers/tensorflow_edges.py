@@ -99,7 +99,9 @@ def a_mask_and_an_axis() -> None:
     batches = [random.normal(size=(2 + rank, 3, 4)).astype("float32") * 3 + 5 for rank in range(SIZE)]
     masks = [random.random(size=(2 + rank, 3)) < 0.6 for rank in range(SIZE)]
     everything, every_mask = np.concatenate(batches), np.concatenate(masks)
-    for axis in (-1, 1, 2):
+    # Keras 3 has layers with one axis only.
+    both = [[1, 2]] if tf.keras.__version__.startswith("2") else []
+    for axis in (-1, 1, 2, *both):
         plain, synchronized = (
             kind(axis=axis) for kind in (tf.keras.layers.BatchNormalization, hvd.SyncBatchNormalization)
         )

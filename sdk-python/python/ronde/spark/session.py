@@ -221,7 +221,8 @@ class ConnectSession(Session):
             try:
                 self._collect(self._session, job, stage, done, mark)
             finally:
-                self._session.removeProgressHandler(follow)
+                with contextlib.suppress(ValueError):  # it was not registered
+                    self._session.removeProgressHandler(follow)
 
         threading.Thread(target=collect, daemon=True).start()
 

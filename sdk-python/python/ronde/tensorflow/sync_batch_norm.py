@@ -55,24 +55,23 @@ class SyncBatchNormalization(_Base):
         return tuple(tf.reshape(each, shape) for each in (everybodys_mean, tf.math.divide_no_nan(spread, totals)))
 
     def _counts(self, inputs: Any, mean: Any, mask: Any) -> Any:
-        """Returns how many elements each mean has, as int64: one number for all of them, or one for each.
+        """Returns how many elements each mean has: one number for all of them, or one for each.
 
         mask -- None, or which elements count, without the last axis of `inputs`
-
-        Raises ValueError for a mask and more than one axis that is not reduced.
         """
+        sizes = tf.shape(inputs, out_type=tf.int64)
         if mask is None:
-            shape = tf.shape(inputs, out_type=tf.int64)
-            return tf.reshape(elements_of_each(shape, tf.size(mean, out_type=tf.int64)), [1])
+            return tf.reshape(elements_of_each(sizes, tf.size(mean, out_type=tf.int64)), [1])
+        # tf-keras takes other masks than those of bool as weights.
+        weights = tf.cast(mask, tf.int64 if mask.dtype == tf.bool else mean.dtype)
         last = inputs.shape.rank - 1
-        axes = [self.axis] if isinstance(self.axis, int) else list(self.axis)
-        if len(axes) > 1:
-            raise ValueError(f"SyncBatchNormalization takes a mask with one axis only, not with {axes}.")
-        axis = axes[0] % (last + 1)
-        counts = tf.reduce_sum(tf.cast(mask, tf.int64), [each for each in range(last) if each != axis])
-        if axis != last:
-            counts *= tf.shape(inputs, out_type=tf.int64)[-1]
-        return tf.reshape(counts, [-1])
+        kept = {axis % (last + 1) for axis in ([self.axis] if isinstance(self.axis, int) else self.axis)}
+        counts = tf.reduce_sum(weights, [axis for axis in range(last) if axis not in kept], keepdims=True)
+        counts = counts[..., tf.newaxis]
+        if last not in kept:
+            counts *= tf.cast(sizes[-1], counts.dtype)
+        shape = [sizes[axis] if axis in kept else 1 for axis in range(last + 1)]
+        return tf.reshape(tf.broadcast_to(counts, tf.stack(shape)), [-1])
 
     def get_config(self) -> dict[str, Any]:
         """Returns the configuration of the base class; without `fused`, which has one value only."""

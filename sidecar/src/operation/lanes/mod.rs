@@ -285,17 +285,17 @@ impl LaneHandle {
         }
     }
 
-    /// Asks the lane to close its links and to end, if its queue has room for that until a deadline.
-    pub(crate) async fn ask_to_stop(&self, reason: String, deadline: Instant) {
-        let _ = tokio::time::timeout_at(deadline, self.commands.send(LaneCommand::Stop(reason))).await;
-    }
-
-    /// Waits until the lane's thread has ended.
+    /// Closes the lane's links and waits for its thread.
     ///
     /// # Errors
-    /// When it has not until a deadline; the text names the lane and what it may wait for.
-    pub(crate) async fn ended(mut self, deadline: Instant) -> Result<(), String> {
-        if tokio::time::timeout_at(deadline, &mut self.end).await.is_err() {
+    /// When the thread has not ended until a deadline; the text names the lane and what it may wait for.
+    pub(crate) async fn stop(mut self, reason: String, deadline: Instant) -> Result<(), String> {
+        let ended = async {
+            // It fails when the thread has ended, or is about to.
+            let _ = self.commands.send(LaneCommand::Stop(reason)).await;
+            (&mut self.end).await
+        };
+        if tokio::time::timeout_at(deadline, ended).await.is_err() {
             let (work, callee) = match self.is_asked {
                 true => ("", "a plugin or a link"),
                 false => (" for operations in device memory", "NCCL or the GPU's driver"),
@@ -343,9 +343,7 @@ mod tests {
     }
 
     async fn stop(lane: LaneHandle) {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        lane.ask_to_stop(String::new(), deadline).await;
-        lane.ended(deadline).await.expect("it ends");
+        lane.stop(String::new(), Instant::now() + Duration::from_secs(60)).await.expect("it ends");
     }
 
     /// Waits when it is dropped, as the memory of a GPU that hangs does.
@@ -366,11 +364,8 @@ mod tests {
             drop(commands);
         });
         let lane = lane.expect("a thread");
-        let commands = lane.commands.clone();
         let deadline = Instant::now() + Duration::from_millis(200);
-        lane.ask_to_stop("the end".to_owned(), deadline).await;
-        commands.closed().await;
-        let named = lane.ended(deadline).await.expect_err("its values are not dropped");
+        let named = lane.stop("the end".to_owned(), deadline).await.expect_err("its values are not dropped");
         assert_eq!(named, "lane 3 for operations in device memory, which may wait for NCCL or the GPU's driver,");
         drop(resume);
     }
@@ -385,8 +380,7 @@ mod tests {
         let lane = lane.expect("a thread");
         while lane.send(LaneCommand::Room) {}
         let deadline = Instant::now() + Duration::from_millis(200);
-        lane.ask_to_stop("the end".to_owned(), deadline).await;
-        let named = lane.ended(deadline).await.expect_err("it takes no command");
+        let named = lane.stop("the end".to_owned(), deadline).await.expect_err("it takes no command");
         assert!(named.starts_with("lane 1, which"), "{named}");
         drop(resume);
     }

@@ -32,7 +32,7 @@ def run_commandline(arguments: Sequence[str] | None = None) -> None:
         given.update(of_lsf(given))
         # An elastic job starts with --min-np processes without it.
         if "num_proc" not in given and "min_num_proc" not in given:
-            parser.error("the number of processes is missing: give -np N")
+            parser.error("the number of processes is missing: give -np N, or --min-np N")
         if not worker:
             parser.error("the command of the processes is missing: give it after the flags")
         launcher = launcher_of(given)

@@ -9,7 +9,8 @@ class CommitStateCallback:
     """Commits the state after every `batches_per_commit` batches.
 
     With `steps_per_execution` of `compile`, Keras calls callbacks once for several batches. Then the state is committed
-    after the first call with which at least `batches_per_commit` batches are complete.
+    after the first call with which at least `batches_per_commit` batches are complete. Releases of Keras that give the
+    number of the first batch of a call, not that of the last one, count one batch for the first call of an epoch.
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:

@@ -111,9 +111,11 @@ def _compiled(task: Task, model: Any, extras: dict[str, Any], known: dict[str, A
         models.set_variables(optimizer, model, variables)
     else:
         optimizer.learning_rate = learning_rate(optimizer, backend) * hvd.size()
-    wrapped = hvd.DistributedOptimizer(
-        optimizer, compression=task.settings["gradient_compression"] or hvd.Compression.none
-    )
+    # The optimizer within a LossScaleOptimizer is made again by its name.
+    with keras.saving.custom_object_scope(known):
+        wrapped = hvd.DistributedOptimizer(
+            optimizer, compression=task.settings["gradient_compression"] or hvd.Compression.none
+        )
     # On GPUs Keras would have XLA compile the step, and XLA compiles no collectives for GPUs.
     options = {"jit_compile": False} if keras.backend.backend() == "tensorflow" else {}
     model.compile(optimizer=wrapped, **models.unpacked(extras["compilation"], known), **options)
