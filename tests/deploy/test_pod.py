@@ -163,9 +163,10 @@ def test_renewed_certificates_are_copied(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-c", f"{script}; sys.exit(prepare.main())"]
     environment = {**JOBSET, "PYTHONPATH": str(IMAGE)}
     log = tmp_path / "log"
-    with log.open("w") as errors, subprocess.Popen(
-        command, env=environment, stderr=errors, stdout=subprocess.DEVNULL
-    ) as following:
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, env=environment, stderr=errors, stdout=subprocess.DEVNULL) as following,
+    ):
         wait_for(lambda: text_of(out / "credentials" / "key.pem") == "old")
         (secret / "sidecar-1-key.pem").unlink()
         wait_for(lambda: "the old credentials stay" in log.read_text())
