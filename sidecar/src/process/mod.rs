@@ -171,8 +171,7 @@ async fn sidecar(args: &SidecarArgs) -> anyhow::Result<()> {
     driver.fatal = driver.fatal.take().or(failure);
     driver.run(&mut inbox, Phase::Draining, signals.next_or_after(DRAIN_TIMEOUT)).await;
     server.abort();
-    // Nobody reads reports any more: a lane that waited for room would never end.
-    drop(inbox.reports);
+    drop(inbox.reports); // Nobody reads them any more: a lane that waited for room would never end.
     Box::pin(finish(driver, exporter, &settings, args.container.report.as_deref())).await
 }
 
