@@ -54,8 +54,16 @@ def free_cpus() -> float:
     return float(ray.available_resources().get("CPU", 0))
 
 
+def living_nodes() -> int:
+    import ray
+
+    return sum(bool(node["Alive"]) for node in ray.nodes())
+
+
 def check_nothing_is_left() -> None:
     wait_until(lambda: free_cpus() == HEAD_CPUS + OTHER_CPUS)
+    # Ray notices the end of a node after some seconds, and gives it actors until then.
+    wait_until(lambda: living_nodes() == 2)
 
 
 def reduced(scale: int) -> dict[str, Any]:
