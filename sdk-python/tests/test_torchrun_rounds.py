@@ -79,7 +79,8 @@ class Job:
 def free_ports(nodes: int) -> int:
     """The first of as many ports as the nodes need, below those of the kernel, which nothing listens to now.
 
-    Not all nodes listen to theirs, so a probe does not find another test's: each of up to three processes of tests has its own.
+    Not all nodes listen to theirs, so a probe does not find another test's: each of up to three processes of tests
+    has its own.
     """
     process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     for first in range(10_000 + 6000 * (process % 3), 16_000 + 6000 * (process % 3), 2000):
