@@ -129,7 +129,8 @@ impl ronde_engine::Plugins for LanePlugins {
             _ => vec![0; bytes],
         };
         let length = self.perform(at, |span, instance| instance.encode_into(span, values, &mut state, into))?;
-        let put = self.shared.residuals().put((at.epoch, at.seq), &tensor, block, state);
+        let (removed, put) = self.shared.residuals().put((at.epoch, at.seq), &tensor, block, state);
+        drop(removed);
         put.map_err(|reason| PluginFault(format!("plugin {}: {reason}", at.plugin)))?;
         Ok(length)
     }

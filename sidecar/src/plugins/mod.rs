@@ -101,22 +101,26 @@ impl Plugins {
         let names = admission.tensors.iter().map(|tensor| &tensor.name).zip(plugin.elements.iter().copied());
         let operation = (admission.epoch, admission.seq);
         let of = (&plugin.uses, admission.arithmetic.dtype);
-        self.residuals().begin(operation, admission.topology.set, of, names);
+        let removed = self.residuals().begin(operation, admission.topology.set, of, names);
+        drop(removed);
     }
 
     /// Commits an operation's codec state.
     pub(crate) fn commit(&self, epoch: Epoch, seq: Seq) {
-        self.residuals().commit((epoch, seq));
+        let removed = self.residuals().commit((epoch, seq));
+        drop(removed);
     }
 
     /// Discards an operation's codec state; no lane works on it any more.
     pub(crate) fn discard(&self, epoch: Epoch, seq: Seq) {
-        self.residuals().discard((epoch, seq));
+        let removed = self.residuals().discard((epoch, seq));
+        drop(removed);
     }
 
     /// Removes a process set that has no operation in progress; a later set may reuse its id.
     pub(crate) fn forget_set(&self, set: SetId) {
-        let_go(self.residuals().remove_set(set));
+        let removed = self.residuals().remove_set(set);
+        let_go(removed);
     }
 
     /// Begins an epoch: state lasts for one epoch only, because peers may be new.
@@ -140,6 +144,8 @@ impl Plugins {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Locks the state of codecs. Bind what a method removes with `let`, and drop it in a later statement: the lock is
+    /// released at the end of the `let` statement.
     fn residuals(&self) -> MutexGuard<'_, Residuals> {
         self.residuals.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -14,6 +14,9 @@ pub(super) type Tensor = (SetId, TensorName);
 /// A block of a tensor's contribution or result: its first element.
 pub(super) type Block = (Stage, u64);
 
+/// The state of a block.
+type State = Arc<Vec<u8>>;
+
 /// State by tensor and block. A tensor that returns with another plugin, other parameters, another type or another
 /// length starts without state.
 ///
@@ -58,7 +61,7 @@ struct TensorState {
     round: u64,
     /// The tensor's number for plugins.
     number: u64,
-    blocks: HashMap<Block, Arc<Vec<u8>>>,
+    blocks: HashMap<Block, State>,
     /// Whether blocks were evicted: their values are missing from every later result.
     has_lost: bool,
 }
@@ -75,8 +78,14 @@ struct Pending {
 struct NewState {
     tensor: Tensor,
     block: Block,
-    state: Arc<Vec<u8>>,
+    state: State,
 }
+
+/// The removed state of blocks. Drop it after the lock is released: lanes wait for the lock, and freeing hundreds of
+/// megabytes takes milliseconds.
+#[derive(Debug, Default)]
+#[must_use = "it would be dropped while the lock is held"]
+pub(super) struct Removed(Vec<State>);
 
 /// The most tensors that a set keeps state of.
 const TENSORS_MAX: usize = 1 << 16;
@@ -86,21 +95,23 @@ impl Residuals {
         Self { bytes_max, ..Self::default() }
     }
 
-    /// Begins an operation.
+    /// Begins an operation; returns the state that is evicted for its tensors.
     pub(super) fn begin<'a>(
         &mut self,
         operation: Operation,
         set: SetId,
         (plugin, dtype): (&Arc<PluginUse>, DType),
         tensors: impl Iterator<Item = (&'a TensorName, u64)>,
-    ) {
-        let mut pending = Pending::default();
+    ) -> Removed {
+        let (mut pending, mut removed) = (Pending::default(), Removed::default());
         for (name, elements) in tensors {
             pending.tensors.push((set, name.clone()));
             let kind = TensorKind { plugin: Arc::clone(plugin), dtype, elements };
-            self.bytes -= self.sets.entry(set).or_default().come(set, name, kind);
+            removed.append(self.sets.entry(set).or_default().come(set, name, kind));
         }
+        self.bytes -= removed.bytes();
         self.pending.insert(operation, pending);
+        removed
     }
 
     /// Returns how often a tensor of a running operation was reduced before, and its number for plugins.
@@ -109,67 +120,74 @@ impl Residuals {
     }
 
     /// Returns a block's state; `None` for the initial zeros.
-    pub(super) fn state(&self, (set, name): &Tensor, block: Block) -> Option<Arc<Vec<u8>>> {
+    pub(super) fn state(&self, (set, name): &Tensor, block: Block) -> Option<State> {
         self.kept(*set, name)?.blocks.get(&block).cloned()
     }
 
-    /// Stores the state that an operation leaves for a block, if it is committed.
+    /// Stores the state that an operation leaves for a block, if it is committed. Also returns the state that is evicted
+    /// for it, or the new state itself if it is not stored.
     ///
     /// # Errors
-    /// When there is no room for it; the text is the reason.
+    /// The result is an error when there is no room; the text is the reason.
     pub(super) fn put(
         &mut self,
         operation: Operation,
         tensor: &Tensor,
         block: Block,
         state: Vec<u8>,
-    ) -> Result<(), String> {
+    ) -> (Removed, Result<(), String>) {
+        let (more, state) = (state.len() as u64, Arc::new(state));
         // An operation that is over leaves nothing.
         if !self.pending.contains_key(&operation) {
-            return Ok(());
+            return (Removed(vec![state]), Ok(()));
         }
         let (set, name) = tensor;
-        let more = state.len() as u64;
-        self.make_room(more);
+        let mut removed = self.make_room(more);
         let (max, has_lost) = (self.bytes_max, self.kept(*set, name).is_some_and(|kept| kept.has_lost));
         if has_lost || self.bytes + more > max {
             let bytes = self.bytes + more;
-            return Err(format!(
+            removed.0.push(state);
+            let reason = format!(
                 "the state of codecs would be {bytes} bytes, more than the {max} of --plugin-state-mb; raise that, and \
                  name calls, so that their tensors are known again"
-            ));
+            );
+            return (removed, Err(reason));
         }
         if let Some(pending) = self.pending.get_mut(&operation) {
             self.bytes += more;
-            pending.blocks.push(NewState { tensor: tensor.clone(), block, state: Arc::new(state) });
+            pending.blocks.push(NewState { tensor: tensor.clone(), block, state });
         }
-        Ok(())
+        (removed, Ok(()))
     }
 
-    /// Commits an operation.
-    pub(super) fn commit(&mut self, operation: Operation) {
-        let Some(pending) = self.pending.remove(&operation) else { return };
+    /// Commits an operation; returns the state that it replaces.
+    pub(super) fn commit(&mut self, operation: Operation) -> Removed {
+        let mut removed = Removed::default();
+        let Some(pending) = self.pending.remove(&operation) else { return removed };
         for (set, name) in &pending.tensors {
             if let Some(kept) = self.kept_mut(*set, name) {
                 kept.round += 1;
             }
         }
         for NewState { tensor: (set, name), block, state } in pending.blocks {
-            let bytes = state.len() as u64;
-            let gone = match self.kept_mut(set, &name) {
-                Some(kept) => kept.blocks.insert(block, state).map_or(0, |old| old.len() as u64),
-                None => bytes,
+            let old = match self.kept_mut(set, &name) {
+                Some(kept) => kept.blocks.insert(block, state),
+                None => Some(state),
             };
-            self.bytes -= gone;
+            removed.0.extend(old);
         }
+        self.bytes -= removed.bytes();
         self.index(&pending.tensors);
+        removed
     }
 
-    /// Discards an operation.
-    pub(super) fn discard(&mut self, operation: Operation) {
-        let Some(pending) = self.pending.remove(&operation) else { return };
-        self.bytes -= pending.blocks.iter().map(|put| put.state.len() as u64).sum::<u64>();
+    /// Discards an operation; returns the state that it would have left.
+    pub(super) fn discard(&mut self, operation: Operation) -> Removed {
+        let Some(pending) = self.pending.remove(&operation) else { return Removed::default() };
+        let removed = Removed(pending.blocks.into_iter().map(|new| new.state).collect());
+        self.bytes -= removed.bytes();
         self.index(&pending.tensors);
+        removed
     }
 
     /// Removes a process set without operations in progress; returns its state, because freeing it takes a while. Lanes
@@ -199,15 +217,20 @@ impl Residuals {
         }
     }
 
-    /// Evicts the oldest blocks of tensors that were used once and have no pending state, until this many bytes fit.
-    fn make_room(&mut self, more: u64) {
+    /// Evicts the oldest blocks of tensors that were used once and have no pending state, until this many bytes fit;
+    /// returns what it evicts.
+    fn make_room(&mut self, more: u64) -> Removed {
+        let mut removed = Removed::default();
         while self.bytes + more > self.bytes_max {
             let oldest =
                 self.sets.iter().filter_map(|(set, tensors)| Some((self.evictable(*set, tensors)?, *set))).min();
-            let Some((came, set)) = oldest else { return };
-            let Some(tensors) = self.sets.get_mut(&set) else { return };
-            self.bytes -= tensors.forget(came);
+            let Some((came, set)) = oldest else { break };
+            let Some(tensors) = self.sets.get_mut(&set) else { break };
+            let evicted = tensors.forget(came);
+            self.bytes -= evicted.bytes();
+            removed.append(evicted);
         }
+        removed
     }
 
     /// Returns the last use of the oldest tensor of a set that may be evicted.
@@ -226,11 +249,21 @@ impl Residuals {
     }
 }
 
+impl Removed {
+    fn bytes(&self) -> u64 {
+        self.0.iter().map(|state| state.len() as u64).sum()
+    }
+
+    fn append(&mut self, mut other: Self) {
+        self.0.append(&mut other.0);
+    }
+}
+
 impl Tensors {
-    /// Registers the use of a tensor; returns the bytes of blocks that are evicted for it.
-    fn come(&mut self, set: SetId, name: &TensorName, kind: TensorKind) -> u64 {
+    /// Registers the use of a tensor; returns the blocks that are evicted for it.
+    fn come(&mut self, set: SetId, name: &TensorName, kind: TensorKind) -> Removed {
         self.came += 1;
-        let mut dropped = 0;
+        let mut removed = Removed::default();
         match self.kept.get_mut(name) {
             Some(kept) if kept.kind == kind => {
                 self.order.remove(&kept.came);
@@ -242,7 +275,7 @@ impl Tensors {
                     tracing::debug!(%name, "the codec state of a tensor is dropped: its type, length or plugin has changed");
                     self.order.remove(&kept.came);
                     self.once.remove(&kept.came);
-                    dropped += kept.bytes();
+                    removed.append(kept.forget());
                 }
                 let number = Span::tensor_number(set.0, name.as_str());
                 let kept =
@@ -254,9 +287,11 @@ impl Tensors {
         while self.order.len() > TENSORS_MAX {
             let Some((came, name)) = self.order.pop_first() else { break };
             self.once.remove(&came);
-            dropped += self.kept.remove(&name).map_or(0, |kept| kept.bytes());
+            if let Some(mut kept) = self.kept.remove(&name) {
+                removed.append(kept.forget());
+            }
         }
-        dropped
+        removed
     }
 
     /// Notes whether a tensor was used once and has state.
@@ -269,10 +304,11 @@ impl Tensors {
         }
     }
 
-    /// Evicts the blocks of the tensor with this last use; returns their bytes.
-    fn forget(&mut self, came: u64) -> u64 {
+    /// Evicts the blocks of the tensor with this last use, and returns them.
+    fn forget(&mut self, came: u64) -> Removed {
         self.once.remove(&came);
-        self.order.get(&came).and_then(|name| self.kept.get_mut(name)).map_or(0, TensorState::forget)
+        let kept = self.order.get(&came).and_then(|name| self.kept.get_mut(name));
+        kept.map(TensorState::forget).unwrap_or_default()
     }
 }
 
@@ -281,12 +317,10 @@ impl TensorState {
         self.blocks.values().map(|block| block.len() as u64).sum()
     }
 
-    /// Evicts its blocks; returns their bytes.
-    fn forget(&mut self) -> u64 {
-        let bytes = self.bytes();
-        self.blocks.clear();
+    /// Evicts its blocks, and returns them.
+    fn forget(&mut self) -> Removed {
         self.has_lost = true;
-        bytes
+        Removed(self.blocks.drain().map(|(_, state)| state).collect())
     }
 }
 
@@ -315,7 +349,7 @@ mod tests {
     fn begin(residuals: &mut Residuals, seq: u64, parameter: u64, elements: u64) -> Operation {
         let operation = (Epoch(1), Seq(seq));
         let (set, name) = tensor();
-        residuals.begin(operation, set, (&plugin(parameter), DType::F32), [(&name, elements)].into_iter());
+        drop(residuals.begin(operation, set, (&plugin(parameter), DType::F32), [(&name, elements)].into_iter()));
         operation
     }
 
@@ -327,17 +361,47 @@ mod tests {
     fn residuals_count_only_after_their_operation_is_committed() {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
-        residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
+        residuals.put(first, &tensor(), BLOCK, vec![7; 4]).1.expect("room");
         assert_eq!((state(&residuals), residuals.round(&tensor()).0), (None, 0));
-        residuals.commit(first);
+        drop(residuals.commit(first));
         assert_eq!((state(&residuals), residuals.round(&tensor()).0), (Some(vec![7; 4]), 1));
         let second = begin(&mut residuals, 2, 0, 100);
-        residuals.put(second, &tensor(), BLOCK, vec![8; 4]).expect("room");
-        residuals.discard(second);
+        residuals.put(second, &tensor(), BLOCK, vec![8; 4]).1.expect("room");
+        drop(residuals.discard(second));
         assert_eq!((state(&residuals), residuals.round(&tensor()).0), (Some(vec![7; 4]), 1));
         assert_eq!(residuals.bytes(), 4);
-        residuals.put(second, &tensor(), BLOCK, vec![9; 4]).expect("it is over, and nothing is kept");
+        residuals.put(second, &tensor(), BLOCK, vec![9; 4]).1.expect("it is over, and nothing is kept");
         assert_eq!(residuals.bytes(), 4);
+    }
+
+    /// The caller drops it after the lock is released.
+    #[test]
+    fn removed_state_is_returned() {
+        let blocks = |states: &[u8]| states.iter().map(|&state| Arc::new(vec![state; 4])).collect::<Vec<_>>();
+        let mut residuals = Residuals::new(8);
+        let first = begin(&mut residuals, 1, 0, 100);
+        residuals.put(first, &tensor(), BLOCK, vec![1; 4]).1.expect("room");
+        assert_eq!(residuals.commit(first).0, blocks(&[]));
+        let second = begin(&mut residuals, 2, 0, 100);
+        residuals.put(second, &tensor(), BLOCK, vec![2; 4]).1.expect("room");
+        let (removed, refused) = residuals.put(second, &tensor(), (Stage::Result, 0), vec![3; 4]);
+        assert_eq!((removed.0, refused.is_err()), (blocks(&[3]), true));
+        assert_eq!(residuals.commit(second).0, blocks(&[1]));
+        assert_eq!(residuals.put(second, &tensor(), BLOCK, vec![4; 4]).0.0, blocks(&[4]));
+        // Other parameters.
+        let (set, name) = tensor();
+        let third = (Epoch(1), Seq(3));
+        let removed = residuals.begin(third, set, (&plugin(1), DType::F32), [(&name, 100)].into_iter());
+        assert_eq!(removed.0, blocks(&[2]));
+        residuals.put(third, &tensor(), BLOCK, vec![5; 4]).1.expect("room");
+        assert_eq!(residuals.discard(third).0, blocks(&[5]));
+        // Tensors used once.
+        for (seq, name) in [(4, "a"), (5, "b")] {
+            once(&mut residuals, seq, name).expect("room");
+        }
+        let fourth = begin(&mut residuals, 6, 1, 100);
+        let (removed, put) = residuals.put(fourth, &tensor(), BLOCK, vec![6; 8]);
+        assert_eq!((removed.0, put), (blocks(&[1, 1]), Ok(())));
     }
 
     /// A set that is added later may reuse its id.
@@ -345,19 +409,19 @@ mod tests {
     fn a_removed_process_set_leaves_no_residuals() {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
-        residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
-        residuals.commit(first);
+        residuals.put(first, &tensor(), BLOCK, vec![7; 4]).1.expect("room");
+        drop(residuals.commit(first));
         // It has failed, and a lane has not discarded it yet.
         let second = begin(&mut residuals, 2, 0, 100);
-        residuals.put(second, &tensor(), BLOCK, vec![8; 4]).expect("room");
+        residuals.put(second, &tensor(), BLOCK, vec![8; 4]).1.expect("room");
         assert!(residuals.remove_set(SetId(1)).is_none() && residuals.bytes() == 8);
         assert!(residuals.remove_set(SetId(0)).is_some());
-        residuals.put(second, &tensor(), (Stage::Result, 0), vec![8; 4]).expect("room");
-        residuals.discard(second);
+        residuals.put(second, &tensor(), (Stage::Result, 0), vec![8; 4]).1.expect("room");
+        drop(residuals.discard(second));
         assert_eq!(residuals.bytes(), 0);
         let restarted = begin(&mut residuals, 3, 0, 100);
         assert_eq!((state(&residuals), residuals.round(&tensor()).0), (None, 0));
-        residuals.commit(restarted);
+        drop(residuals.commit(restarted));
         assert_eq!(residuals.round(&tensor()).0, 1);
     }
 
@@ -366,8 +430,8 @@ mod tests {
         for (parameter, elements) in [(1, 100), (0, 101)] {
             let mut residuals = Residuals::new(100);
             let first = begin(&mut residuals, 1, 0, 100);
-            residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
-            residuals.commit(first);
+            residuals.put(first, &tensor(), BLOCK, vec![7; 4]).1.expect("room");
+            drop(residuals.commit(first));
             begin(&mut residuals, 2, parameter, elements);
             assert_eq!((state(&residuals), residuals.round(&tensor()).0), (None, 0));
             assert_eq!(residuals.bytes(), 0);
@@ -379,15 +443,15 @@ mod tests {
     fn a_failed_operation_restores_its_residuals() {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
-        residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
-        residuals.commit(first);
+        residuals.put(first, &tensor(), BLOCK, vec![7; 4]).1.expect("room");
+        drop(residuals.commit(first));
         let second = begin(&mut residuals, 2, 0, 100);
-        residuals.put(second, &tensor(), BLOCK, vec![8; 4]).expect("room");
+        residuals.put(second, &tensor(), BLOCK, vec![8; 4]).1.expect("room");
         let third = begin(&mut residuals, 3, 1, 100);
-        residuals.discard(second);
+        drop(residuals.discard(second));
         assert_eq!(residuals.bytes(), 0);
-        residuals.put(third, &tensor(), BLOCK, vec![9; 4]).expect("room");
-        residuals.commit(third);
+        residuals.put(third, &tensor(), BLOCK, vec![9; 4]).1.expect("room");
+        drop(residuals.commit(third));
         assert_eq!((residuals.bytes(), state(&residuals)), (4, Some(vec![9; 4])));
     }
 
@@ -395,11 +459,11 @@ mod tests {
     fn an_error_about_the_limit_names_its_setting() {
         let mut residuals = Residuals::new(7);
         let first = begin(&mut residuals, 1, 0, 100);
-        residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
+        residuals.put(first, &tensor(), BLOCK, vec![7; 4]).1.expect("room");
         let other = (Stage::Result, 0);
-        let refused = residuals.put(first, &tensor(), other, vec![7; 4]).expect_err("8 bytes");
+        let refused = residuals.put(first, &tensor(), other, vec![7; 4]).1.expect_err("8 bytes");
         assert!(refused.contains("--plugin-state-mb") && refused.contains("more than the 7"), "{refused}");
-        residuals.discard(first);
+        drop(residuals.discard(first));
         assert_eq!(residuals.bytes(), 0);
     }
 
@@ -407,19 +471,19 @@ mod tests {
     fn another_type_starts_without_residuals() {
         let mut residuals = Residuals::new(100);
         let first = begin(&mut residuals, 1, 0, 100);
-        residuals.put(first, &tensor(), BLOCK, vec![7; 4]).expect("room");
-        residuals.commit(first);
+        residuals.put(first, &tensor(), BLOCK, vec![7; 4]).1.expect("room");
+        drop(residuals.commit(first));
         let (set, name) = tensor();
-        residuals.begin((Epoch(1), Seq(2)), set, (&plugin(0), DType::Bf16), [(&name, 100)].into_iter());
+        drop(residuals.begin((Epoch(1), Seq(2)), set, (&plugin(0), DType::Bf16), [(&name, 100)].into_iter()));
         assert_eq!((state(&residuals), residuals.bytes()), (None, 0));
     }
 
     /// Performs an operation on its own tensor with four bytes of state.
     fn once(residuals: &mut Residuals, seq: u64, name: &str) -> Result<(), String> {
         let (operation, tensor) = ((Epoch(1), Seq(seq)), (SetId(0), TensorName::new(name).expect("a name")));
-        residuals.begin(operation, tensor.0, (&plugin(0), DType::F32), [(&tensor.1, 8)].into_iter());
-        let put = residuals.put(operation, &tensor, BLOCK, vec![1; 4]);
-        residuals.commit(operation);
+        drop(residuals.begin(operation, tensor.0, (&plugin(0), DType::F32), [(&tensor.1, 8)].into_iter()));
+        let (_, put) = residuals.put(operation, &tensor, BLOCK, vec![1; 4]);
+        drop(residuals.commit(operation));
         put
     }
 
@@ -444,8 +508,8 @@ mod tests {
         let mut residuals = Residuals::new(8);
         once(&mut residuals, 1, "t").expect("room");
         let second = begin(&mut residuals, 2, 0, 8);
-        residuals.put(second, &tensor(), BLOCK, vec![2; 4]).expect("room for the old and the new");
-        let refused = residuals.put(second, &tensor(), (Stage::Result, 0), vec![2; 4]).expect_err("12 bytes");
+        residuals.put(second, &tensor(), BLOCK, vec![2; 4]).1.expect("room for the old and the new");
+        let refused = residuals.put(second, &tensor(), (Stage::Result, 0), vec![2; 4]).1.expect_err("12 bytes");
         assert!(refused.contains("12 bytes, more than the 8"), "{refused}");
         assert_eq!(state(&residuals), Some(vec![1; 4]));
     }
@@ -470,13 +534,13 @@ mod tests {
                 (1, Some((operation, tensor))) => {
                     let _ = residuals.put(operation, &tensor, (Stage::Contribution, u64::from(number)), vec![1; 4]);
                 }
-                (2, Some((operation, _))) => residuals.commit(operation),
-                (3, Some((operation, _))) => residuals.discard(operation),
+                (2, Some((operation, _))) => drop(residuals.commit(operation)),
+                (3, Some((operation, _))) => drop(residuals.discard(operation)),
                 _ => {
                     let tensor = (SetId(number % 2), TensorName::new(format!("t{number}")).expect("a name"));
                     let operation = (Epoch(1), Seq(seq));
                     let tensors = [(&tensor.1, elements)].into_iter();
-                    residuals.begin(operation, tensor.0, (&plugin(0), DType::F32), tensors);
+                    drop(residuals.begin(operation, tensor.0, (&plugin(0), DType::F32), tensors));
                     running.push_back((operation, tensor));
                 }
             }
