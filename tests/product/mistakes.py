@@ -96,7 +96,7 @@ MISTAKES = (
     ),
     Mistake(
         "options_behind",
-        "options of ronde stand behind the program",
+        "options of ronde come after the program",
         ["ronde", "run", "python", "train.py", "-np", "2"],
         ["-np", "[RONDE-E101]"],
         64,
@@ -174,8 +174,8 @@ with ronde.connect() as client:
             "operations: 3 by rank 1, 4 by ranks 0 and 2",
         ],
         1,
-        "The rank that takes fewer steps ends in order, and the others wait for nobody: they fail. The block names "
-        "that rank and the number of operations of each. Give all ranks the same number of batches, or call `join()` "
+        "The rank that takes fewer steps ends without an error, and the others wait for nobody: they fail. The block "
+        "names that rank and the number of operations of each. Give all ranks the same number of batches, or call `join()` "
         "after the loop.",
         """
 import numpy, ronde, time
@@ -234,7 +234,7 @@ with ronde.connect() as client:
         [*RUN, *PROGRAM],
         ["SIGINT: ending the 2 ranks that still run; once more kills them at once", "ended by SIGINT [RONDE-E210]"],
         130,
-        "The first one ends ranks in order, within 5 seconds; the second one kills them.",
+        "The first one ends ranks cleanly, within 5 seconds; the second one kills them.",
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + TRAIN,
         after="interrupt twice",
     ),

@@ -21,7 +21,7 @@ def test_the_menu_has_each_page_once() -> None:
 
 
 def test_links_out_of_the_folder_lead_to_the_sources() -> None:
-    inside = "[b](../ELASTIC.md#limits) [c](0002-strands.md) ![d](../overview.svg) [e](https://x.org/../y)"
+    inside = "[b](../ELASTIC.md#limits) [c](0002-sub-schedules.md) ![d](../overview.svg) [e](https://x.org/../y)"
     assert HOOKS["outside_links"](inside, "adr/0001-bucket-independent-bits.md", SOURCES) == inside
     rewritten = HOOKS["outside_links"]("[a](../plugins/README.md#x) [c](GPU.md#y)", "PLUGINS.md", SOURCES)
     assert rewritten == f"[a]({SOURCES}plugins/README.md#x) [c](GPU.md#y)"

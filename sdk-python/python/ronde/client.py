@@ -267,7 +267,7 @@ class Client(Collectives):
         """Allocates an uninitialized array or tensor in shared memory, or an array in memory of a GPU.
 
         Submitting it, or a contiguous part of it, makes no copy (zero-copy): the sidecar reads it in place. Do not
-        write to it until the operation completes, also not after a call with `_async` returns. Otherwise it is like any
+        write to it until the operation completes: a call with `_async` returns before that. Otherwise it is like any
         other array or tensor. Its memory is released with the last view of it, also after `close`. With
         on_failure="continue" operations that may be performed again do copy it.
 

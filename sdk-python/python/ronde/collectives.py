@@ -111,7 +111,7 @@ class Collectives(Submission):
         codec: str | Plugin | None = None,
         process_set: ProcessSet | None = None,
     ) -> Handle:
-        """`allreduce` in flight."""
+        """Starts `allreduce`; returns its handle."""
         source, options = source_of(tensor), reduction(op, prescale_factor, postscale_factor, codec)
         return self._submit("allreduce", source, name, process_set, out=target_like(out, source), **options)
 
@@ -151,7 +151,7 @@ class Collectives(Submission):
         codec: str | Plugin | None = None,
         process_set: ProcessSet | None = None,
     ) -> GroupHandle:
-        """`grouped_allreduce` in flight."""
+        """Starts `grouped_allreduce`; returns its handle."""
         options = reduction(op, prescale_factor, postscale_factor, codec)
         return self._submit_group("allreduce", tensors, name, process_set, out=out, **options)
 
@@ -173,7 +173,7 @@ class Collectives(Submission):
     def allgather_async(
         self, tensor: Any, name: str | None = None, *, out: Any = None, process_set: ProcessSet | None = None
     ) -> Handle:
-        """`allgather` in flight."""
+        """Starts `allgather`; returns its handle."""
         source = source_of(tensor)
         return self._submit("allgather", source, name, process_set, out=target_of_rows(out, source, None))
 
@@ -186,7 +186,7 @@ class Collectives(Submission):
     def grouped_allgather_async(
         self, tensors: Sequence[Any], name: str | None = None, *, process_set: ProcessSet | None = None
     ) -> GroupHandle:
-        """`grouped_allgather` in flight."""
+        """Starts `grouped_allgather`; returns its handle."""
         return self._submit_group("allgather", tensors, name, process_set)
 
     def broadcast(
@@ -217,7 +217,7 @@ class Collectives(Submission):
         out: Any = None,
         process_set: ProcessSet | None = None,
     ) -> Handle:
-        """`broadcast` in flight."""
+        """Starts `broadcast`; returns its handle."""
         source, root = source_of(tensor), rank_number(root_rank)
         return self._submit("broadcast", source, name, process_set, out=target_like(out, source), root=root)
 
@@ -240,7 +240,7 @@ class Collectives(Submission):
         *,
         process_set: ProcessSet | None = None,
     ) -> GroupHandle:
-        """`grouped_broadcast` in flight."""
+        """Starts `grouped_broadcast`; returns its handle."""
         return self._submit_group("broadcast", tensors, name, process_set, root=rank_number(root_rank))
 
     def reduce_scatter(
@@ -279,7 +279,7 @@ class Collectives(Submission):
         out: Any = None,
         process_set: ProcessSet | None = None,
     ) -> Handle:
-        """`reduce_scatter` in flight."""
+        """Starts `reduce_scatter`; returns its handle."""
         source, options = source_of(tensor), reduction(op, prescale_factor, postscale_factor)
         rows = share_of(source.shape[0], self._set(process_set)) if source.shape else None
         target = target_of_rows(out, source, rows)
@@ -311,7 +311,7 @@ class Collectives(Submission):
         *,
         process_set: ProcessSet | None = None,
     ) -> GroupHandle:
-        """`grouped_reduce_scatter` in flight."""
+        """Starts `grouped_reduce_scatter`; returns its handle."""
         options = reduction(op, prescale_factor, postscale_factor)
         return self._submit_group("reducescatter", tensors, name, process_set, **options)
 
@@ -346,7 +346,7 @@ class Collectives(Submission):
         out: Any = None,
         process_set: ProcessSet | None = None,
     ) -> Handle:
-        """`alltoall` in flight."""
+        """Starts `alltoall`; returns its handle."""
         source = source_of(tensor)
         target = target_of_rows(out, source, None)
         read_rows, returns_splits = read_tensor(source, target), splits is not None
@@ -392,7 +392,7 @@ class Collectives(Submission):
         *,
         process_set: ProcessSet | None = None,
     ) -> Handle:
-        """`reduce` in flight."""
+        """Starts `reduce`; returns its handle."""
         root = rank_number(root_rank)
         source, options = source_of(tensor), reduction(op, prescale_factor, postscale_factor)
         read = self._for_root(root, source)
@@ -407,7 +407,7 @@ class Collectives(Submission):
     def gather_async(
         self, tensor: Any, root_rank: int, name: str | None = None, *, process_set: ProcessSet | None = None
     ) -> Handle:
-        """`gather` in flight."""
+        """Starts `gather`; returns its handle."""
         root = rank_number(root_rank)
         source = source_of(tensor)
         return self._submit("gather", source, name, process_set, read=self._for_root(root, source), root=root)
@@ -428,7 +428,7 @@ class Collectives(Submission):
     def scatter_async(
         self, tensor: Any, root_rank: int, name: str | None = None, *, process_set: ProcessSet | None = None
     ) -> Handle:
-        """`scatter` in flight."""
+        """Starts `scatter`; returns its handle."""
         root = rank_number(root_rank)
         if root == self._session.rank:
             return self._submit("scatter", tensor, name, process_set, root=root)
@@ -447,7 +447,7 @@ class Collectives(Submission):
         self.send_async(tensor, to_rank, tag, process_set=process_set).wait()
 
     def send_async(self, tensor: Any, to_rank: int, tag: int = 0, *, process_set: ProcessSet | None = None) -> Handle:
-        """`send` in flight."""
+        """Starts `send`; returns its handle."""
         to, tag = rank_number(to_rank), tag_number(tag)
         return self._submit("send", tensor, None, process_set, read=read_nothing, root=to, tag=tag)
 
@@ -469,20 +469,20 @@ class Collectives(Submission):
     def recv_async(
         self, from_rank: int | None, tag: int = 0, *, like: Any = None, process_set: ProcessSet | None = None
     ) -> MessageHandle:
-        """`recv` in flight; `MessageHandle.source` gives the rank that sent the message."""
+        """Starts `recv`; `MessageHandle.source` gives the rank that sent the message."""
         options: dict[str, Any] = {"tag": tag_number(tag)}
         options.update({"any_source": True} if from_rank is None else {"root": rank_number(from_rank)})
         return self._receive(like, process_set, **options)
 
     def barrier(self, name: str | None = None, *, process_set: ProcessSet | None = None) -> None:
-        """Returns when every rank has called it with this name, or, without a name, equally often.
+        """Waits until every rank has called it with this name, or, without a name, the same number of times.
 
         Does not wait for operations in flight. Raises the common errors.
         """
         self.barrier_async(name, process_set=process_set).wait()
 
     def barrier_async(self, name: str | None = None, *, process_set: ProcessSet | None = None) -> Handle:
-        """`barrier` in flight."""
+        """Starts `barrier`; returns its handle."""
         return self._request("barrier", read_nothing, name, process_set)
 
     def join(self, *, process_set: ProcessSet | None = None) -> int:
@@ -498,7 +498,7 @@ class Collectives(Submission):
         return last
 
     def join_async(self, *, process_set: ProcessSet | None = None) -> Handle:
-        """`join` in flight. Until it completes, this rank may submit nothing else on the set."""
+        """Starts `join`; returns its handle. Until it completes, this rank may submit nothing else on the set."""
         replay = self._replay if process_set is None or process_set.id == 0 else None
 
         def read(operation: _ronde.Operation) -> int:
@@ -519,14 +519,14 @@ class Collectives(Submission):
         lasts until the job ends or all ranks of the job remove it.
 
         Raises the common errors; ValueError also for invalid ranks; RefusedError also for a duplicate rank, one that
-        the job does not have, and ranks that already form a process set; with `members_only` not for the latter, but
+        the job does not have, and, without `members_only`, ranks that already form a process set; with it also
         for a rank that is not among them.
         """
         added: ProcessSet = self.add_process_set_async(ranks, members_only=members_only).wait()
         return added
 
     def add_process_set_async(self, ranks: Iterable[int], *, members_only: bool = False) -> Handle:
-        """`add_process_set` in flight. Several may be in flight at once; those of `members_only` in any order.
+        """Starts `add_process_set`; returns its handle. Several may be in flight at once; those of `members_only` in any order.
 
         Dropping the handle of a set that is not complete withdraws this rank's part, and it fails on the other ranks.
         """
@@ -548,7 +548,7 @@ class Collectives(Submission):
     def remove_process_set(self, process_set: ProcessSet | int) -> bool:
         """Removes a process set and sets its `id` to None. All ranks of the job must call it.
 
-        process_set -- the set; its number on a rank that is not in it and does not know it, because its members have
+        process_set -- the set, or its number: a rank that is not in it knows only the number if the members have
                        made it with `members_only`
 
         Operations of the set that some of its ranks have not submitted yet fail with RefusedError. Returns False, and

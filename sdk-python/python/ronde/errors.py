@@ -57,7 +57,7 @@ class RondeError(RuntimeError):
     """A collective, the session or the job failed.
 
     cause   -- what happened, in one word, such as "mismatch", "rank_lost", "limit", "connect"
-    code    -- the code of that, such as "RONDE-E306", which the text has, too, and
+    code    -- the code of the error, such as "RONDE-E306", which the text contains, too, and
                `ronde explain` explains; None if the cause has none
     rank    -- the rank that failed or was lost, if known
     sidecar -- the sidecar that failed or was lost, if known

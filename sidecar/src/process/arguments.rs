@@ -74,7 +74,7 @@ pub struct SidecarArgs {
     pub(crate) runtime_dir: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) container: ContainerArgs,
-    /// End when standard input ends: for a program that starts this sidecar and that it must not outlive.
+    /// End when standard input ends: for a program whose sidecar must end with it.
     #[arg(long, conflicts_with_all = ["bootstrap", "local_ranks"])]
     pub(crate) end_with_input: bool,
     /// How long resolving the names of the other sidecars and connecting to them may take.

@@ -163,7 +163,7 @@ fn a_terminal_shows_what_waits_under_a_schedule() -> Result<()> {
     cluster.workers[1].digest(second, PATIENCE)?;
     screen.await_screen(&["No rank waits."])?;
     screen.press(b"q")?;
-    ensure!(screen.await_exit()?.success(), "it ends in order");
+    ensure!(screen.await_exit()?.success(), "it exits with 0");
     Ok(())
 }
 

@@ -133,7 +133,7 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """`allreduce` in flight, without gradient and compression."""
+    """Starts `allreduce`, without gradient and compression; returns its handle."""
     op = _reduce_op(average, op)
     return gradients.begin_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
 
@@ -161,7 +161,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """`allreduce_` in flight; `synchronize` writes the result, or a `poll` that finds it complete."""
+    """Starts `allreduce_`; `synchronize` writes the result, or a `poll` that finds it complete."""
     op = _reduce_op(average, op)
     return gradients.begin_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set, out=tensor)
 
@@ -196,7 +196,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """`grouped_allreduce` in flight, without gradient and compression; the result is a list."""
+    """Starts `grouped_allreduce`, without gradient and compression; the result is a list."""
     op = _reduce_op(average, op)
     tensors = _listed(tensors)
     return gradients.begin_grouped_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set)
@@ -227,7 +227,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """`grouped_allreduce_` in flight; `synchronize` writes the results, or a `poll` that finds them complete."""
+    """Starts `grouped_allreduce_`; `synchronize` writes the results, or a `poll` that finds them complete."""
     op = _reduce_op(average, op)
     tensors = _listed(tensors)
     return gradients.begin_grouped_allreduce(
@@ -247,7 +247,7 @@ def allgather(
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """`allgather` in flight, without gradient."""
+    """Starts `allgather`, without gradient; returns its handle."""
     return gradients.begin_allgather(tensor, name, process_set)
 
 
@@ -262,7 +262,7 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Iterable[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """`grouped_allgather` in flight, without gradient; the result is a list."""
+    """Starts `grouped_allgather`, without gradient; the result is a list."""
     tensors = _listed(tensors)
     return gradients.begin_grouped_allgather(tensors, name, process_set)
 
@@ -287,7 +287,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """`broadcast` in flight, without gradient."""
+    """Starts `broadcast`, without gradient; returns its handle."""
     return gradients.begin_broadcast(tensor, root_rank, name, process_set)
 
 
@@ -307,7 +307,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """`broadcast_` in flight; `synchronize` writes the result, or a `poll` that finds it complete."""
+    """Starts `broadcast_`; `synchronize` writes the result, or a `poll` that finds it complete."""
     return gradients.begin_broadcast(tensor, root_rank, name, process_set, out=tensor)
 
 
@@ -337,7 +337,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """`alltoall` in flight, without gradient; the result is (tensor, received_splits), also without splits."""
+    """Starts `alltoall`, without gradient; the result is (tensor, received_splits), also without splits."""
     checked = gradients.Splits.of(splits, tensor, process_set)
     return gradients.begin_alltoall(tensor, checked, name, process_set)
 
@@ -371,7 +371,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """`reducescatter` in flight, without gradient and compression."""
+    """Starts `reducescatter`, without gradient and compression; returns its handle."""
     return gradients.begin_reducescatter(tensor, name, op, process_set, prescale_factor, postscale_factor)
 
 
@@ -403,7 +403,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """`grouped_reducescatter` in flight, without gradient and compression; the result is a list."""
+    """Starts `grouped_reducescatter`, without gradient and compression; the result is a list."""
     tensors = _listed(tensors)
     return gradients.begin_grouped_reducescatter(tensors, name, op, process_set, prescale_factor, postscale_factor)
 

@@ -49,7 +49,7 @@ pub(super) enum Answering {
     Yes,
     /// It does not.
     No { since: Duration, reason: String },
-    /// It has removed its directory, as a sidecar does that ends in order.
+    /// It has removed its directory, as a sidecar does that shuts down cleanly.
     Ended,
 }
 
