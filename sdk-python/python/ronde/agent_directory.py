@@ -3,7 +3,7 @@
 `torchrun --rdzv-backend ronde` runs `ronde.torchrun` in its agent, one for each node. The agent passes the path of the
 directory to its workers in RONDE_AGENT. The first worker that begins a session writes how many processes the launcher
 has started; the agent then starts the sidecar of its node and answers with its session directory. Each start of the
-workers has a directory of its own.
+workers has its own directory.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ class Client(Collectives):
 
         Submitting it, or a contiguous part of it, makes no copy (zero-copy): the sidecar reads it in place. Do not
         write to it until the operation completes: a call with `_async` returns before that. Otherwise it is like any
-        other array or tensor. Its memory is released with the last view of it, also after `close`. With
+        other array or tensor. Its memory is released with the last view of it, even after `close`. With
         on_failure="continue" operations that may be performed again do copy it.
 
         shape -- the dimensions, or the length of a vector

@@ -87,12 +87,12 @@ class Collectives(Submission):
         codec  -- "float16" or "bfloat16": the encoding of elements between sidecars, which rounds each twice; for the
                   Sum and Average of float32.
                   `ronde.Plugin("topk", ratio=0.01)` encodes them with a plugin, for the Sum and Average of the types
-                  that the plugin accepts. The result has the same bits on all ranks, also with a lossy codec.
+                  that the plugin accepts. The result has the same bits on all ranks, even with a lossy codec.
 
-        Raises the common errors. ValueError also for an `out` that does not fit, a scale that is 0 or not finite, an
-        invalid `op`, and an unknown codec or one that cannot be used with `op`. RefusedError also for an `op` that
-        excludes `codec`, for a plugin that the sidecar does not have, that does not accept these parameters or this
-        type, or that fails. MismatchError also if two sidecars have different plugins under one name.
+        Raises the common errors. Also raises ValueError for an `out` that does not fit, a scale that is 0 or not
+        finite, an invalid `op`, and an unknown codec or one that cannot be used with `op`; RefusedError for an `op`
+        that excludes `codec`, for a plugin that the sidecar does not have, that does not accept these parameters or
+        this type, or that fails; MismatchError if two sidecars have different plugins under one name.
         """
         handle = self.allreduce_async(
             tensor, op, name, prescale_factor, postscale_factor, out=out, codec=codec, process_set=process_set
@@ -166,7 +166,8 @@ class Collectives(Submission):
         out -- as for `allreduce`, of the result's shape. The number of rows is known only when all ranks have submitted
                theirs: a wrong one raises ValueError then, on this rank only.
 
-        Raises the common errors; ValueError also for an `out` that does not fit and for a scalar, which has no rows.
+        Raises the common errors, and also ValueError for an `out` that does not fit and for a scalar, which has no
+        rows.
         """
         return self.allgather_async(tensor, name, out=out, process_set=process_set).wait()
 
@@ -204,7 +205,7 @@ class Collectives(Submission):
         tensor    -- its shape is the same on all ranks
         out       -- as for `allreduce`
 
-        Raises the common errors; ValueError also for a root that is not in the set.
+        Raises the common errors, and also ValueError for a root that is not in the set.
         """
         return self.broadcast_async(tensor, root_rank, name, out=out, process_set=process_set).wait()
 
@@ -261,7 +262,8 @@ class Collectives(Submission):
         op     -- Average, Sum, Min, Max, Product, BitAnd, BitOr or BitXor, as for `allreduce`
         out    -- as for `allreduce`, of the shape of this rank's rows
 
-        Raises the common errors; ValueError also for an `out` that does not fit and for a scalar, which has no rows.
+        Raises the common errors, and also ValueError for an `out` that does not fit and for a scalar, which has no
+        rows.
         """
         handle = self.reduce_scatter_async(
             tensor, op, name, prescale_factor, postscale_factor, out=out, process_set=process_set
@@ -332,8 +334,8 @@ class Collectives(Submission):
         out    -- as for `allgather`
 
         Returns the tensor, or (tensor, received_splits) if splits were given: the rows received from each rank, as
-        int32 of PyTorch for PyTorch, else of NumPy. Raises the common errors; ValueError also for splits or an `out`
-        that do not fit and for a scalar.
+        int32 of PyTorch for PyTorch, else of NumPy. Raises the common errors, and also ValueError for splits or an
+        `out` that do not fit and for a scalar.
         """
         return self.alltoall_async(tensor, splits, name, out=out, process_set=process_set).wait()
 
@@ -421,7 +423,7 @@ class Collectives(Submission):
                      tensor selects PyTorch, and anything else, such as None, NumPy.
         root_rank -- as for `broadcast`
 
-        Raises what `broadcast` does; ValueError also for a scalar, which has no rows.
+        Raises what `broadcast` does, and also ValueError for a scalar, which has no rows.
         """
         return self.scatter_async(tensor, root_rank, name, process_set=process_set).wait()
 
@@ -441,8 +443,8 @@ class Collectives(Submission):
         tag     -- distinguishes messages between the same two ranks, 0 to 2^32 - 1; those with the same tag arrive in
                    order
 
-        Other ranks take no part. Raises the common errors; ValueError also for this rank and for one that is not in the
-        set.
+        Other ranks take no part. Raises the common errors, and also ValueError for this rank and for one that is not
+        in the set.
         """
         self.send_async(tensor, to_rank, tag, process_set=process_set).wait()
 
@@ -518,17 +520,18 @@ class Collectives(Submission):
         With `members_only`, the n-th call with some ranks matches the n-th call of each other one of them. The set
         lasts until the job ends or all ranks of the job remove it.
 
-        Raises the common errors; ValueError also for invalid ranks; RefusedError also for a duplicate rank, one that
-        the job does not have, and, without `members_only`, ranks that already form a process set; with it also
-        for a rank that is not among them.
+        Raises the common errors. Also raises ValueError for invalid ranks, and RefusedError for a duplicate rank, one
+        that the job does not have, and, without `members_only`, ranks that already form a process set; with it also for
+        a rank that is not among them.
         """
         added: ProcessSet = self.add_process_set_async(ranks, members_only=members_only).wait()
         return added
 
     def add_process_set_async(self, ranks: Iterable[int], *, members_only: bool = False) -> Handle:
-        """Starts `add_process_set`; returns its handle. Several may be in flight at once; those of `members_only` in any order.
+        """Starts `add_process_set`; returns its handle.
 
-        Dropping the handle of a set that is not complete withdraws this rank's part, and it fails on the other ranks.
+        Several may be in flight at once; those of `members_only` in any order. Dropping the handle of a set that is not
+        complete withdraws this rank's part, and it fails on the other ranks.
         """
         members = [rank_number(rank) for rank in ranks]
         # Not the client itself: the handle keeps it alive, and would be part of a cycle.

@@ -1,6 +1,6 @@
 """Tensors on GPUs: where they are, for the native client, and how results get there.
 
-The native client copies between a GPU and shared memory on streams of its own. This module names a tensor's memory and
+The native client copies between a GPU and shared memory on its own streams. This module names a tensor's memory and
 the stream that computes it, and orders the caller's stream after the copy of a result. The host waits for no stream.
 
 Two kinds of tensors have such memory: PyTorch's on a CUDA device, and objects with `__cuda_array_interface__`, such as

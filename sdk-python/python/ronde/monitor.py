@@ -1,4 +1,4 @@
-"""Logs how long the steps of a training take, and how much of that goes to communication.
+"""Logs how long the steps of a training run take, and how much of that goes to communication.
 
     from ronde.monitor import StepMonitor, TensorBoardLog
 
@@ -110,7 +110,7 @@ class StepMonitor:
             self._paused = self._clock(), usage()
 
     def resume(self) -> None:
-        """Goes on measuring after `pause`."""
+        """Continues measuring after `pause`."""
         if self._paused is not None:
             since, then = self._paused
             self._since += self._clock() - since
@@ -198,7 +198,7 @@ class WandbLog:
     """Adds values to a run of Weights & Biases: they become part of the program's next `run.log`, at its step.
 
     run    -- the run; default: the one that `wandb.init` has begun
-    commit -- whether the values are a step of their own, for programs that log nothing else
+    commit -- whether the values are a separate step, for programs that log nothing else
 
     Raises ImportError if wandb is needed and not installed, and RuntimeError if there is no run.
     """

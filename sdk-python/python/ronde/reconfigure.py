@@ -1,4 +1,4 @@
-"""Sessions of processes that know each other by handles, each with sidecars of its own.
+"""Sessions of processes that know each other by handles, each with its own sidecars.
 
 `reconfigure` of torch.distributed, `shrink_group` and torchft begin one for each world. On each host the process with
 the lowest rank starts the sidecar, which ends with that process. The others of the host find it through a directory

@@ -1,6 +1,6 @@
 """Starts sidecars for processes that `ronde run` did not start.
 
-A single program gets a sidecar of its own. The processes of another launcher (torchrun, srun, mpirun, mpiexec, jsrun)
+A single program gets its own sidecar. The processes of another launcher (torchrun, srun, mpirun, mpiexec, jsrun)
 on one host share one: rank 0 starts it, and the others find it through a directory that only this user can enter. Ranks
 that a program numbers by itself find it through the program's key-value store. On several hosts sidecars must run
 already, or be started by the agents of `torchrun --rdzv-backend ronde`: without a secret of the job, hosts could not

@@ -22,7 +22,7 @@ FIRST_CHECK = 1_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The parameters of a training.
+    """The parameters of a training run.
 
     batch      -- samples per rank and step
     rounds     -- turns of each mode

@@ -39,7 +39,7 @@ class SupervisedRank:
     python    -- the interpreter
     call      -- the pickled call, as `ronde.run` makes it
     variables -- its environment
-    emit      -- called with "stdout" or "stderr" and a line of output, in threads of their own
+    emit      -- called with "stdout" or "stderr" and a line of output, in separate threads
     """
 
     def __init__(

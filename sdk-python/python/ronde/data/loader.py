@@ -47,7 +47,7 @@ class AsyncDataLoaderMixin:
         class Loader(AsyncDataLoaderMixin, MyLoader): ...
 
     It precedes the loader among the base classes and passes all further arguments to it. Each pass has its own thread,
-    which ends with the pass, also if the pass is left early. `_process_batch` runs in the iterating thread. The
+    which ends with the pass, even if the pass is left early. `_process_batch` runs in the iterating thread. The
     iteration raises exceptions of `_iterate`, after the batches before them.
 
     async_loader_queue_size -- how many batches to prefetch; 0 disables prefetching and the thread

@@ -1,4 +1,4 @@
-"""States of a training that are saved, restored, and synchronized on all ranks."""
+"""States of a training run that are saved, restored, and synchronized on all ranks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _REPLAYED = 4
 
 
 class State:
-    """The state of a training. A subclass implements how to save, restore and synchronize it.
+    """The state of a training run. A subclass implements how to save, restore and synchronize it.
 
     bcast_object -- broadcasts the object of rank 0 to all ranks
     get_rank     -- this worker's rank
@@ -112,8 +112,8 @@ class State:
     def check_host_updates(self) -> None:
         """Raises HostsUpdatedInterrupt on all ranks at once, if rank 0 was notified that the hosts have changed.
 
-        With on_failure="continue", also if another rank was, and if operations were replayed since the last call of the
-        function. All ranks call it equally often, as they do `commit`.
+        With on_failure="continue" it also does so if another rank was, and if operations were replayed since the last
+        call of the function. All ranks call it equally often, as they do `commit`.
         """
         notification_manager.poll()
         previous = latest = self._last_updated_timestamp

@@ -100,7 +100,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None, **se
     with cause "settings" that names the ways: each process would train alone. In an elastic job this waits until the
     job has a membership that includes this worker; its rank there may differ from the last one.
 
-    A process has one session, which all frameworks and threads share. Threads that are ranks of their own connect by
+    A process has one session, which all frameworks and threads share. Threads that are separate ranks connect by
     `ronde.connect(rank=...)`.
 
     Raises what `ronde.connect` does, and ValueError for invalid arguments, for another rank than that of the open

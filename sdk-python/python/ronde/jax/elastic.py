@@ -52,7 +52,7 @@ def run_on(func: Callable[..., Result], reset: Callable[[], None]) -> Callable[.
 
 @contextlib.contextmanager
 def converted() -> Iterator[None]:
-    """Raises an error of ronde for one of JAX that a failed collective raised, also if another error followed it."""
+    """Raises an error of ronde for one of JAX that a failed collective raised, even if another error followed it."""
     try:
         yield
     except (RondeError, HostsUpdatedInterrupt):
@@ -82,7 +82,7 @@ _CAUSES_MAX = 16
 
 
 class JaxState(AgreeingState):
-    """The state of a training: keyword arguments, as attributes.
+    """The state of a training run: keyword arguments, as attributes.
 
     Values with arrays of JAX or NumPy among their leaves are pytrees: parameters, an optimizer's state, keys of
     `jax.random`. A save copies their arrays, so a program may take them over (`donate_argnums`). They have the same

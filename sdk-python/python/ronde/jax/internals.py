@@ -55,7 +55,7 @@ class _CollectiveEffect(_Effect):  # type: ignore[misc]
 
 
 def ordered_effect() -> Any:
-    """Returns the effect of collectives, which JAX orders, also in loops, branches and custom derivatives."""
+    """Returns the effect of collectives, which JAX orders, including in loops, branches and custom derivatives."""
     for effects in _sets:
         effects.add_type(_CollectiveEffect)
     type(_tokens).get_token_input = _get_working_token

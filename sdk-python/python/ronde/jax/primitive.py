@@ -2,7 +2,7 @@
 
 JAX performs the primitive at once on concrete arrays, and compiles it into a call of ronde's handler in a program. It
 has an *ordered effect*: JAX passes a token from each call to the next one, within a program, through its loops and
-branches, and from program to program. XLA cannot reorder the calls then, whatever each rank's program computes besides.
+branches, and from program to program. XLA cannot reorder the calls then, whatever else each rank's program computes.
 """
 
 from __future__ import annotations

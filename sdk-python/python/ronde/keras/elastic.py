@@ -44,7 +44,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class KerasState(AgreeingState):
-    """The state of a training: a model, its optimizer, and keyword arguments, as attributes.
+    """The state of a training run: a model, its optimizer, and keyword arguments, as attributes.
 
     model     -- a built model
     optimizer -- default: that with which the model was compiled

@@ -44,7 +44,7 @@ class StepMonitorCallback(Callback):  # type: ignore[misc]
             self._monitor.pause()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Goes on measuring."""
+        """Continues measuring."""
         if self._monitor is not None:
             self._monitor.resume()
 

@@ -20,7 +20,7 @@ class RayHostDiscovery:
     """Finds the nodes of the cluster, and how many workers fit on each.
 
     use_gpu                      -- whether workers have GPUs
-    cpus_per_slot, gpus_per_slot -- processors and GPUs for each
+    cpus_per_slot, gpus_per_slot -- CPUs and GPUs for each
     """
 
     def __init__(self, use_gpu: bool = False, cpus_per_slot: float = 1, gpus_per_slot: float = 1) -> None:

@@ -1,4 +1,4 @@
-"""`ElasticRayExecutor`: Horovod's older name for an elastic `RayExecutor`, with a settings class of its own."""
+"""`ElasticRayExecutor`: Horovod's older name for an elastic `RayExecutor`, with its own settings class."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ElasticRayExecutor:
     settings                     -- from `create_settings`, or another object with attributes of its names, such as
                                     Horovod's `ElasticSettings`
     use_gpu                      -- whether workers have GPUs
-    cpus_per_slot, gpus_per_slot -- processors and GPUs for each worker
+    cpus_per_slot, gpus_per_slot -- CPUs and GPUs for each worker
     env_vars                     -- variables for the workers
     override_discovery           -- whether nodes are those of Ray's table; otherwise those of `settings.discovery`
 

@@ -29,7 +29,7 @@ class RayExecutor:
                                        Horovod's `Settings`; default: those of `create_settings`
     num_workers                     -- the number of ranks, on as few nodes as possible
     num_hosts, num_workers_per_host -- instead of it: so many nodes, and ranks on each
-    cpus_per_worker                 -- processors that Ray reserves for each rank
+    cpus_per_worker                 -- CPUs that Ray reserves for each rank
     use_gpu, gpus_per_worker        -- whether ranks have GPUs, and how many each; default: 1. A rank sees the GPUs of
                                        all ranks of its node (CUDA_VISIBLE_DEVICES), in the order of local ranks
     use_current_placement_group     -- whether ranks run in the placement group of the calling actor or task, if any
@@ -152,7 +152,7 @@ class RayExecutor:
 
         Raises WorkerError, a RuntimeError, if a rank of a fixed job raises an error or its process ends. It names rank
         and node, and has the first traceback. Ranks that have not ended 5 s later are ended; then only `shutdown` can
-        be called. An elastic job goes on without such a rank; it raises RuntimeError if fewer than `min_workers`
+        be called. An elastic job continues without such a rank; it raises RuntimeError if fewer than `min_workers`
         remain, with the first traceback, or if results are missing at its end. Raises the exception of a callback,
         after all workers have been ended.
         """

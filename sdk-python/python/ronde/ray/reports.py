@@ -14,7 +14,7 @@ _VALUES_MAX = 10_000
 
 
 class Reports:
-    """A queue of reports, as a context manager: an actor of Ray that needs no processor of its own.
+    """A queue of reports, as a context manager: an actor of Ray that needs no CPU reserved for it.
 
     callbacks -- called with each value, in this process
     """

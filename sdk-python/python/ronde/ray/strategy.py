@@ -24,7 +24,7 @@ _POLL_S = 0.5
 
 
 class Resources(NamedTuple):
-    """What a worker needs: processors, and GPUs."""
+    """What a worker needs: CPUs, and GPUs."""
 
     cpus: float = 1
     gpus: float = 0
@@ -137,7 +137,7 @@ class PGStrategy:
     settings                    -- with `placement_group_timeout_s`
     num_workers                 -- how many
     use_gpu                     -- whether each needs GPUs
-    cpus_per_worker             -- processors for each
+    cpus_per_worker             -- CPUs for each
     gpus_per_worker             -- GPUs for each; default: 1 if `use_gpu`, else 0
     use_current_placement_group -- whether workers run in the placement group of the caller, an actor or task, if any
     """

@@ -43,7 +43,7 @@ class RondeConfig(TorchConfig):  # type: ignore[misc]
     job_secret_file, certs -- for several nodes: as for `RayExecutor.create_settings`
     nics            -- the networks that sidecars listen on, such as "eth0,10.0.0.0/8"; default: all
 
-    A worker that dies, also while the job starts, fails the collectives of the others, and the run; Ray Train's
+    A worker that dies, even while the job starts, fails the collectives of the others, and the run; Ray Train's
     `FailureConfig` starts it again.
     Raises ValueError for another `backend` or `init_method`.
     """

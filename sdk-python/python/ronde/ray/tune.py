@@ -86,7 +86,7 @@ def DistributedTrainableCreator(  # noqa: N802 -- Ray's name
     func                                 -- calls `hvd.init()`, and `ronde.ray.tune.report` instead of `tune.report`
     num_hosts, num_slots                 -- ranks of a trial: so many on each of so many hosts
     use_gpu                              -- whether ranks have GPUs
-    num_cpus_per_slot, num_gpus_per_slot -- processors and GPUs for each rank
+    num_cpus_per_slot, num_gpus_per_slot -- CPUs and GPUs for each rank
     timeout_s, job_secret_file, certs    -- as for `RayExecutor.create_settings`
 
     Raises ValueError for numbers below 1.

@@ -58,7 +58,7 @@ class Session:
         raise NotImplementedError
 
     def default_size(self) -> int:
-        """Returns the default number of processes: `spark.default.parallelism`, else the processors of the cluster."""
+        """Returns the default number of processes: `spark.default.parallelism`, else the CPUs of the cluster."""
         raise NotImplementedError
 
     def slots(self) -> int | None:

@@ -30,8 +30,8 @@ class GradientAggregation:
     average -- whether the sum is divided by the number of passes
     sparse_as_dense -- whether `tf.IndexedSlices` are converted to tensors
 
-    They are zero again in each session, as a restart goes on from a commit, and new workers have no sums. In a graph of
-    TensorFlow 1 they are global variables, and a new session leaves them as they are.
+    They are zero again in each session, as a restart continues from a commit, and new workers have no sums. In a graph
+    of TensorFlow 1 they are global variables, and a new session leaves them as they are.
     """
 
     def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:

@@ -150,7 +150,7 @@ class _VariablesState(AgreeingState):
 
 
 class TensorFlowKerasState(_VariablesState):
-    """The state of a training with Keras: a model, its optimizer, and keyword arguments, as attributes.
+    """The state of a training run with Keras: a model, its optimizer, and keyword arguments, as attributes.
 
     In a graph of TensorFlow 1, for tf-keras, variables have their values in the session of Keras.
 
@@ -201,7 +201,7 @@ class TensorFlowKerasState(_VariablesState):
 
 
 class TensorFlowState(_VariablesState):
-    """The state of a training with variables: those given, and keyword arguments, as attributes.
+    """The state of a training run with variables: those given, and keyword arguments, as attributes.
 
     variables -- default: all variables of the graph of TensorFlow 1
     session   -- the session of TensorFlow 1, in which they have values; None when executing eagerly

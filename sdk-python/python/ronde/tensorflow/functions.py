@@ -138,7 +138,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Broadcasts all variables of rank `root_rank` when a session of TensorFlow 1 begins, also after a restore.
+    """Broadcasts all variables of rank `root_rank` when a session of TensorFlow 1 begins, including after a restore.
 
     device -- the device for the operations
     """

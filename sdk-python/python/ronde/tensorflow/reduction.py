@@ -81,7 +81,7 @@ def reference(variable: Any) -> Any:
 def needs_collectives(process_set: ProcessSet) -> bool:
     """Returns whether ranks have to reduce together; not if this process is outside of the set, or alone in it.
 
-    A graph of an elastic job has its collectives also when it is traced by one rank alone: it is not traced again when
+    A graph of an elastic job has its collectives even when it is traced by one rank alone: it is not traced again when
     the job grows. Raises ValueError for a set that contains this process and is not registered, and before `init`.
     """
     if not process_set.included():

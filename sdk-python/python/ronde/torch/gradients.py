@@ -115,7 +115,7 @@ def begin_broadcast(
 
 
 def begin_alltoall(tensor: torch.Tensor, splits: Splits | None, name: str | None, process_set: ProcessSet) -> int:
-    """Starts the operation and returns its handle. Its result is (tensor, received splits), also without splits."""
+    """Starts the operation and returns its handle. Its result is (tensor, received splits), even without splits."""
     members, current = members_of(process_set), world.current()
 
     def begin() -> InFlight:

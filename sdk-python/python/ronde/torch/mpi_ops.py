@@ -337,7 +337,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts `alltoall`, without gradient; the result is (tensor, received_splits), also without splits."""
+    """Starts `alltoall`, without gradient; the result is (tensor, received_splits), even without splits."""
     checked = gradients.Splits.of(splits, tensor, process_set)
     return gradients.begin_alltoall(tensor, checked, name, process_set)
 

@@ -16,8 +16,8 @@ def empty(*size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch
     """Allocates an uninitialized tensor in shared memory.
 
     Submitting it, or a contiguous part of it, makes no copy (zero-copy): the sidecar reads it in place. Do not write to
-    it until the operation completes, also not after a call with `_async` returns. Otherwise it is like any other
-    tensor. Its memory is released with the last view of it, also after `shutdown`.
+    it until the operation completes: a call with `_async` returns before that. Otherwise it is like any other tensor.
+    Its memory is released with the last view of it, even after `shutdown`.
 
     size  -- the dimensions, or one sequence of them
     dtype -- a type that collectives accept; default: PyTorch's default type

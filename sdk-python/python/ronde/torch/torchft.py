@@ -1,9 +1,9 @@
-"""A process group for torchft, whose Manager gives it new members whenever replica groups fail or come.
+"""A process group for torchft, whose Manager gives it new members whenever replica groups fail or join.
 
     from ronde.torch.torchft import ProcessGroupRonde
     manager = torchft.Manager(pg=ProcessGroupRonde(timeout=timedelta(seconds=30)), ...)
 
-Each quorum has a session of its own, over encrypted links between hosts that `ronde.reconfigure` describes. torchft's
+Each quorum has its own session, over encrypted links between hosts that `ronde.reconfigure` describes. torchft's
 lighthouse, managers and stores pass handles on, which contain no secret. They are torchft's own servers and do not
 encrypt; ronde does not trust them. So send checkpoints by torchft's PGTransport over a group like this one: its
 HTTPTransport sends pickles of the weights unencrypted.
@@ -175,7 +175,7 @@ class ProcessGroupRonde(ProcessGroupWrapper):  # type: ignore[misc]
     # === Calls ===
 
     def _opts_hook(self, opts: _Options) -> _Options:
-        """Returns options, also where torchft passes a reduction alone."""
+        """Returns options, even where torchft passes a reduction alone."""
         if not isinstance(opts, (ReduceOp, ReduceOp.RedOpType)):
             return opts
         options: Any = AllreduceOptions()

@@ -97,7 +97,7 @@ class Watcher:
         raise NotImplementedError
 
     def set_passes(self, passes: int) -> None:
-        """Changes how many backward passes are summed, also for gradients that are not submitted yet."""
+        """Changes how many backward passes are summed, including for gradients that are not submitted yet."""
         if passes <= 0:
             raise ValueError("backward_passes_per_step must be > 0")
         self.passes = passes

@@ -1,6 +1,6 @@
 """The rendezvous of torchrun's agents: `torchrun --rdzv-backend ronde`.
 
-Nodes and their order are fixed by the options. Each start of the workers has a session of the agents of its own, over
+Nodes and their order are fixed by the options. Each start of the workers has its own session of the agents, over
 sidecars that authenticate each other; its beginning is the meeting. An agent that starts its workers again leaves the
 session, which ends it for the others, and all meet in the next one.
 """

@@ -105,7 +105,7 @@ class Link:
         return False
 
     def values(self) -> dict[str, bytes]:
-        """Returns a copy of the store, also of one whose session is over."""
+        """Returns a copy of the store, even of one whose session is over."""
         with self._changed:
             return dict(self._replica.values)
 

@@ -287,5 +287,5 @@ class ModelParams(Settings):
         return list(given) if given else [f"{label}__output" for label in self.value("label_columns") or ()]
 
     def getOutputCols(self) -> list[str]:  # noqa: N802 -- Spark's name
-        """Returns the names of the columns that `transform` adds, also where nobody has set them."""
+        """Returns the names of the columns that `transform` adds, even where nobody has set them."""
         return self.output_columns()

@@ -1,4 +1,4 @@
-"""Data modules: what an estimator reads batches by. A program may give a class of its own."""
+"""Data modules: what an estimator reads batches by. A program may give its own class."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class ShardReader:
     columns    -- the names of the columns to read; default: all
     filesystem -- a `pyarrow.fs.FileSystem`; default: the local one
     workers    -- how many row groups are read at the same time, and how many more are ready; default: 2
-    pool       -- "thread"; "process", which decodes in processes of their own; "dummy": in the thread that iterates
+    pool       -- "thread"; "process", which decodes in separate processes; "dummy": in the thread that iterates
     start_method -- of processes: "spawn" (default), "forkserver" or "fork"
 
     It holds 2 * `workers` decoded row groups at most. Raises ValueError for columns that the data set lacks, and for

@@ -57,8 +57,8 @@ def pieces_of(rank: int, size: int, groups: Sequence[RowGroup]) -> list[Piece]:
 def steps_of(rows: int, size: int, batch_size: int) -> int:
     """Returns the number of batches of one pass, which is the same on all ranks.
 
-    One row that is left over is no batch of its own, in which batch normalization has no variance. The last batch has
-    it then.
+    One row that is left over is not a separate batch, in which batch normalization would have no variance. The last
+    batch has it then.
 
     rows       -- of the data set
     size       -- the number of ranks

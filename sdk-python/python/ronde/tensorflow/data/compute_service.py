@@ -1,8 +1,8 @@
 """tf.data's service for training jobs: processes that compute batches, and how training finds them.
 
 A compute job runs tf.data's own dispatchers and workers. Their protocol is gRPC without encryption or authentication,
-and a worker computes any dataset that it is sent, with the rights of its user. So they accept connections of their own
-host only, unless the compute job is started with `--plaintext-network`.
+and a worker computes any dataset that it is sent, with the rights of its user. So they accept connections from their
+own host only, unless the compute job is started with `--plaintext-network`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _Base: Any = tf.keras.callbacks.Callback
 
 
 class KerasState(TensorFlowKerasState):
-    """The state of a training: a model, its optimizer, and keyword arguments. As `TensorFlowKerasState`."""
+    """The state of a training run: a model, its optimizer, and keyword arguments. As `TensorFlowKerasState`."""
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         super().__init__(model, optimizer, **kwargs)

@@ -6,8 +6,8 @@ Importing this module registers the backend. Workers need no network access for 
     torch.distributed.init_process_group("ronde")
 
 Ranks are those of `ronde run`, or those that PyTorch is given. Everything else is PyTorch's: DistributedDataParallel,
-groups, device meshes, `torch.distributed.all_reduce` and other collectives, also on tensors of GPUs, through main
-memory. Functions of `ronde.torch` may be used, too.
+groups, device meshes, `torch.distributed.all_reduce` and other collectives, including on tensors of GPUs, through
+main memory. Functions of `ronde.torch` may be used, too.
 """
 
 from __future__ import annotations

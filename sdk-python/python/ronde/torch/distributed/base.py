@@ -128,7 +128,7 @@ class GroupBase:
     def by_bucket(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps a communication hook of a model that has this group, whose members register theirs in the same order.
 
-        They are numbered in the group, because its members may have other groups with models of their own.
+        They are numbered in the group, because its members may have other groups with their own models.
         """
         self._hooks += 1
         return hooks.by_bucket(hook, f"hook.{self._hooks}", self._completer, Lane)

@@ -1,6 +1,6 @@
 """`env://`, PyTorch's default rendezvous, in jobs of ronde: no store is opened before one is used.
 
-The backend "ronde" uses none. Groups of other backends beside it need one, which rank 0 of the job serves, also where
+The backend "ronde" uses none. Groups of other backends beside it need one, which rank 0 of the job serves, even where
 it is not their member. So each rank opens it when it makes such a group (`open_for`).
 """
 

@@ -127,7 +127,7 @@ class Group(Collectives, Messages):
 
 
 class WholeGroup(Group, _ProcessGroup):  # type: ignore[misc]
-    """A process group of its own, for a PyTorch that calls no backend in Python.
+    """A separate process group, for a PyTorch that calls no backend in Python.
 
     PyTorch calls a group made in Python directly, and passes its operations to the program unchanged.
     """

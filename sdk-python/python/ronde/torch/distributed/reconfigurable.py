@@ -88,7 +88,7 @@ class ReconfigurableGroup(WholeGroup):
         return self.handle.encode()
 
     def reconfigure(self, opts: Any) -> Together:
-        """Makes those whose handles are given the members, in a session of their own. All of them call this.
+        """Makes those whose handles are given the members, in a separate session. All of them call this.
 
         opts -- PyTorch's ReconfigureOptions: `uuid`, a number that this group has not had before; `handles`, a list in
                 the order of ranks, or a set, whose order is that of the handles' IDs; `timeout`, for the members to

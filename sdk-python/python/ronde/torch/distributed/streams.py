@@ -4,7 +4,7 @@ Where PyTorch copies, which is the default (RONDE_GPU_STAGING), the host waits f
 about copies of ronde's own, for which the host does not wait.
 
 The thread that finishes an operation may be another one than that which began it, and has other current streams. It
-finishes each operation on streams of its own, which come after what the beginning thread's streams had then. The thread
+finishes each operation on its own streams, which come after what the beginning thread's streams had then. The thread
 that waits makes its current streams wait for the result.
 """
 

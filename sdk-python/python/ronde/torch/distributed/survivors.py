@@ -1,4 +1,4 @@
-"""The ranks that survive others: they begin a session of their own, by handles that all have exchanged before."""
+"""The ranks that survive others: they begin a separate session, by handles that all have exchanged before."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TIMEOUT = datetime.timedelta(minutes=30)
 
 
 class Survivors:
-    """The handles of all ranks of a session, which the completer's threads exchange while the program goes on."""
+    """The handles of all ranks of a session, which the completer's threads exchange while the program continues."""
 
     def __init__(self, client: Client, completer: Completer) -> None:
         self._mine = handles.own_handle()

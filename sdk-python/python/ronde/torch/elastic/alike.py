@@ -26,7 +26,7 @@ def check(objects: dict[str, Any], names: list[str]) -> None:
     objects -- the models, optimizers and samplers of the state, by attribute
     names   -- its other attributes
 
-    In an elastic job the other ranks go on: they lose this rank when its program ends.
+    In an elastic job the other ranks continue: they lose this rank when its program ends.
     """
     if not basics.is_initialized() or mpi_ops.size() == 1:
         return  # without a session, the broadcasts that follow raise the error

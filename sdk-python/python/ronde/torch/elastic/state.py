@@ -122,7 +122,7 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> Non
 
 
 class TorchState(AgreeingState):
-    """The state of a training: a model, an optimizer, and keyword arguments, as attributes.
+    """The state of a training run: a model, an optimizer, and keyword arguments, as attributes.
 
     Saving copies modules, optimizers and samplers under any name; other objects are as in `ronde.elastic.ObjectState`.
     Assigning an attribute replaces its object.
