@@ -30,12 +30,12 @@ with ronde.connect() as client:
 """
 RUN = ("ronde", "run", "-np", "2")
 PROGRAM = ("python", "train.py")
-# Within how many seconds the command and all that it started have ended. These are upper limits: tests run beside others
-# on two busy cores. A command that is refused starts nothing.
+# Within how many seconds the command and all that it started have ended. These are upper limits: tests run beside
+# others on two busy cores. A command that is refused starts nothing.
 REFUSED_S = 15
-# Agents, sidecars and programs start, which import NumPy or PyTorch.
+# Agents and sidecars start, and Python, which imports its packages.
 STARTED_S = 60
-# After a kill or Ctrl-C. A launcher gives workers 5 s and sidecars 10 s to end, and as long again to be gone.
+# After a kill or Ctrl-C: the launcher gives workers 5 s and sidecars 10 s to end, and some seconds for messages.
 LOST_S = 45
 # A stall ends the job soon, which it does only if asked.
 SOON = ("--stall-check-warning-time-seconds", "1", "--stall-check-shutdown-time-seconds", "2")
@@ -48,15 +48,15 @@ class Mistake:
     name    -- for the test
     title   -- in a few words
     command -- what is typed; `ronde` and `python` are those under test
-    shows   -- pieces of the answer, in this order; the document shows the first one
+    shows   -- pieces of the answer, in this order
     status  -- the exit code; minus the signal that ended the launcher
     cause   -- what it means and what to do
     program -- the file train.py; none if there is none
     files   -- further files
     variables -- of the environment
     within_s -- the time to fail: until the command and all that it started have ended
-    after   -- what happens when a rank prints "training": "kill sidecar", "kill launcher" or "interrupt twice". The time
-               to fail begins with it
+    after   -- what happens when a rank prints "training": "kill sidecar", "kill launcher" or "interrupt twice". The
+               time to fail begins after it
     records -- whether sidecars write flight records: "always" or "never"; "maybe" if that depends on which process ends
                first
     never   -- pieces that must not be in the answer
