@@ -70,7 +70,7 @@ demo-elastic: ## Train on handwritten digits while workers and a sidecar are kil
 	@$(PYTHON) sdk-python/examples/demo_elastic.py
 
 .PHONY: test
-test: setup lint build-tests test-rust test-python ## Do everything that CI does: set-up, lints, all tests
+test: setup lint build-tests test-rust test-python ## Do what every change must pass: set-up, lints, the tests of Rust and Python
 	@echo "make test: all passed"
 
 .PHONY: setup
@@ -143,7 +143,7 @@ wheel-test: ## Make wheels for x86-64 and aarch64, install and try them on every
 	done
 
 .PHONY: newcomer-test
-newcomer-test: ## Clone, build, install and use two hosts as README and QUICKSTART say, in fresh Debian systems (needs root)
+newcomer-test: ## Clone, build, install and use two hosts as README and QUICKSTART say, in fresh systems of Debian or Ubuntu (needs root)
 	@tests/setup/debian.sh newcomer
 	$(PYTHON) tests/product/newcomer.py
 

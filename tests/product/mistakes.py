@@ -30,6 +30,13 @@ with ronde.connect() as client:
 """
 RUN = ("ronde", "run", "-np", "2")
 PROGRAM = ("python", "train.py")
+# Within how many seconds the command and all that it started have ended. These are upper limits: tests run beside
+# others on two busy cores. A command that is refused starts nothing.
+REFUSED_S = 15
+# Agents and sidecars start, and Python, which imports its packages.
+STARTED_S = 60
+# After a kill or Ctrl-C: the launcher gives workers 5 s and sidecars 10 s to end, and some seconds for messages.
+LOST_S = 45
 # A stall ends the job soon, which it does only if asked.
 SOON = ("--stall-check-warning-time-seconds", "1", "--stall-check-shutdown-time-seconds", "2")
 
@@ -41,14 +48,17 @@ class Mistake:
     name    -- for the test
     title   -- in a few words
     command -- what is typed; `ronde` and `python` are those under test
-    shows   -- pieces of the answer, in this order; the document shows the first one
+    shows   -- pieces of the answer, in this order
     status  -- the exit code; minus the signal that ended the launcher
     cause   -- what it means and what to do
     program -- the file train.py; none if there is none
     files   -- further files
     variables -- of the environment
-    within_s -- the time to fail, generous: a bound on hanging
-    after   -- what happens when a rank prints "training": "kill sidecar", "kill launcher" or "interrupt twice"
+    within_s -- the time to fail: until the command and all that it started have ended
+    after   -- what happens when a rank prints "training": "kill sidecar", "kill launcher" or "interrupt twice". The
+               time to fail begins after it
+    records -- whether sidecars write flight records: "always" or "never"; "maybe" if that depends on which process ends
+               first
     never   -- pieces that must not be in the answer
     """
 
@@ -61,8 +71,9 @@ class Mistake:
     program: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    within_s: float = 30
+    within_s: float = field(kw_only=True)
     after: str = ""
+    records: str = "never"
     never: Sequence[str] = ("panicked", "h2 protocol", "transport error")
 
 
@@ -75,6 +86,7 @@ MISTAKES = (
         2,
         "Python's own words are among the last lines of the rank. The launcher starts workers in its own directory: "
         "check the name, and that the directory is the same on all hosts.",
+        within_s=STARTED_S,
     ),
     Mistake(
         "command_misspelled",
@@ -84,6 +96,7 @@ MISTAKES = (
         127,
         "The program is not in PATH of the host. Give its path, or activate the environment that has it.",
         STEP,
+        within_s=STARTED_S,
     ),
     Mistake(
         "bare_script",
@@ -93,6 +106,7 @@ MISTAKES = (
         64,
         "`ronde run` starts a command, which is `python train.py`. Nothing was started.",
         STEP,
+        within_s=REFUSED_S,
     ),
     Mistake(
         "options_behind",
@@ -102,6 +116,7 @@ MISTAKES = (
         64,
         "Everything after the first word of the command belongs to the command. Put `-np` before it.",
         STEP,
+        within_s=REFUSED_S,
     ),
     Mistake(
         "dtype",
@@ -116,6 +131,8 @@ import numpy, ronde
 with ronde.connect() as client:
     client.allreduce(numpy.ones(4, "float32" if client.rank else "float64"), name="gradient")
 """,
+        within_s=STARTED_S,
+        records="maybe",
     ),
     Mistake(
         "shape",
@@ -130,6 +147,8 @@ import numpy, ronde
 with ronde.connect() as client:
     client.allreduce(numpy.ones(4 + client.rank), name="gradient")
 """,
+        within_s=STARTED_S,
+        records="maybe",
     ),
     Mistake(
         "order",
@@ -146,6 +165,8 @@ with ronde.connect() as client:
     for name in ("a", "b") if client.rank else ("b", "a"):
         client.allreduce(numpy.ones(4), name=name)
 """,
+        within_s=STARTED_S,
+        records="always",
     ),
     Mistake(
         "skipped",
@@ -162,6 +183,8 @@ with ronde.connect() as client:
         client.allreduce(numpy.ones(4), name="of rank 0 alone")
     client.barrier()
 """,
+        within_s=STARTED_S,
+        records="always",
     ),
     Mistake(
         "early_exit",
@@ -175,8 +198,8 @@ with ronde.connect() as client:
         ],
         1,
         "The rank that takes fewer steps ends without an error, and the others wait for nobody: they fail. The block "
-        "names that rank and the number of operations of each. Give all ranks the same number of batches, or call `join()` "
-        "after the loop.",
+        "names that rank and the number of operations of each. Give all ranks the same number of batches, or call "
+        "`join()` after the loop.",
         """
 import numpy, ronde, time
 with ronde.connect() as client:
@@ -186,6 +209,8 @@ with ronde.connect() as client:
     if client.rank == 1:
         time.sleep(5)
 """,
+        within_s=STARTED_S,
+        records="always",
     ),
     Mistake(
         "worker_killed",
@@ -197,7 +222,7 @@ with ronde.connect() as client:
             "2 other ranks ended because of that",
         ],
         137,
-        "If nobody sent the signal, the host ran out of memory: `dmesg -T | grep -i oom` there.",
+        "If nobody sent the signal, the host ran out of memory: `dmesg -T` there shows which process was killed.",
         """
 import os, numpy, ronde
 with ronde.connect() as client:
@@ -206,6 +231,8 @@ with ronde.connect() as client:
         os.kill(os.getpid(), 9)
     client.allreduce(numpy.ones(4), name="second")
 """,
+        within_s=STARTED_S,
+        records="always",
     ),
     Mistake(
         "sidecar_killed",
@@ -217,6 +244,8 @@ with ronde.connect() as client:
         "`--arena-mb`.",
         TRAIN,
         after="kill sidecar",
+        within_s=LOST_S,
+        records="always",
     ),
     Mistake(
         "launcher_killed",
@@ -227,6 +256,8 @@ with ronde.connect() as client:
         "Nobody is left to say anything. The agents end workers and sidecars on all hosts, so nothing stays behind.",
         TRAIN,
         after="kill launcher",
+        within_s=LOST_S,
+        records="maybe",
     ),
     Mistake(
         "interrupted_twice",
@@ -237,6 +268,8 @@ with ronde.connect() as client:
         "The first one ends ranks cleanly, within 5 seconds; the second one kills them.",
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + TRAIN,
         after="interrupt twice",
+        within_s=LOST_S,
+        records="maybe",
     ),
     Mistake(
         "unknown_host",
@@ -258,6 +291,7 @@ with ronde.connect() as client:
         "The message has the line. Each line is `HOST slots=N`.",
         STEP,
         {"hosts": "alpha slots=2\nbeta slot=2\n"},
+        within_s=REFUSED_S,
     ),
     Mistake(
         "bad_toml",
@@ -268,6 +302,7 @@ with ronde.connect() as client:
         "The message has the line and what stands there. docs/CONFIG.md has an example.",
         STEP,
         {"job.toml": "[run]\nnum-proc = = 2\n"},
+        within_s=REFUSED_S,
     ),
     Mistake(
         "ports_taken",
@@ -277,6 +312,7 @@ with ronde.connect() as client:
         69,
         "`ss -tulnp` names the owner. Leave `--ports` out, so that ronde takes free ones, or give a longer range.",
         STEP,
+        within_s=STARTED_S,
     ),
     Mistake(
         "no_torch",
@@ -291,6 +327,7 @@ import sys
 sys.modules["torch"] = None  # as if it were not installed
 import ronde.torch
 """,
+        within_s=STARTED_S,
     ),
     Mistake(
         "no_launcher",
@@ -301,6 +338,7 @@ import ronde.torch
         "Start the program with `ronde run`. ronde refuses, because each process would train alone.",
         STEP,
         variables={"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
+        within_s=STARTED_S,
     ),
     Mistake(
         "starter_without_ronde",
@@ -310,6 +348,7 @@ import ronde.torch
         64,
         "`ronde worker` is what the command of `ronde run --starter` starts, such as Open MPI's mpirun. Start that.",
         STEP,
+        within_s=REFUSED_S,
     ),
     Mistake(
         "arena_too_small",
@@ -323,6 +362,8 @@ import numpy, ronde
 with ronde.connect() as client:
     client.allreduce(numpy.ones(4 << 20, "float32"), name="gradient")
 """,
+        within_s=STARTED_S,
+        records="maybe",
     ),
     Mistake(
         "negative",
@@ -332,6 +373,7 @@ with ronde.connect() as client:
         64,
         "The message has the option and its smallest value.",
         STEP,
+        within_s=REFUSED_S,
     ),
     Mistake(
         "plugin_missing",
@@ -341,6 +383,7 @@ with ronde.connect() as client:
         69,
         "Check the path, which is that on each host with a sidecar. `ronde plugin inspect FILE` shows what a file is.",
         STEP,
+        within_s=STARTED_S,
     ),
     Mistake(
         "unknown_variable",
@@ -351,5 +394,6 @@ with ronde.connect() as client:
         "A variable that begins with `RONDE_RUN_` must be an option of `ronde run`. The message has the nearest one.",
         STEP,
         variables={"RONDE_RUN_VERBOS": "true"},
+        within_s=REFUSED_S,
     ),
 )

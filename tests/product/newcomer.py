@@ -3,16 +3,20 @@
     make newcomer-test
 
 1. In a system with the packages of the section "Build the wheel", an ordinary user clones the last commit of this
-   checkout and makes the wheel. The toolchain of Rust is this machine's; crates and what they compile to are kept in
-   RONDE_CACHE, so that only the first run takes long. RONDE_NEWCOMER_WHEEL=1 takes the wheel in `dist/` instead.
+   checkout and makes the wheel. RONDE_NEWCOMER_WHEEL=1 takes the wheel in `dist/` instead.
+   The block that installs Rust is NOT run unless RONDE_NEWCOMER_RUSTUP=1 is set, as not every machine reaches
+   static.rust-lang.org. Without that variable the toolchain is this machine's, and crates and what they compile to are
+   kept in RONDE_CACHE, so that only the first run takes long.
 2. In a system without a compiler, another one installs that wheel and follows the section "Install and run", and the
    quickstart but for its training, which needs PyTorch.
 3. A copy of that system is a second host, `beta`: both are network namespaces with a link between them, and sshd on
    beta.
 
-The systems are made by debootstrap from the mirror that this machine's apt uses; what pip fetches comes from the index
-that pip uses here. Needs root. All mounts belong to a mount namespace and all processes to a process namespace that end
-with this program, whatever happens; then the folder is removed.
+The systems are made by debootstrap from the mirror that this machine's apt uses: Debian's stable release, or on Ubuntu
+this machine's release. RONDE_NEWCOMER_SUITE names another release of either, such as `bookworm` or `jammy`, which comes
+from RONDE_NEWCOMER_MIRROR or debootstrap's own mirror for it. What pip fetches comes from the index that pip uses here.
+Needs root. All mounts belong to a mount namespace and all processes to a process namespace that end with this program,
+whatever happens; then the folder is removed.
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ QUICKSTART = ROOT / "docs" / "QUICKSTART.md"
 BUILD, INSTALL, TRAINING, SECOND_HOST = "Build the wheel", "Install and run", "The first training", "The second host"
 # A reason that contains this is one for other tests: this one runs the block.
 RUNS_IT = "`make newcomer-test` runs"
+# A block whose reason also contains this is run only if the variable is set.
+RUSTUP = "RONDE_NEWCOMER_RUSTUP=1"
 USER = "newcomer"
 REPOSITORY = "https://github.com/ronde-project/ronde"
 # The first build compiles everything.
@@ -81,18 +87,45 @@ def unfit() -> str | None:
     if os.geteuid() != 0:
         return "needs root, to make a system in a folder"
     tools = ["debootstrap", "unshare", "nsenter", "chroot", "apt-get", "git", "ip"]
-    tools += [] if takes_wheel() else ["cargo", "rustup"]
+    tools += [] if takes_wheel() or installs_rust() else ["cargo", "rustup"]
     missing = [name for name in tools if shutil.which(name) is None]
     if missing:
         return f"needs {', '.join(missing)} (apt-get install debootstrap git iproute2; Rust from https://rustup.rs)"
     if takes_wheel() and not wheels(ROOT / "dist"):
         return "there is no wheel in dist/; run `make wheel` first, or do not set RONDE_NEWCOMER_WHEEL"
+    if os.environ.get("RONDE_NEWCOMER_MIRROR") and not os.environ.get("RONDE_NEWCOMER_SUITE"):
+        return "RONDE_NEWCOMER_MIRROR needs RONDE_NEWCOMER_SUITE, the release to take from there"
+    return unfit_for(named) if (named := os.environ.get("RONDE_NEWCOMER_SUITE")) else None
+
+
+def unfit_for(suite: str) -> str | None:
+    """Why this machine cannot make a system of a release."""
+    if not (SCRIPTS / suite).exists():
+        return f"debootstrap knows no release {suite!r} (RONDE_NEWCOMER_SUITE); those that it knows are in {SCRIPTS}"
+    keys = KEYRINGS / f"{distribution(suite)}-archive-keyring.gpg"
+    if not keys.exists():
+        return f"needs {keys}, the keys that sign {suite}; install the package that has this file"
     return None
+
+
+# How debootstrap makes each release, and the keys that sign the releases.
+SCRIPTS = pathlib.Path("/usr/share/debootstrap/scripts")
+KEYRINGS = pathlib.Path("/usr/share/keyrings")
+
+
+def distribution(suite: str) -> str:
+    """Whose release it is: `debian` or `ubuntu`, by the keys that debootstrap checks it with."""
+    return "ubuntu" if "ubuntu-archive-keyring" in (SCRIPTS / suite).read_text() else "debian"
 
 
 def takes_wheel() -> bool:
     """Whether the wheel in `dist/` is taken, and none is built."""
     return os.environ.get("RONDE_NEWCOMER_WHEEL") == "1"
+
+
+def installs_rust() -> bool:
+    """Whether the block that installs Rust is run. If not, the toolchain is this machine's."""
+    return os.environ.get("RONDE_NEWCOMER_RUSTUP") == "1"
 
 
 def wheels(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -140,7 +173,12 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     report(f"making a system with {' and '.join(packages)}")
     make_system(root, packages, folder / "builder.log")
     mount(root)
-    environment = carry_settings(root) | carry_rust(root)
+    environment = carry_settings(root) | carry_certificates()
+    if installs_rust():
+        report("Rust is installed as the page says")
+    else:
+        report(f"NOT RUN: the block that installs Rust. The toolchain is this machine's; {RUSTUP} runs the block")
+        environment |= carry_rust(root)
     publish(root)
     terminal = terminal_in(root, environment, ["chroot", f"--userspec={USER}", str(root)])
     terminal.patience_s = BUILD_TIMEOUT_S
@@ -175,13 +213,17 @@ def carry_rust(root: pathlib.Path) -> dict[str, str]:
             subprocess.run(["mount", "-o", f"remount,{options}", str(root / place)], check=True)
     own_by_user = ["chroot", str(root), "chown", "-R", f"{USER}:", f"/home/{USER}/.cargo", f"/home/{USER}/target"]
     subprocess.run(own_by_user, check=True)
-    bundle = next((os.environ[name] for name in FILES if os.environ.get(name)), None)
     return {
         "PATH": ":".join(["/opt/rust", *STANDARD_PATH]),
         "RUSTUP_HOME": "/opt/rustup",
         "CARGO_TARGET_DIR": f"/home/{USER}/target",
-        **({"CARGO_HTTP_CAINFO": bundle} if bundle else {}),
     }
+
+
+def carry_certificates() -> dict[str, str]:
+    """The certificates with which cargo checks servers, if this machine has some of its own."""
+    bundle = next((os.environ[name] for name in FILES if os.environ.get(name)), None)
+    return {"CARGO_HTTP_CAINFO": bundle} if bundle else {}
 
 
 def publish(root: pathlib.Path) -> None:
@@ -208,8 +250,7 @@ def own(root: pathlib.Path) -> None:
 
 def run_blocks(terminal: Terminal, wanted: list[Block]) -> None:
     """Runs the blocks, and prints their output."""
-    is_meant = [block.not_run is None or RUNS_IT in block.not_run for block in wanted]
-    ran = [block for block, meant in zip(wanted, is_meant) if meant and (block.language in RUN or block.is_output)]
+    ran = [block for block in wanted if is_meant(block) and (block.language in RUN or block.is_output)]
     if not ran:
         sys.exit("newcomer-test: a section has nothing to run; nothing would be checked")
     for block in ran:
@@ -222,6 +263,13 @@ def run_blocks(terminal: Terminal, wanted: list[Block]) -> None:
             report(f"{block}: printed as promised: {block.text}")
         else:
             report(f"{block}: done in {time.monotonic() - start:.0f} s\n{terminal.output.rstrip()}")
+
+
+def is_meant(block: Block) -> bool:
+    """Whether a block is one that this program runs."""
+    if block.not_run is None:
+        return True
+    return RUNS_IT in block.not_run and (installs_rust() or RUSTUP not in block.not_run)
 
 
 def listed_packages(section: str) -> list[str]:
@@ -238,13 +286,21 @@ RUN = {"sh", "python"}
 
 def make_system(root: pathlib.Path, packages: list[str], log: pathlib.Path) -> None:
     """A minimal system with some packages and an ordinary user."""
-    mirror, suite = mirror_and_suite()
-    command = ["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", suite, str(root), mirror]
     with log.open("w") as sink:
+        command = debootstrap(root, packages)
         status = subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, check=False).returncode
     if status:
         sys.exit(f"debootstrap ended with status {status}:\n" + "\n".join(log.read_text().splitlines()[-20:]))
     subprocess.run(["chroot", str(root), "useradd", "--create-home", "--shell", "/bin/bash", USER], check=True)
+
+
+def debootstrap(root: pathlib.Path, packages: list[str]) -> list[str]:
+    """The command that makes a minimal system."""
+    suite, *mirror = suite_and_mirror()
+    # Ubuntu has python3-venv in universe.
+    components = "main,universe" if distribution(suite) == "ubuntu" else "main"
+    options = ["--variant=minbase", f"--components={components}", f"--include={','.join(packages)}"]
+    return ["debootstrap", *options, suite, str(root), *mirror]
 
 
 def refuse_compilers(root: pathlib.Path) -> None:
@@ -258,15 +314,20 @@ def refuse_compilers(root: pathlib.Path) -> None:
 STANDARD_PATH = ["/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
 
 
-def mirror_and_suite() -> tuple[str, str]:
-    """Debian's mirror as this machine's apt knows it, and its stable release; on Ubuntu, the machine's own."""
+def suite_and_mirror() -> list[str]:
+    """The release that RONDE_NEWCOMER_SUITE names, and RONDE_NEWCOMER_MIRROR if it is set.
+
+    Else Debian's stable release, and its mirror as this machine's apt knows it; on Ubuntu, the machine's own release.
+    """
+    if suite := os.environ.get("RONDE_NEWCOMER_SUITE"):
+        return [suite, *filter(None, [os.environ.get("RONDE_NEWCOMER_MIRROR")])]
     template = ["apt-get", "indextargets", "--format", "$(ORIGIN) $(CODENAME) $(REPO_URI)", "Created-By: Packages"]
     known = subprocess.run(template, check=True, capture_output=True, text=True).stdout.splitlines()
     for line in known:
         origin, codename, mirror = line.split(" ", 2)
         if origin in {"Debian", "Ubuntu"} and "-" not in codename:
-            return mirror, "stable" if origin == "Debian" else codename
-    sys.exit("newcomer-test: apt knows no mirror of Debian or Ubuntu")
+            return ["stable" if origin == "Debian" else codename, mirror]
+    sys.exit("newcomer-test: apt knows no mirror of Debian or Ubuntu; name a release with RONDE_NEWCOMER_SUITE")
 
 
 def mount(root: pathlib.Path) -> None:

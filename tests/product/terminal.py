@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 from typing import TYPE_CHECKING
@@ -29,6 +30,16 @@ if [ -f {state}/variables ]; then . {state}/variables; cd "$(cat {state}/folder)
 export -p > {state}/variables
 pwd > {state}/folder
 """
+
+
+def spaced(line: str) -> str:
+    """Returns a line with single spaces between its words."""
+    return " ".join(line.split())
+
+
+def pattern(line: str) -> re.Pattern[str]:
+    """Returns the pattern of a line of a page, in which `…` stands for any text."""
+    return re.compile(".*".join(map(re.escape, spaced(line).split("…"))))
 
 
 class BlockError(AssertionError):
@@ -97,11 +108,9 @@ class Terminal:
             raise BlockError(f"{block}: ends with status {status}:\n{commands}\n--- prints\n{self.output}")
 
     def compare(self, block: Block) -> None:
-        """Each line of the block is a line of what the block before it has printed."""
-        printed = [" ".join(line.split()) for line in self.output.splitlines()]
-        missing = [
-            line for line in block.text.splitlines() if not any(" ".join(line.split()) in row for row in printed)
-        ]
+        """Each line of the block is a whole line of what the block before it has printed, in any order."""
+        printed = [spaced(line) for line in self.output.splitlines()]
+        missing = [line for line in block.text.splitlines() if not any(map(pattern(line).fullmatch, printed))]
         if missing:
             raise BlockError(f"{block}: these lines are not printed: {missing}\n--- but\n{self.output}")
 

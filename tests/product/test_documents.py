@@ -2,8 +2,9 @@
 
 Every block in a language that can be run is run, page by page in order, in a folder of the page's own, with the wheel
 installed; or a comment above gives the reason: `<!-- not run: REASON -->`. The first line of a block that is a file
-names it and the command that runs it: `# mean.py: ronde run -np 4 python mean.py`. Text under `<!-- output -->` is what
-the one before it prints. Programs in Rust are compiled as documentation tests of sdk-rust/src/lib.rs.
+names it and the command that runs it: `# mean.py: ronde run -np 4 python mean.py`. The one before it prints each line
+of a text under `<!-- output -->`, in which `…` stands for text that varies. Programs in Rust are compiled as
+documentation tests of sdk-rust/src/lib.rs.
 """
 
 from __future__ import annotations
@@ -178,3 +179,31 @@ def test_output_that_is_not_printed_is_a_failure(tmp_path: pathlib.Path) -> None
     terminal.run(Block("page.md", 5, "", "text", "two", is_output=True))
     with pytest.raises(BlockError, match="three"):
         terminal.run(Block("page.md", 9, "", "text", "one\nthree", is_output=True))
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_printed"),
+    [
+        ("[1]<stdout>:mean 1.5, sum 6.0", True),
+        ("[1]<stdout>:mean 1.5,  sum 6.0", True),
+        ("[1]<stdout>:mean …, sum 6.0", True),
+        ("…sum 6.0", True),
+        ("[1]<stdout>:mean…", True),
+        # Part of a line is not the line.
+        ("mean 1.5, sum 6.0", False),
+        ("[1]<stdout>:mean 1.5", False),
+        ("[1]<stdout>:mean 1.5, sum …1.0", False),
+        # Nothing but `…` stands for other text.
+        ("[.]<stdout>:mean 1.5, sum 6.0", False),
+        ("[1]<stdout>:mean .*", False),
+    ],
+)
+def test_whole_lines_are_compared(shown: str, is_printed: bool, tmp_path: pathlib.Path) -> None:
+    terminal = Terminal(tmp_path, dict(os.environ))
+    terminal.output = "before\n[1]<stdout>:mean 1.5, sum 6.0\nafter\n"
+    block = Block("page.md", 1, "", "text", f"after\n{shown}", is_output=True)
+    if is_printed:
+        return terminal.compare(block)
+    with pytest.raises(BlockError, match="these lines are not printed"):
+        terminal.compare(block)
+    return None

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pathlib
 import queue
+import re
 import shutil
 import signal
 import socket
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 REPOSITORY = pathlib.Path(__file__).parent.parent.parent
 PAGE = REPOSITORY / "docs" / "TROUBLESHOOTING.md"
 BEGIN, END = "<!-- begin of the table of tests/product/mistakes.py -->\n", "<!-- end of the table -->\n"
-# A launcher that was killed leaves its agents to end the rest.
-GONE_WITHIN_S = 20.0
+# Until the ranks of a job train.
+TRAINING_WITHIN_S = 60.0
 MARK = "RONDE_TEST_MISTAKE"
 
 
@@ -106,12 +107,18 @@ class Attempt:
             MARK: self.mark,
         }
 
-    def wait(self, within_s: float) -> int:
-        """Waits for the end, and returns the status."""
+    def wait(self, deadline: float) -> int:
+        """Waits for the end of the command, and returns the status."""
         try:
-            return self.process.wait(within_s)
+            return self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            pytest.fail(f"still runs after {within_s} s:\n{self.text()}", pytrace=False)
+            pytest.fail(f"still runs after the time to fail:\n{self.text()}", pytrace=False)
+
+    def wait_gone(self, deadline: float) -> list[str]:
+        """Waits until nothing is left of the command, and returns what is left at the deadline."""
+        while (left := self.left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
 
     def wait_for(self, piece: str, within_s: float) -> None:
         """Waits for a line with this piece."""
@@ -135,10 +142,17 @@ class Attempt:
 
     def left(self) -> list[str]:
         """What it has left: processes, files of running jobs, temporary files, shared memory; not flight records."""
-        found = [str(path) for folder in (self.runtime, self.temporary) for path in folder.rglob("*")]
-        folders = [path for path in found if "/ronde.flight-" not in path]
+        files = [path for path in self.files() if not is_of_flight_records(path)]
         shared = [name for name in set(os.listdir("/dev/shm")) - self.shared if "ronde" in name]
-        return [*self.processes().values(), *folders, *shared]
+        return [*self.processes().values(), *files, *shared]
+
+    def records(self) -> list[str]:
+        """The flight records that it has left, and their folders."""
+        return [path for path in self.files() if is_of_flight_records(path)]
+
+    def files(self) -> list[str]:
+        """What is in the folders of running jobs and of temporary files."""
+        return [str(path) for folder in (self.runtime, self.temporary) for path in folder.rglob("*")]
 
     def text(self) -> str:
         """What it has printed."""
@@ -160,9 +174,15 @@ class Attempt:
             self.lines.put(text)
 
 
-def meddle(attempt: Attempt, after: str, within_s: float) -> None:
+def is_of_flight_records(path: str) -> bool:
+    """Whether a path is that of a flight record or of a folder with some."""
+    return "/ronde.flight-" in path
+
+
+def meddle(attempt: Attempt, mistake: Mistake) -> None:
     """Does what happens while the ranks train."""
-    attempt.wait_for("training", within_s)
+    after = mistake.after
+    attempt.wait_for("training", TRAINING_WITHIN_S)
     if after == "kill sidecar":
         index = b"RONDE_SIDECAR=1\0"
         sidecars = [number for number, words in attempt.processes().items() if " sidecar --bootstrap" in words]
@@ -172,7 +192,7 @@ def meddle(attempt: Attempt, after: str, within_s: float) -> None:
         attempt.process.kill()
     elif after == "interrupt twice":
         attempt.process.send_signal(signal.SIGINT)
-        attempt.wait_for("once more kills them", within_s)
+        attempt.wait_for("once more kills them", mistake.within_s)
         attempt.process.send_signal(signal.SIGINT)
     else:
         raise AssertionError(f"{after!r} is not known")
@@ -191,23 +211,32 @@ def check_answer(mistake: Mistake, answer: str) -> None:
     assert len(codes) <= 1, f"the cause is named once:\n{answer}"
 
 
+def check_records(mistake: Mistake, records: list[str]) -> None:
+    """Flight records are left by failures that write some, and by no others."""
+    assert mistake.records in {"never", "maybe", "always"}, mistake.name
+    if mistake.records == "never":
+        assert records == []
+    if mistake.records == "always":
+        assert [path for path in records if path.endswith(".flight.json")] != [], records
+
+
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_a_mistake_is_explained_and_nothing_is_left(mistake: Mistake, place: pathlib.Path, taken: str) -> None:
     if mistake.name == "unknown_host" and shutil.which("ssh") is None:
         pytest.skip("LEFT OUT: ssh is not installed")
     attempt = Attempt(mistake, place, taken)
+    deadline = time.monotonic() + mistake.within_s
     try:
         if mistake.after:
-            meddle(attempt, mistake.after, mistake.within_s)
-        status = attempt.wait(mistake.within_s)
-        deadline = time.monotonic() + GONE_WITHIN_S
-        while attempt.left() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        left = attempt.left()
+            meddle(attempt, mistake)
+            deadline = time.monotonic() + mistake.within_s
+        status = attempt.wait(deadline)
+        left = attempt.wait_gone(deadline)
         attempt.reader.join(10)
         check_answer(mistake, attempt.text())
         assert status == mistake.status, attempt.text()
         assert left == []
+        check_records(mistake, attempt.records())
     finally:
         attempt.end()
 
@@ -224,15 +253,53 @@ def typed(mistake: Mistake) -> str:
     return " ".join(words)
 
 
+COLUMNS = ("mistake", "command", "the answer has", "exit code", "ended within", "what to do")
+
+
+def code(text: str) -> str:
+    """Returns a text as a code span of Markdown. One with backticks gets two around it."""
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
+
+
+def row(mistake: Mistake) -> str:
+    """Returns a mistake as a row of the document's table. A bar that is no border of a cell is escaped."""
+    within = f"{mistake.within_s:g} s" + (" after that" if mistake.after else "")
+    pieces = "<br>".join(code(piece) for piece in mistake.shows)
+    cells = [mistake.title, code(typed(mistake)), pieces, str(mistake.status), within, mistake.cause]
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |\n"
+
+
 def section() -> str:
     """The section of the document."""
-    rows = []
-    for mistake in MISTAKES:
-        pieces = "<br>".join(f"`{piece}`" for piece in mistake.shows)
-        command = f"`{typed(mistake)}`"
-        rows.append(f"| {mistake.title} | {command} | {pieces} | {mistake.status} | {mistake.cause} |\n")
-    head = "| mistake | command | the answer has | exit code | what to do |\n|---|---|---|---|---|\n"
-    return BEGIN + head + "".join(rows).replace("\n\n", "\n") + END
+    head = "| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|\n"
+    return BEGIN + head + "".join(row(mistake) for mistake in MISTAKES) + END
+
+
+# A code span of Markdown ends at as many backticks as it begins with.
+SPAN = re.compile(r"(?<!`)(`+)(?!`).+?(?<!`)\1(?!`)")
+
+
+def check_row(line: str) -> None:
+    """A row has as many cells as the table, and each code span in a cell ends there."""
+    before, *cells, after = re.split(r"(?<!\\)\|", line.rstrip("\n"))
+    assert (before, after, len(cells)) == ("", "", len(COLUMNS)), line
+    assert [cell for cell in cells if "`" in SPAN.sub("", cell)] == [], line
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_a_row_of_the_table_has_its_cells(mistake: Mistake) -> None:
+    check_row(row(mistake))
+
+
+def test_bars_and_backticks_stay_within_their_cells() -> None:
+    command = ["ronde", "run", "sh", "-c", "python train.py | tee log"]
+    mistake = Mistake("bars", "a | b", command, ["extra `=`", "`|`", "[RONDE-E104]"], 1, "See `a` | b.", within_s=1)
+    text = row(mistake)
+    check_row(text)
+    assert "`` extra `=` ``<br>`` `\\|` ``<br>`[RONDE-E104]`" in text
+    for broken in ("| a | `b` | `c | d` | 1 | 1 s | e |", "| a | `b` | `extra `=`` | 1 | 1 s | e |"):
+        with pytest.raises(AssertionError):
+            check_row(broken)
 
 
 def test_the_document_has_the_table() -> None:
