@@ -1,16 +1,29 @@
-"""What docs/site/hooks.py adds to the site of the documentation. `make docs` builds the site itself."""
+"""The site of the documentation: what docs/site/hooks.py adds to it, and that its pages load nothing from elsewhere."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import runpy
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 HOOKS = runpy.run_path(str(ROOT / "docs" / "site" / "hooks.py"))
 SOURCES = "https://example.org/blob/main/"
+ENVIRONMENT = ROOT / "tests" / "setup" / "environment.py"
+# What a browser loads, or connects to, without a click of its reader.
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\ssrc=["']?(?:https?:)?//"""
+    r"""|<link\b(?![^>]*\brel=["']?canonical)[^>]*\shref=["']?(?:https?:)?//|@import"""
+)
+# What the theme's script asks GitHub for the stars of a repository by, and what it loads a library from unpkg.com for.
+ASKED = re.compile(r"""data-md-component=["']?source\b|class=["']?mermaid""")
+WORKFLOW = ROOT / ".github" / "workflows" / "docs.yml"
 
 
 def test_the_menu_has_each_page_once() -> None:
@@ -38,3 +51,61 @@ def test_the_gallery_shows_each_example_with_its_source() -> None:
     assert re.findall(r"^## `(.+)`$", page, re.MULTILINE) == examples
     assert "ronde run -np 4 --sidecars 2 python sdk-python/examples/allreduce.py" in page
     assert "    import numpy as np" in page
+
+
+def test_the_pages_load_nothing_from_other_sites(tmp_path: pathlib.Path) -> None:
+    subprocess.run([sys.executable, str(ENVIRONMENT), "docs"], check=True)
+    path = subprocess.run(
+        [sys.executable, str(ENVIRONMENT), "path", "docs"], check=True, capture_output=True, text=True
+    )
+    site = tmp_path / "site"
+    build = [path.stdout.strip(), "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(build, check=False, capture_output=True, text=True, cwd=ROOT, env=variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {str(path.relative_to(site)): path.read_text() for path in site.rglob("*.html")}
+    assert 'class="md-source" href=' in pages["index.html"], "the link to the repository is gone"
+    assert [name for name, text in pages.items() if LOADED.search(text) or ASKED.search(text)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<a href="https://github.com/x" data-md-component="source">',
+        "<a href=https://github.com/x data-md-component=source>",
+        '<script async src="https://example.org/a.js">',
+        '<link rel="preconnect" href="https://fonts.gstatic.com">',
+        '<img alt="" src="//example.org/a.png">',
+        '<pre class="mermaid">',
+    ],
+)
+def test_what_a_page_would_load_is_found(text: str) -> None:
+    assert LOADED.search(text) or ASKED.search(text)
+    assert not LOADED.search('<link rel="canonical" href="https://example.org/"><a href="https://example.org">')
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "versions", "default"),
+    [
+        ("branch", "main", "[]", "set-default --push dev"),
+        ("branch", "main", '[{"version": "1.0.0", "aliases": ["latest"]}]', None),
+        ("tag", "v1.0.0", "[]", "set-default --push latest"),
+    ],
+)
+def test_the_site_has_a_start_page_before_the_first_release(
+    kind: str, name: str, versions: str, default: str | None, tmp_path: pathlib.Path
+) -> None:
+    """Runs the step that publishes, with programs in the place of git and mike that only write down their arguments."""
+    calls = tmp_path / "calls"
+    programs = {
+        "git": "true",
+        "python3": f"echo {tmp_path}/python",
+        "mike": f"echo \"$*\" >>{calls}; echo '{versions}'",
+    }
+    for program, commands in programs.items():
+        (tmp_path / program).write_text(f"#!/bin/sh\n{commands}\n")
+        (tmp_path / program).chmod(0o755)
+    step = textwrap.dedent(WORKFLOW.read_text().partition("- name: Publish")[2].partition("run: |\n")[2])
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "REF_TYPE": kind, "REF_NAME": name}
+    subprocess.run(["bash", "-e", "-c", step], check=True, env=variables, cwd=tmp_path)
+    assert [call for call in calls.read_text().splitlines() if "set-default" in call] == ([default] if default else [])
