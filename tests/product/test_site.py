@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
@@ -11,10 +12,12 @@ import sys
 import textwrap
 
 import pytest
+from blocks import of_section
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 HOOKS = runpy.run_path(str(ROOT / "docs" / "site" / "hooks.py"))
 SOURCES = "https://example.org/blob/main/"
+INDEX = ROOT / "docs" / "README.md"
 ENVIRONMENT = ROOT / "tests" / "setup" / "environment.py"
 # What a browser loads, or connects to, without a click of its reader.
 LOADED = re.compile(
@@ -27,7 +30,7 @@ WORKFLOW = ROOT / ".github" / "workflows" / "docs.yml"
 
 
 def test_the_menu_has_each_page_once() -> None:
-    menu = HOOKS["menu"]((ROOT / "docs" / "README.md").read_text())
+    menu = HOOKS["menu"](INDEX.read_text())
     pages = [page for section in menu for entries in section.values() for page in entries]
     existing = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("**/*.md")]
     assert sorted(pages) == sorted([*existing, HOOKS["GALLERY"]])
@@ -47,10 +50,35 @@ def test_a_link_to_no_file_ends_the_build() -> None:
 
 def test_the_gallery_shows_each_example_with_its_source() -> None:
     page = HOOKS["gallery"](ROOT / "sdk-python" / "examples")
-    examples = sorted(path.name for path in (ROOT / "sdk-python" / "examples").glob("*.py"))
+    folder = ROOT / "sdk-python" / "examples"
+    examples = sorted(path.name for pattern in ("*.py", "*.ipynb") for path in folder.glob(pattern))
     assert re.findall(r"^## `(.+)`$", page, re.MULTILINE) == examples
     assert "ronde run -np 4 --sidecars 2 python sdk-python/examples/allreduce.py" in page
     assert "    import numpy as np" in page
+
+
+def test_the_gallery_shows_the_cells_of_a_notebook() -> None:
+    cells = [
+        ("markdown", ["# Train here\n", "\n", "It needs ronde.\n"]),
+        ("markdown", ["## Look\n", "At it."]),
+        ("code", ["x = 1\n", "# not a heading"]),
+    ]
+    source = json.dumps({"cells": [{"cell_type": kind, "source": lines} for kind, lines in cells]})
+    shown = HOOKS["notebook"](source)
+    assert shown == ("Train here.", "It needs ronde.", "**Look**\nAt it.\n\n```python\nx = 1\n# not a heading\n```")
+
+
+def test_each_page_of_use_with_begins_with_a_command() -> None:
+    menu = {title: pages for section in HOOKS["menu"](INDEX.read_text()) for title, pages in section.items()}
+    names = ("TORCHRUN", "SLURM", "LIGHTNING", "ACCELERATE", "KUBERNETES", "RAY", "SPARK")
+    assert menu["Use with"] == [f"{name}.md" for name in names]
+    for page in menu["Use with"]:
+        text = (ROOT / "docs" / page).read_text()
+        assert "\n\nThis page answers how to " in text, f"{page} does not begin with what it answers"
+        first = re.search(r"(?m)^## (.+)$", text)
+        assert first, page
+        languages = [block.language for block in of_section(ROOT / "docs" / page, first[1])]
+        assert "sh" in languages, f"the first section of {page} has no command"
 
 
 def test_the_pages_load_nothing_from_other_sites(tmp_path: pathlib.Path) -> None:
