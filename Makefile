@@ -76,7 +76,7 @@ test: setup lint build-tests test-rust test-python ## Do what every change must 
 .PHONY: setup
 setup: ## Install what the tests need: packages of the distribution, a Python environment
 	@tests/setup/debian.sh
-	@$(PYTHON) tests/setup/environment.py tools training bench torch-suite packaging mpich deploy helm jax monitor sbom
+	@$(PYTHON) tests/setup/environment.py tools training bench torch-suite notebook packaging mpich deploy helm jax monitor sbom
 
 .PHONY: build
 build: plugins ## Build the binary ronde, the crates, the plugins and the Python extension

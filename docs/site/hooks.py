@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import pathlib
 import posixpath
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "sdk-python" / "examples"
 GALLERY = "EXAMPLES.md"
+HEADING = re.compile(r"(?m)^#+ (.+)$")
 # A page in a table of the index. Those of adr/ have their own section, and the quickstart is in the first one.
 PAGE = re.compile(r"\| \[[^\]]+\]\(((?!\.|adr/|QUICKSTART\.md)[^)#]+)\) \|")
 LINK = re.compile(r"(?<!!)(\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
@@ -80,14 +82,40 @@ def outside_link(link: re.Match[str], page: str, sources: str) -> str:
 
 def gallery(folder: pathlib.Path) -> str:
     """The page with all examples: of each the first sentence of its documentation, how to start it, and its source."""
-    parts = ["# Examples", "", "The programs in `sdk-python/examples`, with their sources.", ""]
-    for path in sorted(folder.glob("*.py")):
-        source = path.read_text()
-        text = ast.get_docstring(ast.parse(source)) or ""
-        first, _, rest = text.partition("\n")
-        parts += [f"## `{path.name}`", "", first, ""]
-        if rest.strip():
-            parts += ["```text", rest.strip(), "```", ""]
-        indented = "\n".join(f"    {line}" if line else "" for line in source.rstrip().splitlines())
-        parts += [f'??? example "{path.name}"', "", "    ```python", indented, "    ```", ""]
+    parts = ["# Examples", "", "The programs and notebooks in `sdk-python/examples`, with their sources.", ""]
+    for path in sorted(path for path in folder.iterdir() if path.suffix in {".py", ".ipynb"}):
+        shown = program(path.read_text()) if path.suffix == ".py" else notebook(path.read_text())
+        parts += [f"## `{path.name}`", "", shown.first, ""]
+        if shown.rest:
+            parts += [shown.rest, ""]
+        indented = "\n".join(f"    {line}" if line else "" for line in shown.source.splitlines())
+        parts += [f'??? example "{path.name}"', "", indented, ""]
     return "\n".join(parts)
+
+
+class Shown(NamedTuple):
+    """What the gallery shows of an example, in Markdown."""
+
+    first: str
+    rest: str
+    source: str
+
+
+def program(source: str) -> Shown:
+    """A program: the lines of its documentation, then its source."""
+    text = ast.get_docstring(ast.parse(source)) or ""
+    first, _, rest = text.partition("\n")
+    return Shown(first, f"```text\n{rest.strip()}\n```" if rest.strip() else "", python(source))
+
+
+def notebook(source: str) -> Shown:
+    """A notebook: the title and the text of its first cell, then the other cells; their headings are bold lines."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(source)["cells"]]
+    title, _, text = cells[0][1].partition("\n")
+    shown = [python(cell) if kind == "code" else HEADING.sub(r"**\1**", cell) for kind, cell in cells[1:]]
+    return Shown(title.removeprefix("# ") + ".", text.strip(), "\n\n".join(shown))
+
+
+def python(source: str) -> str:
+    """A block of Python."""
+    return f"```python\n{source.rstrip()}\n```"

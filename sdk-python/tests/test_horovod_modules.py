@@ -127,21 +127,33 @@ def test_exceptions() -> None:
 )
 @pytest.mark.parametrize("name", ["horovod.mxnet", "ronde.mxnet"])
 def test_the_error_without_mxnet_names_the_command(name: str) -> None:
-    with pytest.raises(ImportError, match=r'needs MXNet, .*: pip install "mxnet==1.9.1" "numpy<1.24" "setuptools<70"'):
+    with pytest.raises(ImportError, match=r"needs MXNet, .*: pip install .* \(the extra `mxnet` of ronde's wheel\)"):
         importlib.import_module(name)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("lightning") is not None, reason="Lightning is installed; tests/frontends trains with it"
+)
+def test_the_error_without_lightning_names_the_command() -> None:
+    pytest.importorskip("torch")
+    command = r'pip install "torch>=2.1" "lightning>=2.2" \(the extra `lightning` of ronde\'s wheel\)'
+    with pytest.raises(ImportError, match=rf"needs Lightning, which is not installed: {command}"):
+        importlib.import_module("ronde.lightning")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed; tests/ray imports these")
 @pytest.mark.parametrize("name", ["horovod.ray", "ronde.ray"])
 def test_the_error_without_ray_names_the_command(name: str) -> None:
-    with pytest.raises(ImportError, match=r'ronde.ray needs Ray, .*: pip install "ray\[train\]"'):
+    with pytest.raises(
+        ImportError, match=r'needs Ray, .*: pip install "ray\[train\]" \(the extra `ray` of ronde\'s wheel\)'
+    ):
         importlib.import_module(name)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pyspark") is not None, reason="PySpark is installed; see tests/spark")
 @pytest.mark.parametrize("name", ["horovod.spark", "ronde.spark"])
 def test_the_error_without_spark_names_the_command(name: str) -> None:
-    with pytest.raises(ImportError, match=r"ronde.spark needs PySpark .*: pip install pyspark pyarrow"):
+    with pytest.raises(ImportError, match=r"needs PySpark .*: pip install pyspark pyarrow \(the extra `spark` of"):
         importlib.import_module(name)
 
 

@@ -49,7 +49,8 @@ def test_the_error_without_a_framework_names_what_the_extra_installs(monkeypatch
     monkeypatch.setattr(importlib, "import_module", absent)
     for name in requirement.PACKAGES:
         packages = " ".join(f'"{each}"' for each in extras(name))
-        with pytest.raises(ImportError, match=rf"needs It, which is not installed: pip install {re.escape(packages)}$"):
+        command = re.escape(f"pip install {packages} (the extra `{name}` of ronde's wheel)")
+        with pytest.raises(ImportError, match=rf"needs It, which is not installed: {command}$"):
             requirement.require(name, "It")
 
 

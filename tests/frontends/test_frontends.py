@@ -70,7 +70,7 @@ def test_lightnings_strategies_keep_their_contract(runner: Runner) -> None:
 
 
 def test_lightnings_own_ddp_opens_gloo_beside_ronde(runner: Runner) -> None:
-    """The limit that docs/PYTORCH.md states, and the proof that the watch finds a listener."""
+    """The limit that docs/LIGHTNING.md states, and the proof that the watch finds a listener."""
     run = runner.launched(2, [str(WATCHED), str(WORKERS / "lightning_plain.py")], RONDE_AUTOINIT="1")
     assert min(run.listeners) > 0
 

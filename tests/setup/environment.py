@@ -10,6 +10,7 @@ Stages; each brings the first with it:
     training   PyTorch for CPUs and scikit-learn
     bench      what the benchmark draws with, and Open MPI as a peer
     torch-suite  what PyTorch's own tests import
+    notebook   what runs the notebook of the examples in a kernel
 
 Further stages have separate environments, as tests import nothing from there (`path packaging` prints a python):
 
@@ -36,9 +37,8 @@ Further stages have separate environments, as tests import nothing from there (`
 
 The environment is outside of the checkout, in RONDE_CACHE (default ~/.cache/ronde), under a name made of the Python
 it is for and the requirements' content: checkouts with equal requirements share it, and a change makes a new one. Those
-of `bench` and `torch-suite` are not part of the name: a change installs them into the existing environment. The
-torch of a system Python
-is linked.
+of `bench`, `torch-suite` and `notebook` are not part of the name: a change installs them into the existing environment.
+The torch of a system Python is linked.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 HERE = pathlib.Path(__file__).resolve().parent
 # Each environment's stages; its first one makes it.
 ENVIRONMENTS = {
-    "python": ["base", "tools", "training", "bench", "torch-suite"],
+    "python": ["base", "tools", "training", "bench", "torch-suite", "notebook"],
     "packaging": ["packaging", "cross"],
     "mpich": ["mpich"],
     "deploy": ["deploy", "helm"],
@@ -90,7 +90,7 @@ LAYERS = {
 # What these packages depend on is not installed: of some only files are used, others' requirements list what they need.
 WITHOUT_DEPENDENCIES = {"helm", "petastorm"}
 # Their requirements are not part of the environment's name.
-UNNAMED_STAGES = {"bench", "torch-suite"}
+UNNAMED_STAGES = {"bench", "notebook", "torch-suite"}
 
 
 def main() -> int:

@@ -2,7 +2,9 @@
 
 import numpy
 
-_FITTING = 'pip install "mxnet==1.9.1" "numpy<1.24" "setuptools<70"'
+from ronde.frameworks.requirement import of_wheel
+
+_FITTING = f'pip install "mxnet==1.9.1" "numpy<1.24" "setuptools<70" ({of_wheel("mxnet")})'
 
 try:
     import mxnet

@@ -13,13 +13,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch.strategies import StrategyRegistry
+from ronde.frameworks.requirement import require
 
-from ronde.lightning.barrier import replace_gloo_barrier
-from ronde.lightning.ddp import RondeStrategy
-from ronde.lightning.environment import RondeEnvironment
-from ronde.lightning.horovod import HorovodStrategy
-from ronde.lightning.monitor import StepMonitorCallback
+# First, for their errors.
+require("torch", "PyTorch")
+require("lightning", "Lightning")
+
+from lightning.pytorch.strategies import StrategyRegistry  # noqa: E402
+
+from ronde.lightning.barrier import replace_gloo_barrier  # noqa: E402
+from ronde.lightning.ddp import RondeStrategy  # noqa: E402
+from ronde.lightning.environment import RondeEnvironment  # noqa: E402
+from ronde.lightning.horovod import HorovodStrategy  # noqa: E402
+from ronde.lightning.monitor import StepMonitorCallback  # noqa: E402
 
 __all__ = ["HorovodStrategy", "RondeEnvironment", "RondeStrategy", "StepMonitorCallback"]
 

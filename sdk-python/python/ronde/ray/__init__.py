@@ -8,11 +8,13 @@
 Each node has one sidecar, which moves the tensors of its workers. Importing this module needs Ray.
 """
 
+from ronde.frameworks.requirement import of_wheel
+
 try:
     import ray
 except ImportError as error:
     raise ImportError(
-        'ronde.ray needs Ray, which is not installed here: pip install "ray[train]"', name="ray"
+        f'ronde.ray needs Ray, which is not installed here: pip install "ray[train]" ({of_wheel("ray")})', name="ray"
     ) from error
 
 from ronde.ray import version

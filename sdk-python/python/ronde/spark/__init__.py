@@ -5,12 +5,14 @@
 Each host of executors has one sidecar, which moves the tensors of its ranks. Importing this module needs PySpark.
 """
 
+from ronde.frameworks.requirement import of_wheel
+
 try:
     import pyspark
 except ImportError as error:
     raise ImportError(
         "ronde.spark needs PySpark in the release of the cluster, which is not installed here: pip install pyspark "
-        "pyarrow",
+        f"pyarrow ({of_wheel('spark')})",
         name="pyspark",
     ) from error
 

@@ -6,13 +6,14 @@ estimator = hvd.LightningEstimator(num_proc=4, store=store, model=lightning_modu
 predictions = estimator.fit(train_df).transform(test_df)
 """
 
-try:
-    import lightning  # noqa: F401
-except ModuleNotFoundError as error:
-    raise ImportError("ronde.spark.lightning needs Lightning, which is not installed: pip install lightning") from error
+from ronde.frameworks.requirement import require
 
-from ronde.spark.lightning.estimator import LightningEstimator, LightningModel
-from ronde.torch import Compression
+# First, for their errors.
+require("torch", "PyTorch")
+require("lightning", "Lightning")
+
+from ronde.spark.lightning.estimator import LightningEstimator, LightningModel  # noqa: E402
+from ronde.torch import Compression  # noqa: E402
 
 TorchEstimator = LightningEstimator
 """LightningEstimator, under Horovod's name."""

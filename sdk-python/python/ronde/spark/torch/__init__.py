@@ -6,11 +6,7 @@ estimator = hvd.TorchEstimator(num_proc=4, store=store, model=model, optimizer=o
 predictions = estimator.fit(train_df).transform(test_df)
 """
 
-try:
-    import torch  # noqa: F401
-except ModuleNotFoundError as error:
-    raise ImportError("ronde.spark.torch needs PyTorch, which is not installed: pip install torch") from error
-
+from ronde.frameworks import needs_torch  # noqa: F401 -- first, for its error
 from ronde.spark.torch.estimator import TorchEstimator, TorchModel
 from ronde.torch import Compression
 
