@@ -127,7 +127,7 @@ pub struct Tuning {
     stall_shutdown_ms: Option<u64>,
     /// Where sidecars write flight records after a failure: the newest operations, without contents. off records nothing.
     /// [default: a directory of the job in ronde.flight-UID in the temporary directory]
-    #[arg(long, value_name = "DIR|off", env = "RONDE_FLIGHT_DIR", value_parser = FlightDirectory::parse)]
+    #[arg(long, value_name = "DIR", env = "RONDE_FLIGHT_DIR", value_parser = FlightDirectory::parse)]
     flight_dir: Option<FlightDirectory>,
     /// Keep all threads of each sidecar on these cores of its host. [default: any]
     #[arg(long, value_name = "CORE,...", value_delimiter = ',', env = "HOROVOD_THREAD_AFFINITY", value_parser = core)]
