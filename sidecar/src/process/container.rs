@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use ronde_bootstrap::numbers::whole;
 
 use crate::session::worker_uids::WorkerUid;
 
@@ -27,7 +28,7 @@ pub(crate) struct ContainerArgs {
         long,
         value_name = "SECONDS",
         conflicts_with_all = ["bootstrap", "local_ranks"],
-        value_parser = clap::value_parser!(u64).range(1..=86_400)
+        value_parser = whole::<u64>(1..=86_400)
     )]
     pub(crate) exit_with_workers: Option<u64>,
     /// Write a report to FILE at the end, as JSON.

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use clap::Args;
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::exit::{EXIT_FAILURE, EXIT_USAGE, fail as refuse, print};
+use ronde_bootstrap::numbers::whole;
 use ronde_bootstrap::ports::PortRange;
 
 use crate::run::{RemoteShell, SSH, names};
@@ -31,7 +32,7 @@ pub struct CheckArgs {
     #[arg(long, value_name = "CMD", default_value = SSH)]
     remote_shell: String,
     /// The port of ssh on other hosts. [default: that of ssh's configuration]
-    #[arg(short = 'p', long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short = 'p', long, value_name = "PORT", value_parser = whole::<u16>(1..=u16::MAX.into()))]
     ssh_port: Option<u16>,
     /// The private key for ssh. [default: that of ssh's configuration]
     #[arg(short = 'i', long, value_name = "FILE")]

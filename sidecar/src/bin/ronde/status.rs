@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use ronde_bootstrap::codes::{Code, coded};
 use ronde_bootstrap::exit::EXIT_UNAVAILABLE;
+use ronde_bootstrap::numbers::whole;
 use ronde_wire::Failure;
 
 mod render;
@@ -31,7 +32,7 @@ pub(super) struct StatusArgs {
     #[arg(long, value_name = "http://HOST:PORT")]
     url: Option<String>,
     /// How long to measure traffic, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=60))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = whole::<u64>(1..=60))]
     measure: u64,
     /// Print the pages as JSON, one line for each sidecar.
     #[arg(long)]

@@ -20,6 +20,7 @@ use ratatui::buffer::Buffer;
 
 use ronde_bootstrap::codes::{Code, coded};
 use ronde_bootstrap::exit::{EXIT_UNAVAILABLE, EXIT_USAGE, fail, print};
+use ronde_bootstrap::numbers::whole;
 
 use model::{Model, View, update};
 use poll::Targets;
@@ -45,7 +46,7 @@ pub(super) struct TopArgs {
     #[arg(long = "url", value_name = "http://HOST:PORT")]
     urls: Vec<String>,
     /// The time between two samples, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=60))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = whole::<u64>(1..=60))]
     interval: u64,
     /// What is shown first.
     #[arg(long, value_enum, default_value_t = View::Overview)]

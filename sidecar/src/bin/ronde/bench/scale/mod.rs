@@ -20,7 +20,7 @@ use self::model::Machine;
 
 /// Predict the time of training steps on up to 512 GPUs and 1,024 hosts by ronde's cost model, and say what limits them.
 #[derive(Parser, Debug)]
-#[command(name = "ronde bench scale", after_help = EXAMPLES)]
+#[command(name = "ronde bench scale", after_help = EXAMPLES, allow_negative_numbers = true)]
 struct ScaleArgs {
     /// Take alpha and gamma from a profile of `ronde tune`, instead of those that docs/SCALE.md has.
     #[arg(long, value_name = "FILE")]
@@ -100,8 +100,9 @@ mod tests {
         std::fs::write(profile.path(), "[tuning]\nlanes = 2\n").expect("ours");
         let error = args(&format!("--tuning {}", profile.path().display())).machine().expect_err("no model");
         assert!(format!("{error:#}").contains("has no [cost]"), "{error:#}");
-        for line in ["--cores 0", "--link-gbit nan", "--cpu-us-per-byte=-1"] {
-            assert!(ScaleArgs::try_parse_from(format!("x {line}").split_whitespace()).is_err(), "{line}");
+        for line in ["--cores 0", "--link-gbit nan", "--cpu-us-per-byte -1"] {
+            let error = ScaleArgs::try_parse_from(format!("x {line}").split_whitespace()).expect_err(line).to_string();
+            assert!(error.contains("it must be above 0"), "{error}");
         }
     }
 
