@@ -338,7 +338,7 @@ with ronde.connect() as client:
         "a plugin is not there",
         [*RUN, "--plugin", "missing.wasm", *PROGRAM],
         ["missing.wasm cannot be read", "[RONDE-E801]"],
-        69,
+        64,
         "Check the path, which is that on each host with a sidecar. `ronde plugin inspect FILE` shows what a file is.",
         STEP,
     ),

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{EXIT_USAGE, fail, print};
+use ronde_bootstrap::exit::{fail, print};
 use ronde_launcher::{agent, check, job, run};
 use ronde_sidecar::process;
 use ronde_sidecar::process::arguments::SidecarArgs;
@@ -109,7 +109,7 @@ fn main() -> ExitCode {
     let arguments = arguments::normalise(&Cli::command(), std::env::args_os().collect());
     let cli = match layers::layered(with_negative_numbers(Cli::command()), &arguments, &environment()) {
         Ok(cli) => cli,
-        Err(mistakes) => return fail(Code::ConfigFile, &mistakes.to_string(), EXIT_USAGE),
+        Err(mistakes) => return fail(Code::ConfigFile, &mistakes.to_string()),
     };
     let parsed = cli.try_get_matches_from(arguments.clone()).and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
@@ -180,7 +180,7 @@ fn refused(error: &clap::Error) -> ExitCode {
     let text = error.render();
     let text = if std::io::stderr().is_terminal() { text.ansi().to_string() } else { text.to_string() };
     let _ = write!(std::io::stderr(), "{}", Code::CommandLine.mark(&text));
-    ExitCode::from(EXIT_USAGE)
+    ExitCode::from(Code::CommandLine.exit_status())
 }
 
 /// Builds the output of `ronde version`. Two installations work together if their wire versions overlap and their

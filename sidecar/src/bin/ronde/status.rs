@@ -11,7 +11,7 @@ use clap::Args;
 use serde_json::Value;
 
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::EXIT_UNAVAILABLE;
+use ronde_bootstrap::exit::{fail, notice, print};
 use ronde_bootstrap::numbers::whole;
 use ronde_wire::Failure;
 
@@ -49,17 +49,13 @@ pub(super) fn main(args: &StatusArgs) -> ExitCode {
         watch(state, &mut std::io::stdout(), &mut std::io::stderr(), std::io::stdout().is_terminal() && !args.json)
     } else {
         state().map(|state| {
-            ronde_bootstrap::exit::print(&state.text);
-            state.silent.iter().for_each(|line| eprintln!("ronde: {line}"));
+            print(&state.text);
+            state.silent.iter().for_each(|line| notice(line));
         })
     };
     match shown {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => ronde_bootstrap::exit::fail(
-            Code::StatusUnreachable,
-            &coded(&error, Code::StatusUnreachable),
-            EXIT_UNAVAILABLE,
-        ),
+        Err(error) => fail(Code::StatusUnreachable, &coded(&error, Code::StatusUnreachable)),
     }
 }
 

@@ -16,7 +16,7 @@ use anyhow::{anyhow, ensure};
 use clap::{Args, Subcommand};
 use ronde_bootstrap::codes::{Code, coded};
 use ronde_bootstrap::directory;
-use ronde_bootstrap::exit::{EXIT_UNAVAILABLE, EXIT_USAGE, fail, print};
+use ronde_bootstrap::exit::{fail, print};
 use ronde_bootstrap::numbers::whole;
 use ronde_wire::JobName;
 
@@ -96,11 +96,7 @@ pub fn main(args: &JobArgs) -> ExitCode {
             print(&text);
             ExitCode::SUCCESS
         }
-        Err(error) => {
-            let code = error.downcast_ref::<Code>().copied().unwrap_or(Code::JobUnreachable);
-            let is_mistake = matches!(code, Code::JobAmbiguous | Code::JobRequest | Code::CommandLine);
-            fail(code, &coded(&error, code), if is_mistake { EXIT_USAGE } else { EXIT_UNAVAILABLE })
-        }
+        Err(error) => fail(Code::JobUnreachable, &coded(&error, Code::JobUnreachable)),
     }
 }
 

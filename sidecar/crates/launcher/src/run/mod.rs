@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_SYSTEM, EXIT_USAGE, fail};
+use ronde_bootstrap::exit::fail;
 use ronde_bootstrap::interfaces::Selector;
 use ronde_bootstrap::logs::{LogArgs, LogFormat};
 use ronde_bootstrap::numbers::whole;
@@ -187,13 +187,13 @@ pub fn main(args: RunArgs) -> ExitCode {
     let (settings, shape) = match Settings::new(args) {
         Ok(parsed) => parsed,
         Err(error) => {
-            return fail(Code::CommandLine, &coded(&error, Code::CommandLine), EXIT_USAGE);
+            return fail(Code::CommandLine, &coded(&error, Code::CommandLine));
         }
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            return fail(Code::LauncherStart, &format!("cannot start: {error}"), EXIT_SYSTEM);
+            return fail(Code::LauncherStart, &format!("cannot start: {error}"));
         }
     };
     let code = match &shape {

@@ -19,7 +19,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, anyhow};
 use clap::Args;
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_UNAVAILABLE, fail, print};
+use ronde_bootstrap::exit::{fail, print};
 use ronde_bootstrap::numbers::whole;
 use ronde_engine::AutotuneSettings;
 use ronde_wire::TuningParameter;
@@ -108,7 +108,7 @@ pub(super) fn main(args: &TuneArgs) -> ExitCode {
 pub(super) fn failed(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<Interrupted>() {
         Some(interrupted) => interrupted.exit_code(),
-        None => fail(Code::TuneFailed, &coded(error, Code::TuneFailed), EXIT_UNAVAILABLE),
+        None => fail(Code::TuneFailed, &coded(error, Code::TuneFailed)),
     }
 }
 
@@ -255,7 +255,7 @@ fn check_writable(path: &Path) -> anyhow::Result<()> {
     let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
     // A failed search leaves no empty profile.
     let checked = opened.and_then(|_| if is_new { std::fs::remove_file(path) } else { Ok(()) });
-    checked.with_context(|| format!("cannot write the profile {}", path.display()))
+    checked.with_context(|| format!("cannot write the profile {}", path.display())).context(Code::ResultUnwritable)
 }
 
 fn remove(path: &Path) -> anyhow::Result<()> {
@@ -268,7 +268,8 @@ fn remove(path: &Path) -> anyhow::Result<()> {
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    let written = std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()));
+    written.context(Code::ResultUnwritable)
 }
 
 /// `BYTES` or `BYTESxCOUNT`.

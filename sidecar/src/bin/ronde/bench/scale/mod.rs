@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_CANNOT_CREATE, EXIT_UNAVAILABLE, fail, print};
+use ronde_bootstrap::exit::{fail, print};
 use ronde_bootstrap::profile::Profile;
 
 use self::measured::MACHINE;
@@ -48,12 +48,12 @@ pub(super) fn main(arguments: &[std::ffi::OsString]) -> ExitCode {
     };
     let machine = match args.machine() {
         Ok(machine) => machine,
-        Err(error) => return fail(Code::Profile, &coded(&error, Code::Profile), EXIT_UNAVAILABLE),
+        Err(error) => return fail(Code::Profile, &coded(&error, Code::Profile)),
     };
     print(&document::tables(&machine));
     match args.plot.as_ref().map_or(Ok(()), |path| write(path, &plot::plot(&machine))) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(Code::PlotUnwritable, &coded(&error, Code::PlotUnwritable), EXIT_CANNOT_CREATE),
+        Err(error) => fail(Code::ResultUnwritable, &coded(&error, Code::ResultUnwritable)),
     }
 }
 
