@@ -22,8 +22,8 @@ pub(crate) struct ContainerArgs {
     /// private network. [default: a free port of the loopback]
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["bootstrap", "local_ranks"])]
     pub(crate) admin_listen: Option<String>,
-    /// End when all workers that connected have left, with status 0 if their job succeeded, else 69; fail if none connects
-    /// within this many seconds.
+    /// End when all workers that connected have left, with status 0 if their job succeeded, else 69; fail if none
+    /// connects within this many seconds.
     #[arg(
         long,
         value_name = "SECONDS",

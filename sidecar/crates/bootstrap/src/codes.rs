@@ -191,8 +191,8 @@ impl Code {
         TABLE.iter().find(|entry| entry.code == self).expect("a test holds that every code is in the table")
     }
 
-    /// The exit status of a command that ends with this error, the same in all commands. A job that ends because a process
-    /// failed, or by a signal, has the status of the process or the signal instead.
+    /// The exit status of a command that ends with this error, the same in all commands. A job that ends because a
+    /// process failed, or by a signal, has the status of the process or the signal instead.
     pub fn exit_status(self) -> u8 {
         self.entry().exit
     }

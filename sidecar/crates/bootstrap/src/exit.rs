@@ -81,8 +81,8 @@ pub const EXITS: &[ExitEntry] = &[
     },
 ];
 
-/// Writes why a command fails to standard error, and gives the exit status. The text has the code of its error on its first
-/// line; without one, it is `code`. The status is that of the code which the line shows.
+/// Writes why a command fails to standard error, and gives the exit status. The text may have the code of its error on
+/// its first line; without one, it gets `code`. The status is that of the code which the line shows.
 pub fn fail(code: Code, text: &str) -> ExitCode {
     let text = code.mark(text);
     notice(&text);

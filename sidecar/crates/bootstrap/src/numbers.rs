@@ -2,8 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-/// Returns a parser of whole numbers of a range, for clap. A mistake is explained by the range, whatever the value is: a
-/// negative number, one that is too large, or no number.
+/// Returns a parser of whole numbers of a range, for clap. A mistake is explained by the range, whatever the value is:
+/// a negative number, one that is too large, or no number.
 pub fn whole<T>(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
 where
     T: TryFrom<u64> + Clone + Send + Sync + 'static,

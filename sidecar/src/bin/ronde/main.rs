@@ -146,8 +146,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Lets the values of all options and arguments be negative numbers: their parsers name the range, where clap would take such a
-/// number for an option that does not exist.
+/// Lets the values of all options and arguments be negative numbers: their parsers name the range, where clap would take
+/// such a number for an option that does not exist.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     command.allow_negative_numbers(true).mut_subcommands(with_negative_numbers)
 }

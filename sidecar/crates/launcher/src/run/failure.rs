@@ -227,8 +227,8 @@ pub(super) fn code_of_worker(status: Status) -> Code {
 }
 
 impl Failure {
-    /// The launcher's exit code, never 0: that of the worker, starter or sidecar that failed first, 128 plus a signal, else that
-    /// of the error code.
+    /// The launcher's exit code, never 0: that of the worker, starter or sidecar that failed first, 128 plus a signal, else
+    /// that of the error code.
     pub(super) fn exit_code(&self) -> u8 {
         let code = match self {
             Self::Worker { status, .. } | Self::Starter { status, .. } | Self::Sidecar { status, .. } => {

@@ -123,8 +123,8 @@ pub(crate) fn address_of(url: &str) -> anyhow::Result<SocketAddr> {
     address.context(Code::StatusUnreachable)
 }
 
-/// The first IPv4 address, else the first one: unless --admin-listen names another address, the pages are those of 127.0.0.1,
-/// while `localhost` may have ::1 first.
+/// The first IPv4 address, else the first one: unless --admin-listen names another address, the pages are those of
+/// 127.0.0.1, while `localhost` may have ::1 first.
 fn preferred(addresses: &[SocketAddr]) -> Option<SocketAddr> {
     addresses.iter().find(|address| address.is_ipv4()).or(addresses.first()).copied()
 }
