@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import re
 import socket
 import subprocess
 import sys
 import threading
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import pytest
@@ -22,16 +23,13 @@ from ronde.bench.__main__ import main, parse
 from ronde.bench.cases import Case, World
 from ronde.bench.control import Channel, Listener, ask
 from ronde.bench.data import Draw
-from ronde.bench.errors import BenchError, UsageError, WrongResultError
+from ronde.bench.errors import BenchError, OutputError, UsageError, WrongResultError
 from ronde.bench.executor import Executor
 from ronde.bench.measure import measure_case
 from ronde.bench.named import Extras, Named
 from ronde.bench.progress import Progress
 from ronde.bench.summary import Summary, slowest
 from ronde.bench.table import render, time_text
-
-if TYPE_CHECKING:
-    import pathlib
 
 COUNT = 3 * data.BLOCK_ELEMENTS // 2 + 6  # more than a block, not a whole number of them
 
@@ -275,9 +273,26 @@ def test_a_report_is_read_and_other_files_are_rejected(
     assert capsys.readouterr().out == render(a_report())
     assert markdown.read_text() == render(a_report(), markdown=True)
     path.write_text(json.dumps({"schema": "ronde-bench/0"}))
-    assert main(["report", str(path)]) == 2
+    assert main(["report", str(path)]) == 64
     path.write_text("[]")
-    assert main(["report", str(path)]) == 2
+    assert main(["report", str(path)]) == 64
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [(BenchError, 69), (UsageError, 64), (OutputError, 73), (WrongResultError, 1)]
+)
+def test_an_error_has_the_exit_status_that_all_commands_have(
+    kind: type[BenchError], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_path: pathlib.Path) -> None:
+        raise kind("what failed")
+
+    monkeypatch.setattr("ronde.bench.report.read", fail)
+    assert main(["report", "a.json"]) == status
+    assert capsys.readouterr().err == "ronde bench: what failed\n"
+    table = (pathlib.Path(__file__).parents[2] / "docs" / "ERRORS.md").read_text()
+    (row,) = [line for line in table.splitlines() if line.startswith(f"| {status} |")]
+    assert "`bench`" in row or row.endswith("| all |")
 
 
 def test_the_plot_is_a_picture(tmp_path: pathlib.Path) -> None:
@@ -286,6 +301,7 @@ def test_the_plot_is_a_picture(tmp_path: pathlib.Path) -> None:
     path.write_text(json.dumps(a_report()))
     assert main(["report", str(path), "--plot", str(tmp_path / "a.png")]) == 0
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["report", str(path), "--plot", str(tmp_path / "no" / "a.png")]) == 73
 
 
 def an_all_collective_report() -> dict[str, Any]:
@@ -352,7 +368,7 @@ def test_a_file_that_is_no_report_gives_a_sentence_and_no_page(
 ) -> None:
     path, page = tmp_path / "a.json", tmp_path / "a.html"
     path.write_text(contents)
-    assert main(["report", str(path), "--html", str(page)]) == 2
+    assert main(["report", str(path), "--html", str(page)]) == 64
     found = capsys.readouterr().err
     assert text in found
     assert found.startswith(f"ronde bench: {path}")

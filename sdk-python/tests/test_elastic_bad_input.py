@@ -50,7 +50,7 @@ FAILS = [
 def test_a_script_that_fails_first_ends_the_job(hosts: Hosts, text: str, expected: str) -> None:
     hosts.runs(text)
     with ElasticJob(["--min-np", "1", "--host-discovery-script", str(hosts.script)], ["-c", "pass"]) as job:
-        assert job.status() == 69, job.output
+        assert job.status() == 64, job.output
     assert re.search(expected, job.output), job.output
     assert "RONDE-E102" in job.output
 

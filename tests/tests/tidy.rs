@@ -29,6 +29,8 @@ mod sidecar_modules;
 mod sizes;
 #[path = "tidy/source.rs"]
 mod source;
+#[path = "tidy/streams.rs"]
+mod streams;
 #[path = "tidy/top_level.rs"]
 mod top_level;
 #[path = "tidy/unsafe_code.rs"]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use ronde_bootstrap::interfaces::Selector;
 use ronde_bootstrap::logs::LogArgs;
+use ronde_bootstrap::numbers::whole;
 use ronde_bootstrap::tuning::Tuning;
 use ronde_transport::TrustDomain;
 use ronde_wire::{JobName, limits};
@@ -28,7 +29,7 @@ pub struct SidecarArgs {
         long,
         value_name = "N",
         conflicts_with_all = ["bootstrap", "certs", "job_secret_file", "peers", "placement", "listen", "network_interfaces"],
-        value_parser = clap::value_parser!(u16).range(1..=limits::LOCAL_RANKS_MAX as i64)
+        value_parser = whole::<u16>(1..=limits::LOCAL_RANKS_MAX as u64)
     )]
     pub(crate) local_ranks: Option<u16>,
     /// The directory with cert.pem, key.pem and ca.pem, as `ronde certs issue` makes it.
@@ -41,20 +42,25 @@ pub struct SidecarArgs {
     #[arg(long, value_name = "NAME", value_parser = |name: &str| JobName::new(name))]
     pub(crate) job: Option<JobName>,
     /// With --job-secret-file: this sidecar's index in --peers, from 0.
-    #[arg(long, value_name = "I")]
+    #[arg(long, value_name = "I", value_parser = whole::<u32>(0..=u32::MAX.into()))]
     pub(crate) index: Option<u32>,
     /// With --job-secret-file: the trust domain, a name for whoever runs jobs here, the same on all hosts.
     #[arg(long, value_name = "NAME", default_value = "ronde.local", value_parser = |name: &str| TrustDomain::new(name))]
     pub(crate) trust_domain: TrustDomain,
     /// With --job-secret-file: how long each certificate is valid; it is replaced after two thirds of that time.
-    #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u64).range(6..=2_592_000))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = whole::<u64>(6..=2_592_000))]
     pub(crate) certificate_life: u64,
     /// The addresses of all sidecars of the job, in the order of their indices, this one included. Data lanes use the
     /// ports after the named one.
     #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',')]
     pub(crate) peers: Vec<String>,
     /// For each rank, the index of its sidecar. [default: one rank on each sidecar]
-    #[arg(long, value_name = "INDEX,...", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "INDEX,...",
+        value_delimiter = ',',
+        value_parser = whole::<u32>(0..=u32::MAX.into())
+    )]
     pub(crate) placement: Vec<u32>,
     /// The address to listen on. [default: the address of this sidecar's entry in --peers]
     #[arg(long, value_name = "ADDRESS")]
@@ -78,7 +84,7 @@ pub struct SidecarArgs {
     #[arg(long, conflicts_with_all = ["bootstrap", "local_ranks"])]
     pub(crate) end_with_input: bool,
     /// How long resolving the names of the other sidecars and connecting to them may take.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = whole::<u64>(1..=86_400))]
     pub(crate) start_timeout: u64,
     #[command(flatten)]
     pub(crate) tuning: Tuning,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use ronde_bootstrap::numbers::whole;
 
 use crate::session::worker_uids::WorkerUid;
 
@@ -21,13 +22,13 @@ pub(crate) struct ContainerArgs {
     /// private network. [default: a free port of the loopback]
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["bootstrap", "local_ranks"])]
     pub(crate) admin_listen: Option<String>,
-    /// End when all workers that connected have left, with status 0 if their job succeeded; fail if none connects
-    /// within this many seconds.
+    /// End when all workers that connected have left, with status 0 if their job succeeded, else 69; fail if none
+    /// connects within this many seconds.
     #[arg(
         long,
         value_name = "SECONDS",
         conflicts_with_all = ["bootstrap", "local_ranks"],
-        value_parser = clap::value_parser!(u64).range(1..=86_400)
+        value_parser = whole::<u64>(1..=86_400)
     )]
     pub(crate) exit_with_workers: Option<u64>,
     /// Write a report to FILE at the end, as JSON.

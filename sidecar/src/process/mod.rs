@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::fail;
+use ronde_bootstrap::exit::{fail, status_of};
 use ronde_bootstrap::logs::LogFormat;
 use ronde_bootstrap::messages::{FromSidecar, Join, Membership, Peer, Summary, ToSidecar, TokenFile};
 use ronde_bootstrap::streams;
@@ -67,7 +67,7 @@ use crate::web;
 /// Runs `ronde sidecar`: takes part in one job, as the launcher, or the certificate and command line, define it.
 pub fn main(args: &SidecarArgs) -> ExitCode {
     if let Err(error) = streams::open(logging::lost_lines) {
-        return fail(Code::SidecarCannotGoOn, &format!("cannot start the threads of the log: {error}"), 1);
+        return fail(Code::SidecarCannotGoOn, &format!("cannot start the threads of the log: {error}"));
     }
     logging::start(&args.logs);
     hide_memory();
@@ -88,8 +88,9 @@ pub fn main(args: &SidecarArgs) -> ExitCode {
                 true => tracing::error!("{reason}"),
                 false => streams::log(format!("ronde sidecar: {reason}\n")),
             }
+            let status = status_of(&reason, Code::SidecarCannotGoOn);
             FromSidecar::Fatal { reason }.send();
-            ExitCode::FAILURE
+            ExitCode::from(status)
         }
     };
     streams::flush();

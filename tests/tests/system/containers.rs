@@ -133,7 +133,7 @@ fn a_worker_that_dies_ends_all_sidecars_with_the_reason() -> Result<()> {
     ensure!(failed.rank == Some(1), "{failed:?}");
     workers[0].ask(&Ask::Close)?;
     for (index, sidecar) in (0..).zip(&mut sidecars) {
-        ensure!(!sidecar.process.await_exit(PATIENCE)?.success(), "the job has failed");
+        ensure!(sidecar.process.await_exit(PATIENCE)?.code() == Some(69), "the job has failed");
         let failure = pod.report(index)?["failure"].to_string();
         ensure!(failure.contains("rank 1"), "{failure} does not name the culprit");
     }

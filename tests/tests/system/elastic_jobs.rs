@@ -255,7 +255,7 @@ fn too_few_slots_are_waited_for_and_then_counted() {
 fn a_discovery_script_that_fails_first_ends_the_job() {
     let options = ["--min-np", "2", "--host-discovery-script", "echo no cloud >&2; exit 3"];
     let ended = Run::new(2).options(options).start(["true"]).wait(DEADLINE);
-    assert_eq!(ended.code, Some(69), "{ended}");
+    assert_eq!(ended.code, Some(64), "{ended}");
     for text in ["exited with code 3", "no cloud", "RONDE-E102"] {
         assert!(ended.stderr.contains(text), "{text}: {ended}");
     }

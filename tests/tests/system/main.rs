@@ -14,6 +14,7 @@ mod elastic_commands;
 mod elastic_jobs;
 mod endings;
 mod exhaustion;
+mod exit_codes;
 mod faults;
 mod first_failure;
 mod fork;

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ronde.bench import plot
 from ronde.bench.cases import World
-from ronde.bench.errors import BenchError
+from ronde.bench.errors import UsageError
 from ronde.bench.machine import title as machine_title
 from ronde.bench.table import LEGEND, TRAIN_LEGEND, Table, load_text, tables
 
@@ -32,10 +32,10 @@ td:first-child, th:first-child { text-align: left; }
 
 
 def page(reports: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """Returns the page of these reports, each with its name. Raises BenchError if there is nothing to show."""
+    """Returns the page of these reports, each with its name. Raises UsageError if there is nothing to show."""
     for name, report in reports:
         if not tables(report):
-            raise BenchError(f"{name} has no measurement: nothing can be drawn")
+            raise UsageError(f"{name} has no measurement: nothing can be drawn")
     sections = "\n".join(_report(name, report) for name, report in reports)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

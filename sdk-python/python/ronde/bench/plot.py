@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ronde.bench.cases import World, size_text
-from ronde.bench.errors import BenchError
+from ronde.bench.errors import BenchError, OutputError, UsageError
 from ronde.bench.groups import LABELS
 from ronde.bench.machine import title as machine_title
 from ronde.bench.table import ratio, series_label
@@ -36,12 +36,15 @@ INK = "#010203"
 
 
 def draw(report: dict[str, Any], path: pathlib.Path) -> None:
-    """Writes a PNG. Raises BenchError if there is no all-reduce to draw, or no matplotlib."""
+    """Writes a PNG.
+
+    Raises UsageError if there is no all-reduce to draw, BenchError without matplotlib, and OutputError.
+    """
     pyplot = _pyplot()
     worlds = [(world, _cases(world, COLLECTIVE)) for world in report["worlds"]]
     worlds = [(world, cases) for world, cases in worlds if cases]
     if not worlds:
-        raise BenchError("there is no all-reduce in this report, and nothing else is drawn")
+        raise UsageError("there is no all-reduce in this report, and nothing else is drawn")
     figure, axes = pyplot.subplots(
         2,
         len(worlds),
@@ -65,7 +68,10 @@ def draw(report: dict[str, Any], path: pathlib.Path) -> None:
     axes[1][0].set_ylabel("ronde / peer")
     axes[1][0].legend()
     figure.suptitle(machine_title(report["machine"]), fontsize="small")
-    figure.savefig(path, dpi=150)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error}") from error
     pyplot.close(figure)
 
 

@@ -8,7 +8,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ronde.bench.errors import BenchError
+from ronde.bench.errors import OutputError, UsageError
 from ronde.bench.run import SCHEMA
 from ronde.bench.table import render
 
@@ -20,16 +20,16 @@ OTHER_WORK_CORES_MOST = 0.1
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """Reads a report from a JSON file."""
+    """Reads a report from a JSON file. Raises UsageError."""
     try:
         report: dict[str, Any] = json.loads(path.read_text())
         schema = report.get("schema")
     except (OSError, ValueError, AttributeError) as error:
-        raise BenchError(f"{path} cannot be read as a report: {error}; `ronde bench --json FILE` writes one") from error
+        raise UsageError(f"{path} cannot be read as a report: {error}; `ronde bench --json FILE` writes one") from error
     if schema != SCHEMA:
-        raise BenchError(f"{path} is of schema {schema!r}; this release reads {SCHEMA!r}")
+        raise UsageError(f"{path} is of schema {schema!r}; this release reads {SCHEMA!r}")
     if not report.get("worlds"):
-        raise BenchError(f"{path} has no measurement; run `ronde bench --json FILE` again")
+        raise UsageError(f"{path} has no measurement; run `ronde bench --json FILE` again")
     return report
 
 
@@ -40,7 +40,7 @@ def complete(paths: Sequence[pathlib.Path]) -> Iterator[None]:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         names = ", ".join(map(str, paths))
-        raise BenchError(f"{names}: not a complete report: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{names}: not a complete report: {type(error).__name__}: {error}") from error
 
 
 def finish(report: dict[str, Any]) -> None:
@@ -79,8 +79,8 @@ def write_page(reports: Sequence[tuple[pathlib.Path, dict[str, Any]]], path: pat
 
 
 def write(path: pathlib.Path, text: str) -> None:
-    """Writes a file. Raises BenchError."""
+    """Writes a file. Raises OutputError."""
     try:
         path.write_text(text)
     except OSError as error:
-        raise BenchError(f"{path} cannot be written: {error}") from error
+        raise OutputError(f"{path} cannot be written: {error}") from error

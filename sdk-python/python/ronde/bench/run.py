@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ronde.bench import groups, machine, processes
-from ronde.bench.errors import BenchError
+from ronde.bench.errors import UsageError
 from ronde.bench.groups import LABELS, Group
 from ronde.bench.measure import measure_case, turns, variants
 from ronde.bench.named import Extras
@@ -185,6 +185,6 @@ def why_no_hosts() -> str | None:
 
 
 def check_world(world: World) -> None:
-    """Raises BenchError for an impossible world."""
+    """Raises UsageError for an impossible world."""
     if world.ranks % world.hosts:
-        raise BenchError(f"{world.ranks} ranks cannot be divided evenly among {world.hosts} hosts")
+        raise UsageError(f"{world.ranks} ranks cannot be divided evenly among {world.hosts} hosts")

@@ -8,6 +8,8 @@ use clap::builder::TypedValueParser;
 use ronde_wire::TuningParameter;
 use serde::{Deserialize, Serialize};
 
+use crate::numbers::whole;
+
 /// Whether and how the coordinator searches for the settings with which the job's tensors are performed fastest.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -27,7 +29,7 @@ pub struct AutotuneArgs {
         long = "autotune-warmup-samples",
         value_name = "N",
         env = "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
-        value_parser = clap::value_parser!(u32).range(0..=1_000)
+        value_parser = whole::<u32>(0..=1_000)
     )]
     pub warmup_samples: Option<u32>,
     /// How many steps are measured at once; a sample is the median of five such measurements. [default: 10]
@@ -35,7 +37,7 @@ pub struct AutotuneArgs {
         long = "autotune-steps-per-sample",
         value_name = "N",
         env = "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
-        value_parser = clap::value_parser!(u32).range(1..=1_000_000)
+        value_parser = whole::<u32>(1..=1_000_000)
     )]
     pub steps_per_sample: Option<u32>,
     /// How many samples the search takes; then the best settings stay. [default: 20]
@@ -43,7 +45,7 @@ pub struct AutotuneArgs {
         long = "autotune-bayes-opt-max-samples",
         value_name = "N",
         env = "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
-        value_parser = clap::value_parser!(u32).range(1..=256)
+        value_parser = whole::<u32>(1..=256)
     )]
     pub samples_max: Option<u32>,
     /// The standard deviation of the error of a sample, as a share of that of all samples, from 0 to 1: more, and the search
@@ -143,10 +145,10 @@ mod tests {
     #[test]
     fn values_out_of_range_are_refused_with_the_range() {
         for (line, reason) in [
-            ("--autotune-bayes-opt-max-samples 0", "0 is not in 1..=256"),
-            ("--autotune-bayes-opt-max-samples=-3", "-3 is not in 1..=256"),
-            ("--autotune-steps-per-sample 0", "0 is not in 1..=1000000"),
-            ("--autotune-warmup-samples=-1", "-1 is not in 0..=1000"),
+            ("--autotune-bayes-opt-max-samples 0", "it is a whole number from 1 to 256"),
+            ("--autotune-bayes-opt-max-samples=-3", "it is a whole number from 1 to 256"),
+            ("--autotune-steps-per-sample 0", "it is a whole number from 1 to 1000000"),
+            ("--autotune-warmup-samples=-1", "it is a whole number from 0 to 1000"),
             ("--autotune-gaussian-process-noise 1.5", "it must be from 0 to 1"),
             ("--autotune-gaussian-process-noise nan", "it must be from 0 to 1"),
             (

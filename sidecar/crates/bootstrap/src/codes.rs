@@ -161,16 +161,18 @@ pub enum Code {
     JobRequest = 607,
     /// The launcher of a job does not answer.
     JobUnreachable = 608,
-    /// A flight record cannot be read or written.
+    /// A flight record cannot be read.
     FlightRecord = 609,
+    /// A flight record or its timeline cannot be written.
+    FlightFile = 610,
     /// The benchmark's Python cannot be run.
     PythonNotRun = 701,
     /// The benchmark's Python lacks packages.
     PythonPackages = 702,
     /// A search of `ronde tune` did not come to its end.
     TuneFailed = 703,
-    /// The plot of `ronde bench scale` cannot be written.
-    PlotUnwritable = 704,
+    /// A plot or a profile cannot be written.
+    ResultUnwritable = 704,
     /// A plugin cannot be read or loaded.
     PluginFile = 801,
     /// A plugin's package cannot be created or built.
@@ -187,6 +189,12 @@ impl Code {
     /// Its entry in the table.
     pub fn entry(self) -> &'static Entry {
         TABLE.iter().find(|entry| entry.code == self).expect("a test holds that every code is in the table")
+    }
+
+    /// The exit status of a command that ends with this error, the same in all commands. A job that ends because a
+    /// process failed, or by a signal, has the status of the process or the signal instead.
+    pub fn exit_status(self) -> u8 {
+        self.entry().exit
     }
 
     /// The code of exceptions with this `cause`.
@@ -227,6 +235,8 @@ impl fmt::Display for Code {
 pub struct Entry {
     /// The code.
     pub code: Code,
+    /// The exit status of a command that ends with it.
+    pub exit: u8,
     /// What went wrong, in a few words.
     pub title: &'static str,
     /// What it means.
@@ -237,7 +247,7 @@ pub struct Entry {
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { code, title, meaning, remedy } = self;
+        let Self { code, title, meaning, remedy, .. } = self;
         write!(f, "{code}: {title}\n\n{meaning}\n\nWhat to do: {remedy}")
     }
 }

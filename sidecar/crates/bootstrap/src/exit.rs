@@ -11,6 +11,8 @@ pub const EXIT_FAILURE: u8 = 1;
 pub const EXIT_USAGE: u8 = 64;
 /// The exit status when a service, a host or a sidecar is not available (`EX_UNAVAILABLE`).
 pub const EXIT_UNAVAILABLE: u8 = 69;
+/// The exit status when an invariant of ronde broke (`EX_SOFTWARE`).
+pub const EXIT_BUG: u8 = 70;
 /// The exit status when the system denies something that every command needs (`EX_OSERR`).
 pub const EXIT_SYSTEM: u8 = 71;
 /// The exit status when a file cannot be made (`EX_CANTCREAT`).
@@ -41,18 +43,19 @@ pub const EXITS: &[ExitEntry] = &[
     ExitEntry {
         status: "1",
         meaning: "the answer is no: `check` found a host on which jobs cannot run, or a file, certificate, plugin, flight record or library failed its test",
-        commands: "`check`, `certs`, `plugin`, `sidecar`, `debug`, `bench`",
+        commands: "`check`, `certs`, `plugin`, `run`, `sidecar`, `debug`, `bench`",
     },
     ExitEntry {
         status: "64",
-        meaning: "the command line, a variable or a configuration file cannot be used; nothing was started",
+        meaning: "the command line, a variable, a configuration file or a file that one of them names cannot be used; no worker was started",
         commands: "all",
     },
     ExitEntry {
         status: "69",
-        meaning: "a host, a sidecar or a running job cannot be reached or used, or not everything started in time",
-        commands: "`run`, `status`, `top`, `debug`, `job`, `tune`, `bench`",
+        meaning: "a host, a sidecar or a running job cannot be reached or used, not everything started in time, or a sidecar, a search or a benchmark could not go on",
+        commands: "`run`, `sidecar`, `status`, `top`, `debug`, `job`, `tune`, `bench`",
     },
+    ExitEntry { status: "70", meaning: "an invariant of ronde broke: please report it", commands: "all" },
     ExitEntry {
         status: "71",
         meaning: "the system denies something that the launcher needs, such as a thread",
@@ -60,8 +63,8 @@ pub const EXITS: &[ExitEntry] = &[
     },
     ExitEntry {
         status: "73",
-        meaning: "the file of --report, --output-filename or --plot, a flight record or its timeline cannot be made",
-        commands: "`run`, `debug`, `bench`",
+        meaning: "a file cannot be made: of --report, --output-filename, --autotune-log-file, --plot or --output, or a flight record or its timeline",
+        commands: "`run`, `sidecar`, `debug`, `tune`, `bench`",
     },
     ExitEntry { status: "74", meaning: "the output of the workers cannot be written", commands: "`run`" },
     ExitEntry { status: "126", meaning: "the worker's command cannot be executed", commands: "`run`, `worker`" },
@@ -78,14 +81,67 @@ pub const EXITS: &[ExitEntry] = &[
     },
 ];
 
-/// Writes why a command fails to standard error, with the error's code, and gives its exit status.
-pub fn fail(code: Code, text: &str, exit: u8) -> ExitCode {
-    // Fails only if the terminal is closed; the exit status reports the result as well.
-    let _ = writeln!(std::io::stderr(), "ronde: {}", code.mark(text));
-    ExitCode::from(exit)
+/// Writes why a command fails to standard error, and gives the exit status. The text may have the code of its error on
+/// its first line; without one, it gets `code`. The status is that of the code which the line shows.
+pub fn fail(code: Code, text: &str) -> ExitCode {
+    let text = code.mark(text);
+    notice(&text);
+    ExitCode::from(status_of(&text, code))
+}
+
+/// The exit status of an error whose text may have a code on its first line; without one, it is `code`.
+pub fn status_of(text: &str, code: Code) -> u8 {
+    Code::of(text).unwrap_or(code).exit_status()
+}
+
+/// Writes a message of `ronde` to standard error.
+pub fn notice(text: &str) {
+    write_error(&format!("ronde: {text}"));
+}
+
+/// Writes a line to standard error. A reader that has gone is no error: nobody would see the message.
+pub fn write_error(line: &str) {
+    write_line(&mut std::io::stderr(), line);
+}
+
+fn write_line(out: &mut impl Write, line: &str) {
+    // In one piece, so that lines of several processes do not mix.
+    let _ = out.write_all(format!("{line}\n").as_bytes());
 }
 
 /// Writes an answer to standard output. A reader that has gone is no error.
 pub fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::codes::TABLE;
+
+    #[test]
+    fn every_code_has_an_exit_status_of_the_table() {
+        let rows: BTreeSet<u8> = EXITS.iter().filter_map(|entry| entry.status.parse().ok()).collect();
+        let used: BTreeSet<u8> = TABLE.iter().map(|entry| entry.exit).collect();
+        assert!(used.is_subset(&rows), "{used:?} are not all among {rows:?}");
+        // A shell's own status for a command that does not exist belongs to no code.
+        let others: Vec<u8> = rows.difference(&used).copied().collect();
+        assert_eq!(others, [0, EXIT_NOT_FOUND]);
+    }
+
+    #[test]
+    fn the_status_is_that_of_the_code_that_is_shown() {
+        assert_eq!(status_of("no such file", Code::Profile), EXIT_USAGE);
+        assert_eq!(status_of("cannot write x [RONDE-E610]\nmore", Code::FlightRecord), EXIT_CANNOT_CREATE);
+        assert_eq!(status_of(&Code::FlightRecord.mark("no record"), Code::StatusUnreachable), EXIT_FAILURE);
+    }
+
+    #[test]
+    fn a_reader_that_has_gone_is_no_error() {
+        let (reader, mut out) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        write_line(&mut out, "nobody reads this");
+    }
 }

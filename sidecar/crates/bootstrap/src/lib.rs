@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`messages`] | the messages between a launcher and a sidecar |
 //! | [`tuning`], [`autotune`], [`logs`], [`otlp`], [`plugins`], [`ports`], [`web`] | settings that both take |
+//! | [`numbers`] | a parser of whole numbers for options |
 //! | [`flight`] | flight records: their format, and their files |
 //! | [`profile`] | settings that `ronde tune` has found |
 //! | [`interfaces`] | the addresses of a host, and which of them a job uses |
@@ -21,6 +22,7 @@ pub mod flight;
 pub mod interfaces;
 pub mod logs;
 pub mod messages;
+pub mod numbers;
 pub mod otlp;
 pub mod output;
 pub mod plugins;

@@ -7,6 +7,8 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
+use crate::numbers::whole;
+
 /// The options about the export of metrics.
 #[derive(Args, Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -20,11 +22,11 @@ pub struct OtlpArgs {
     #[arg(long = "otlp-ca", value_name = "FILE")]
     ca: Option<PathBuf>,
     /// The time between two exports. [default: 15]
-    #[arg(long = "otlp-interval", value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(INTERVAL_S))]
+    #[arg(long = "otlp-interval", value_name = "SECONDS", value_parser = whole::<u32>(INTERVAL_S))]
     interval: Option<u32>,
 }
 
-const INTERVAL_S: std::ops::RangeInclusive<i64> = 1..=3_600;
+const INTERVAL_S: std::ops::RangeInclusive<u64> = 1..=3_600;
 const INTERVAL_DEFAULT_S: u32 = 15;
 
 impl OtlpArgs {

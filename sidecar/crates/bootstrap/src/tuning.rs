@@ -21,6 +21,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::autotune::AutotuneArgs;
 use crate::codes::Code;
 use crate::flight::FlightDirectory;
+use crate::numbers::whole;
 use crate::otlp::OtlpArgs;
 use crate::plugins::PluginSettings;
 use crate::profile::{Cost, Profile, chunk_bytes};
@@ -44,10 +45,10 @@ pub struct Tuning {
     #[serde(serialize_with = "write_text", deserialize_with = "read_text")]
     pub tcp_congestion: Congestion,
     /// Data lanes between two sidecars. [default: by the number of cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=limits::LANES_MAX as i64))]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=limits::LANES_MAX as u64))]
     pub lanes: Option<u16>,
     /// The most data threads of an operation whose ranks all use one sidecar. [default: all data threads]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=limits::LANES_MAX as i64))]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=limits::LANES_MAX as u64))]
     pub local_lanes: Option<u16>,
     /// The most that is fused into one operation; 0 switches fusion off. [default: 64, or HOROVOD_FUSION_THRESHOLD in bytes]
     #[arg(long = "fusion-threshold-mb", value_name = "MB", value_parser = mebibytes(0..=65_536))]
@@ -56,7 +57,7 @@ pub struct Tuning {
     #[arg(long, value_name = "BYTES", value_parser = chunk)]
     pub chunk_bytes: Option<u32>,
     /// Tensors of up to so many bytes a rank travel with the messages that agree about them; 0 for none. [default: 4096]
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(0..=limits::EAGER_BYTES_MAX as i64))]
+    #[arg(long, value_name = "BYTES", value_parser = whole::<u32>(0..=limits::EAGER_BYTES_MAX as u64))]
     pub eager_bytes: Option<u32>,
     /// Negotiate every operation, also those that come again in every step.
     #[arg(long)]
@@ -304,12 +305,12 @@ fn cores() -> usize {
 
 /// A number of MiB on the command line, of bytes here.
 pub(crate) fn mebibytes(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = u64> {
-    clap::value_parser!(u64).range(range).map(|megabytes: u64| megabytes << 20)
+    whole::<u64>(range).map(|megabytes: u64| megabytes << 20)
 }
 
 /// A number of seconds on the command line, of milliseconds here.
 fn seconds(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = u64> {
-    clap::value_parser!(u64).range(range).map(|seconds: u64| seconds * 1_000)
+    whole::<u64>(range).map(|seconds: u64| seconds * 1_000)
 }
 
 /// A number of seconds with a fraction, in milliseconds.
@@ -399,6 +400,25 @@ mod tests {
         let lookup = |name: &str| (name == FUSION_THRESHOLD).then(|| " 77 ".to_owned());
         assert_eq!(tuning("").with_variables(lookup).expect("good").fusion_threshold_bytes(), 77);
         assert_eq!(given.with_variables(lookup).expect("good").fusion_threshold_bytes(), 3 << 20);
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused_with_the_range() {
+        let cli = || <Options as clap::CommandFactory>::command().no_binary_name(true).allow_negative_numbers(true);
+        for (option, values, most) in [
+            ("--arena-mb", ["-1", "0", "two"], "1 to 1048576"),
+            ("--fusion-threshold-mb", ["-1", "65537", "1.5"], "0 to 65536"),
+            ("--plugin-state-mb", ["-1", "0", "x"], "1 to 1048576"),
+            ("--stall-check-warning-time-seconds", ["-1", "0", "18446744073709551616"], "1 to 604800"),
+            ("--stall-check-shutdown-time-seconds", ["-1", "604801", "x"], "0 to 604800"),
+            ("--lanes", ["-1", "0", "70000"], "1 to 16"),
+            ("--otlp-interval", ["-1", "0", "3601"], "1 to 3600"),
+        ] {
+            for value in values {
+                let error = cli().try_get_matches_from([option, value]).expect_err(option).to_string();
+                assert!(error.contains(&format!("it is a whole number from {most}\n")), "{option} {value}: {error}");
+            }
+        }
     }
 
     #[test]

@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::Args;
-use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{EXIT_FAILURE, EXIT_USAGE, fail as refuse, print};
+use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::exit::{fail as refuse, print};
+use ronde_bootstrap::numbers::whole;
 use ronde_bootstrap::ports::PortRange;
 
 use crate::run::{RemoteShell, SSH, names};
@@ -31,7 +32,7 @@ pub struct CheckArgs {
     #[arg(long, value_name = "CMD", default_value = SSH)]
     remote_shell: String,
     /// The port of ssh on other hosts. [default: that of ssh's configuration]
-    #[arg(short = 'p', long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short = 'p', long, value_name = "PORT", value_parser = whole::<u16>(1..=u16::MAX.into()))]
     ssh_port: Option<u16>,
     /// The private key for ssh. [default: that of ssh's configuration]
     #[arg(short = 'i', long, value_name = "FILE")]
@@ -58,7 +59,7 @@ pub fn main(args: &CheckArgs) -> ExitCode {
     }
     let remote = match Remote::of(args) {
         Ok(remote) => remote,
-        Err(error) => return refuse(Code::CommandLine, &format!("{error:#}"), EXIT_USAGE),
+        Err(error) => return refuse(Code::CommandLine, &coded(&error, Code::CommandLine)),
     };
     let mut findings = judge(&own);
     findings.extend(args.ports.map(of_range));
@@ -70,9 +71,7 @@ pub fn main(args: &CheckArgs) -> ExitCode {
     let summary = answer.summary();
     print(&if args.json { answer.json() + "\n" } else { format!("{summary}\n") });
     match answer.worst() {
-        Mark::Fail => {
-            refuse(Code::HostUnfit, "jobs cannot run on these hosts; fix what the lines marked fail name", EXIT_FAILURE)
-        }
+        Mark::Fail => refuse(Code::HostUnfit, "jobs cannot run on these hosts; fix what the lines marked fail name"),
         Mark::Ok | Mark::Warn => ExitCode::SUCCESS,
     }
 }
@@ -87,7 +86,7 @@ fn answer(mut own: Facts, ports: Option<PortRange>) -> ExitCode {
     match serde_json::to_string(&own) {
         Ok(text) => reach::print_line(&text),
         Err(error) => {
-            return refuse(Code::HostUnfit, &format!("cannot encode the facts as JSON: {error}"), EXIT_FAILURE);
+            return refuse(Code::HostUnfit, &format!("cannot encode the facts as JSON: {error}"));
         }
     }
     // The kernel accepts connections to a listener.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::geteuid;
+use ronde_bootstrap::exit::notice;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
@@ -71,7 +72,7 @@ impl<Q: DeserializeOwned + Send + 'static, A: Serialize + Send + 'static> Privat
 impl<Q, A> Drop for PrivateSocket<Q, A> {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.directory) {
-            eprintln!("ronde: cannot remove the directory {}: {error}", self.directory.display());
+            notice(&format!("cannot remove the directory {}: {error}", self.directory.display()));
         }
     }
 }

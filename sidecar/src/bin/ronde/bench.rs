@@ -12,7 +12,7 @@ use anyhow::{Context, anyhow, ensure};
 use clap::Args;
 
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::EXIT_UNAVAILABLE;
+use ronde_bootstrap::exit::fail;
 
 /// Arguments of `ronde bench`.
 #[derive(Args, Debug)]
@@ -38,7 +38,7 @@ pub(super) fn main(args: &BenchArgs) -> ExitCode {
         Ok(mut command) => anyhow!(command.exec()).context("the benchmark cannot be started"),
         Err(error) => error,
     };
-    ronde_bootstrap::exit::fail(Code::PythonNotRun, &coded(&error, Code::PythonNotRun), EXIT_UNAVAILABLE)
+    fail(Code::PythonNotRun, &coded(&error, Code::PythonNotRun))
 }
 
 /// Builds the benchmark's command line, after checking that the interpreter has the packages that it needs.

@@ -15,7 +15,8 @@ use ronde_wire::{JobName, SidecarIndex, limits};
 
 use files::{NewFile, create_all, replace, replace_all};
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_FAILURE, fail, print};
+use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::numbers::whole;
 use ronde_sidecar::process::credentials::{
     AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, code_of, directory, private_file,
 };
@@ -69,7 +70,7 @@ struct IssueArgs {
     #[arg(long, value_name = "INDICES", value_parser = indices)]
     sidecars: Indices,
     /// How long the certificates are valid.
-    #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAYS_MAX))]
+    #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = whole::<u64>(1..=DAYS_MAX))]
     days: u64,
     /// Where the directories sidecar-INDEX are made.
     directory: PathBuf,
@@ -88,7 +89,7 @@ struct OnceArgs {
     #[arg(long, value_name = "INDICES", value_parser = indices)]
     sidecars: Indices,
     /// How long the certificates are valid.
-    #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAYS_MAX))]
+    #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = whole::<u64>(1..=DAYS_MAX))]
     days: u64,
     /// Keep the certificates of an earlier call if half of their time is left, so that a running job keeps them;
     /// otherwise issue all of them again.
@@ -105,7 +106,7 @@ struct RotateArgs {
     #[arg(long, value_name = "DIR")]
     authority: PathBuf,
     /// How long the certificates are valid.
-    #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=DAYS_MAX))]
+    #[arg(long, value_name = "DAYS", default_value_t = 30, value_parser = whole::<u64>(1..=DAYS_MAX))]
     days: u64,
     /// The ca.pem of another authority of the same job to accept as well: the next one, or the previous one. Without
     /// it, only --authority is accepted.
@@ -144,7 +145,7 @@ pub(super) fn main(args: &CertsArgs) -> ExitCode {
             print(&text);
             ExitCode::SUCCESS
         }
-        Err(error) => fail(Code::CertificateFiles, &coded(&error, Code::CertificateFiles), EXIT_FAILURE),
+        Err(error) => fail(Code::CertificateFiles, &coded(&error, Code::CertificateFiles)),
     }
 }
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use ronde_bootstrap::codes::{Code, TABLE};
-use ronde_bootstrap::exit::{EXIT_USAGE, EXITS, fail, print};
+use ronde_bootstrap::exit::{EXITS, fail, print};
 
 /// Arguments of `ronde explain`.
 #[derive(Args, Debug)]
@@ -33,9 +33,7 @@ pub(super) fn main(args: &ExplainArgs) -> ExitCode {
             print(&format!("{}\n", code.entry()));
             ExitCode::SUCCESS
         }
-        None => {
-            fail(Code::NotExplained, &format!("{given:?} is not an error code; see `ronde explain --list`"), EXIT_USAGE)
-        }
+        None => fail(Code::NotExplained, &format!("{given:?} is not an error code; see `ronde explain --list`")),
     }
 }
 
@@ -127,7 +125,7 @@ mod tests {
         }
         let expected = Path::new("crates/bootstrap/src/exit.rs").to_owned();
         assert_eq!(found, BTreeSet::from([expected]));
-        for status in [EXIT_USAGE, ronde_bootstrap::exit::EXIT_FAILURE, ronde_bootstrap::exit::EXIT_IO] {
+        for status in [Code::CommandLine, Code::HostUnfit, Code::OutputLost].map(Code::exit_status) {
             assert!(exit_codes().lines().any(|line| line.starts_with(&format!("{status} "))), "{status}");
         }
     }

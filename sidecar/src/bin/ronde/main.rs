@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{EXIT_USAGE, fail, print};
+use ronde_bootstrap::exit::{fail, print};
 use ronde_launcher::{agent, check, job, run};
 use ronde_sidecar::process;
 use ronde_sidecar::process::arguments::SidecarArgs;
@@ -107,9 +107,9 @@ struct CompletionsArgs {
 /// Parses the command line and runs its subcommand.
 fn main() -> ExitCode {
     let arguments = arguments::normalise(&Cli::command(), std::env::args_os().collect());
-    let cli = match layers::layered(Cli::command(), &arguments, &environment()) {
+    let cli = match layers::layered(with_negative_numbers(Cli::command()), &arguments, &environment()) {
         Ok(cli) => cli,
-        Err(mistakes) => return fail(Code::ConfigFile, &mistakes.to_string(), EXIT_USAGE),
+        Err(mistakes) => return fail(Code::ConfigFile, &mistakes.to_string()),
     };
     let parsed = cli.try_get_matches_from(arguments.clone()).and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
@@ -146,6 +146,12 @@ fn main() -> ExitCode {
     }
 }
 
+/// Lets the values of all options and arguments be negative numbers: their parsers name the range, where clap would take
+/// such a number for an option that does not exist.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    command.allow_negative_numbers(true).mut_subcommands(with_negative_numbers)
+}
+
 /// The variables that are valid Unicode; an option cannot have another value.
 fn environment() -> BTreeMap<String, String> {
     std::env::vars_os()
@@ -174,7 +180,7 @@ fn refused(error: &clap::Error) -> ExitCode {
     let text = error.render();
     let text = if std::io::stderr().is_terminal() { text.ansi().to_string() } else { text.to_string() };
     let _ = write!(std::io::stderr(), "{}", Code::CommandLine.mark(&text));
-    ExitCode::from(EXIT_USAGE)
+    ExitCode::from(Code::CommandLine.exit_status())
 }
 
 /// Builds the output of `ronde version`. Two installations work together if their wire versions overlap and their
@@ -256,6 +262,31 @@ mod tests {
         assert_eq!(lines[0], concat!("ronde ", env!("CARGO_PKG_VERSION")));
         assert!(lines[1].starts_with("wire ") && lines[1].ends_with(&WIRE_VERSION.to_string()), "{version}");
         assert_eq!(lines[2], format!("planner {PLANNER_VERSION}"));
+    }
+
+    #[test]
+    fn a_negative_number_is_a_value_of_every_command_and_refused_with_the_range() {
+        for (line, range) in [
+            ("run -np -2 python", "--num-proc <N>': it is a whole number from 1 to 4294967295"),
+            ("run -np 2 --start-timeout -5 python", "--start-timeout <SECONDS>': it is a whole number from 1 to 86400"),
+            ("run -np 2 --arena-mb -1 python", "--arena-mb <MB>': it is a whole number from 1 to 1048576"),
+            ("sidecar --start-timeout -5", "--start-timeout <SECONDS>': it is a whole number from 1 to 86400"),
+            ("status --measure -1", "--measure <SECONDS>': it is a whole number from 1 to 60"),
+            ("top --interval -1", "--interval <SECONDS>': it is a whole number from 1 to 60"),
+            ("check --ssh-port -1", "--ssh-port <PORT>': it is a whole number from 1 to 65535"),
+            ("job scale -3", "<WORKERS>': it is a whole number from 0 to 4294967295"),
+            ("tune -np 2 --samples -1", "--samples <N>': it is a whole number from 1 to 256"),
+            ("plugin bench --time -1 int8", "--time <MS>': it is a whole number from 1 to 60000"),
+            (
+                "certs issue --days -1 --authority a --sidecars 0 b",
+                "--days <DAYS>': it is a whole number from 1 to 3650",
+            ),
+        ] {
+            let words = format!("ronde {line}").split(' ').map(Into::into).collect();
+            let cli = with_negative_numbers(Cli::command());
+            let error = cli.try_get_matches_from(arguments::normalise(&Cli::command(), words)).expect_err(line);
+            assert!(error.to_string().contains(range), "{line}: {error}");
+        }
     }
 
     #[test]

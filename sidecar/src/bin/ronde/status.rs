@@ -11,7 +11,8 @@ use clap::Args;
 use serde_json::Value;
 
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::EXIT_UNAVAILABLE;
+use ronde_bootstrap::exit::{fail, notice, print};
+use ronde_bootstrap::numbers::whole;
 use ronde_wire::Failure;
 
 mod render;
@@ -31,7 +32,7 @@ pub(super) struct StatusArgs {
     #[arg(long, value_name = "http://HOST:PORT")]
     url: Option<String>,
     /// How long to measure traffic, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=60))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = whole::<u64>(1..=60))]
     measure: u64,
     /// Print the pages as JSON, one line for each sidecar.
     #[arg(long)]
@@ -48,17 +49,13 @@ pub(super) fn main(args: &StatusArgs) -> ExitCode {
         watch(state, &mut std::io::stdout(), &mut std::io::stderr(), std::io::stdout().is_terminal() && !args.json)
     } else {
         state().map(|state| {
-            ronde_bootstrap::exit::print(&state.text);
-            state.silent.iter().for_each(|line| eprintln!("ronde: {line}"));
+            print(&state.text);
+            state.silent.iter().for_each(|line| notice(line));
         })
     };
     match shown {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => ronde_bootstrap::exit::fail(
-            Code::StatusUnreachable,
-            &coded(&error, Code::StatusUnreachable),
-            EXIT_UNAVAILABLE,
-        ),
+        Err(error) => fail(Code::StatusUnreachable, &coded(&error, Code::StatusUnreachable)),
     }
 }
 

@@ -11,7 +11,7 @@ use clap::Args;
 use nix::sys::signal::Signal;
 
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, fail};
+use ronde_bootstrap::exit::{EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, notice};
 
 /// Arguments of `ronde exec-worker`.
 #[derive(Args, Debug)]
@@ -32,7 +32,7 @@ pub fn main(args: &ExecArgs) -> ExitCode {
     let end = if args.asked { Signal::SIGTERM } else { Signal::SIGKILL };
     if let Err(error) = nix::sys::prctl::set_pdeathsig(end) {
         let text = format!("cannot tie the worker's lifetime to its agent: {error}");
-        return fail(Code::WorkerNotRun, &text, EXIT_CANNOT_EXECUTE);
+        return not_run(&text, EXIT_CANNOT_EXECUTE);
     }
     // If the agent ended before prctl, no signal comes.
     if nix::unistd::getppid().as_raw() != args.parent {
@@ -40,7 +40,7 @@ pub fn main(args: &ExecArgs) -> ExitCode {
             "process {} is not this one's parent: it has ended, or it started a wrapper that does not exec ronde",
             args.parent
         );
-        return fail(Code::WorkerNotRun, &text, EXIT_CANNOT_EXECUTE);
+        return not_run(&text, EXIT_CANNOT_EXECUTE);
     }
     become_worker(&args.command, |command| command)
 }
@@ -58,5 +58,11 @@ pub(crate) fn become_worker(
         std::io::ErrorKind::PermissionDenied => (EXIT_CANNOT_EXECUTE, "; is it executable?"),
         _ => (EXIT_CANNOT_EXECUTE, ""),
     };
-    fail(Code::WorkerNotRun, &format!("cannot run {program:?}: {error}{advice}"), code)
+    not_run(&format!("cannot run {program:?}: {error}{advice}"), code)
+}
+
+/// Says why the command is not run. The exit status is a shell's, which distinguishes two reasons of one error code.
+fn not_run(text: &str, status: u8) -> ExitCode {
+    notice(&Code::WorkerNotRun.mark(text));
+    ExitCode::from(status)
 }

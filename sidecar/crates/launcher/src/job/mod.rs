@@ -16,7 +16,8 @@ use anyhow::{anyhow, ensure};
 use clap::{Args, Subcommand};
 use ronde_bootstrap::codes::{Code, coded};
 use ronde_bootstrap::directory;
-use ronde_bootstrap::exit::{EXIT_UNAVAILABLE, EXIT_USAGE, fail, print};
+use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::numbers::whole;
 use ronde_wire::JobName;
 
 use find::Found;
@@ -74,7 +75,7 @@ struct DrainArgs {
     #[arg(long, conflicts_with = "wait")]
     undo: bool,
     /// Wait until no worker is left on the host, at most so long.
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=864_000))]
+    #[arg(long, value_name = "SECONDS", value_parser = whole::<u64>(1..=864_000))]
     wait: Option<u64>,
 }
 
@@ -82,6 +83,7 @@ struct DrainArgs {
 #[command(after_help = SCALE_EXAMPLES)]
 struct ScaleArgs {
     /// How many workers the job is to have. Without enough slots it has fewer, until hosts are added.
+    #[arg(value_parser = whole::<u32>(0..=u32::MAX.into()))]
     workers: u32,
     #[command(flatten)]
     chosen: Chosen,
@@ -94,11 +96,7 @@ pub fn main(args: &JobArgs) -> ExitCode {
             print(&text);
             ExitCode::SUCCESS
         }
-        Err(error) => {
-            let code = error.downcast_ref::<Code>().copied().unwrap_or(Code::JobUnreachable);
-            let is_mistake = matches!(code, Code::JobAmbiguous | Code::JobRequest | Code::CommandLine);
-            fail(code, &coded(&error, code), if is_mistake { EXIT_USAGE } else { EXIT_UNAVAILABLE })
-        }
+        Err(error) => fail(Code::JobUnreachable, &coded(&error, Code::JobUnreachable)),
     }
 }
 

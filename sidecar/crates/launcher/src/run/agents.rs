@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use ronde_bootstrap::exit::notice;
 use ronde_wire::Failure;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, Command};
@@ -100,7 +101,7 @@ impl Link {
     pub(super) fn send(&self, command: ToAgent) {
         if let Err(command) = self.try_send(command) {
             // The queue has room for all commands of a job, so this is a bug; the job's deadlines end it.
-            eprintln!("ronde: bug: the command queue of an agent is full; dropped {command:?}");
+            notice(&format!("bug: the command queue of an agent is full; dropped {command:?}"));
         }
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use nix::sys::signal::Signal;
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{EXIT_IO, EXIT_NOT_FOUND, EXIT_UNAVAILABLE};
+use ronde_bootstrap::exit::{EXIT_NOT_FOUND, EXIT_UNAVAILABLE};
 use ronde_bootstrap::interfaces::InterfaceAddress;
 use ronde_wire::Exit;
 
@@ -227,8 +227,8 @@ pub(super) fn code_of_worker(status: Status) -> Code {
 }
 
 impl Failure {
-    /// The launcher's exit code, never 0: the worker's, starter's or sidecar's code, 128 plus the signal, 69 (`EX_UNAVAILABLE`) when
-    /// a host or sidecar is unavailable, 74 (`EX_IOERR`) when output could not be written.
+    /// The launcher's exit code, never 0: that of the worker, starter or sidecar that failed first, 128 plus a signal, else
+    /// that of the error code.
     pub(super) fn exit_code(&self) -> u8 {
         let code = match self {
             Self::Worker { status, .. } | Self::Starter { status, .. } | Self::Sidecar { status, .. } => {
@@ -236,9 +236,8 @@ impl Failure {
             }
             Self::LeftEarly { follower, .. } => follower.shell_code(),
             Self::Interrupted { signal } => Status::Signal(*signal as i32).shell_code(),
-            Self::Output { .. } => EXIT_IO,
             Self::Elastic(failure) => failure.exit_code(),
-            _ => EXIT_UNAVAILABLE,
+            _ => self.code().exit_status(),
         };
         if code == 0 { EXIT_UNAVAILABLE } else { code }
     }
@@ -401,6 +400,17 @@ mod tests {
         let (host, status, log_tail) = ("a".into(), Status::Code(0), vec![]);
         let sidecar = Failure::Sidecar { sidecar: 0, served: 0..2, host, status, log_tail };
         assert_ne!(sidecar.exit_code(), 0);
+        for (reason, exit) in [
+            ("the disk is full", 69),
+            ("a port is taken [RONDE-E404]", 69),
+            ("lanes = 0 is out of range [RONDE-E403]", 64),
+            ("x.wasm cannot be read [RONDE-E801]", 64),
+            ("cannot write the autotune log x [RONDE-E409]", 73),
+        ] {
+            let fatal = Failure::Fatal { served: 0..2, host: "a".into(), reason: reason.into() };
+            assert_eq!(fatal.exit_code(), exit, "{reason}: that of the sidecar itself");
+        }
+        assert_eq!(Failure::Output { reason: "nobody reads".into() }.exit_code(), 74);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use nix::sys::signal::Signal;
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_CANNOT_CREATE, EXIT_SYSTEM};
+use ronde_bootstrap::exit::{notice, status_of};
 use ronde_bootstrap::signals::is_ignored;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -30,8 +30,7 @@ pub(super) async fn run(settings: &Settings, placement: &Placement) -> u8 {
     let mut job = match Job::new(settings, placement) {
         Ok(job) => job,
         Err(error) => {
-            eprintln!("ronde: {}", coded(&error, Code::LauncherStart));
-            return exit_code_of_start(&error);
+            return not_started(&error);
         }
     };
     let failure = job.work().await.err();
@@ -322,16 +321,18 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The exit code of a launcher that cannot start.
-pub(super) fn exit_code_of_start(error: &anyhow::Error) -> u8 {
-    if error.downcast_ref() == Some(&Code::OutputFiles) { EXIT_CANNOT_CREATE } else { EXIT_SYSTEM }
+/// Says why a launcher cannot start; returns its exit code.
+pub(super) fn not_started(error: &anyhow::Error) -> u8 {
+    let text = coded(error, Code::LauncherStart);
+    notice(&text);
+    status_of(&text, Code::LauncherStart)
 }
 
 /// Writes the report. Returns the exit code: the report's own, or that of a file that cannot be written.
 pub(super) async fn written(report: &Report, path: &Path, printer: &Printer) -> u8 {
     let Err(error) = report.write(path) else { return report.exit };
     printer.notice(coded(&error, Code::ReportUnwritable)).await;
-    if report.exit == 0 { EXIT_CANNOT_CREATE } else { report.exit }
+    if report.exit == 0 { Code::ReportUnwritable.exit_status() } else { report.exit }
 }
 
 /// Waits until all output is printed; returns the failure if it could not be. After success a slow reader gets all of it,

@@ -13,9 +13,10 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_SYSTEM, EXIT_USAGE, fail};
+use ronde_bootstrap::exit::fail;
 use ronde_bootstrap::interfaces::Selector;
 use ronde_bootstrap::logs::{LogArgs, LogFormat};
+use ronde_bootstrap::numbers::whole;
 use ronde_bootstrap::ports::PortRange;
 use ronde_bootstrap::profile::Cost;
 use ronde_bootstrap::tuning::Tuning;
@@ -61,14 +62,20 @@ mod world;
 
 /// Arguments of `ronde run`.
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES, allow_negative_numbers = true)]
+#[command(after_help = EXAMPLES)]
 pub struct RunArgs {
     /// How many worker processes to start (also `-np N`, `-n N`). In an elastic job: how many it needs to start. [default: all
     /// slots of the hosts; in an elastic job: --min-np]
-    #[arg(long = "num-proc", alias = "np", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long = "num-proc", alias = "np", value_name = "N", value_parser = whole::<u32>(1..=u32::MAX.into()))]
     pub num_proc: Option<u32>,
     /// How many worker processes to start on each host, whatever its slots, in a job of a fixed size.
-    #[arg(long, alias = "nproc_per_node", value_name = "N", conflicts_with = "num_proc", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        alias = "nproc_per_node",
+        value_name = "N",
+        conflicts_with = "num_proc",
+        value_parser = whole::<u32>(1..=u32::MAX.into())
+    )]
     nproc_per_node: Option<u32>,
     /// Hosts and their slots, 1 if not given, filled in this order; an IPv6 address in brackets. [default: localhost:N]
     #[arg(short = 'H', long, value_name = "HOST:SLOTS,...", conflicts_with = "hostfile")]
@@ -77,13 +84,13 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
     /// How many sidecars to start on a single host; the workers are split among them in contiguous blocks.
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = whole::<u32>(0..=u32::MAX.into()))]
     sidecars: Option<u32>,
     /// The command that reaches other hosts; ronde appends host and command line.
     #[arg(long, value_name = "CMD", default_value = SSH)]
     remote_shell: String,
     /// The port of ssh on other hosts. [default: that of ssh's configuration]
-    #[arg(short = 'p', long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short = 'p', long, value_name = "PORT", value_parser = whole::<u16>(1..=u16::MAX.into()))]
     ssh_port: Option<u16>,
     /// The private key for ssh. [default: that of ssh's configuration]
     #[arg(short = 'i', long, value_name = "FILE")]
@@ -100,7 +107,7 @@ pub struct RunArgs {
     remote_ronde: Option<PathBuf>,
     /// How long hosts, sidecars and workers may take to start, and from the first rank that joins to the last. [default:
     /// 30, and 100 for ranks to join]
-    #[arg(long, value_name = "SECONDS", env = "HOROVOD_START_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", env = "HOROVOD_START_TIMEOUT", value_parser = whole::<u64>(1..=86_400))]
     pub start_timeout: Option<u64>,
     /// Have NCCL of the workers send between hosts over their sidecars, which encrypt everything, and in no other way: sets
     /// NCCL_NET_PLUGIN, NCCL_NET, NCCL_MNNVL_ENABLE and LD_LIBRARY_PATH
@@ -130,7 +137,12 @@ pub struct RunArgs {
     #[arg(long)]
     prefix_output_with_timestamp: bool,
     /// Pass the launcher's standard input to this rank, for a debugger such as pdb; the others have none.
-    #[arg(long, value_name = "RANK", conflicts_with_all = ["starter", "min_np", "host_discovery_script"])]
+    #[arg(
+        long,
+        value_name = "RANK",
+        conflicts_with_all = ["starter", "min_np", "host_discovery_script"],
+        value_parser = whole::<u32>(0..=u32::MAX.into())
+    )]
     stdin: Option<u32>,
     /// Run COMMAND once, on this host; it starts the workers, as Open MPI's mpirun does, each as `ronde worker COMMAND`. The
     /// command then owns output and processes.
@@ -175,13 +187,13 @@ pub fn main(args: RunArgs) -> ExitCode {
     let (settings, shape) = match Settings::new(args) {
         Ok(parsed) => parsed,
         Err(error) => {
-            return fail(Code::CommandLine, &coded(&error, Code::CommandLine), EXIT_USAGE);
+            return fail(Code::CommandLine, &coded(&error, Code::CommandLine));
         }
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            return fail(Code::LauncherStart, &format!("cannot start: {error}"), EXIT_SYSTEM);
+            return fail(Code::LauncherStart, &format!("cannot start: {error}"));
         }
     };
     let code = match &shape {

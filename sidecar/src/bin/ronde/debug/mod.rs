@@ -19,7 +19,7 @@ use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use nix::fcntl::OFlag;
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_CANNOT_CREATE, EXIT_FAILURE, EXIT_UNAVAILABLE, fail, print};
+use ronde_bootstrap::exit::{fail, print};
 use ronde_bootstrap::flight::{self, FILE_BYTES_MAX, FlightRecord};
 use ronde_wire::Failure;
 
@@ -81,22 +81,17 @@ struct AnalyzeArgs {
 
 /// Runs a subcommand of `ronde debug`.
 pub(super) fn main(args: &DebugArgs) -> ExitCode {
-    let (done, code, exit) = match &args.command {
-        DebugCommand::Dump(args) => (dump(args), Code::StatusUnreachable, EXIT_UNAVAILABLE),
-        DebugCommand::Analyze(args) => (analyze(args), Code::FlightRecord, EXIT_FAILURE),
+    let (done, code) = match &args.command {
+        DebugCommand::Dump(args) => (dump(args), Code::StatusUnreachable),
+        DebugCommand::Analyze(args) => (analyze(args), Code::FlightRecord),
     };
     match done {
         Ok(text) => {
             print(&text);
             ExitCode::SUCCESS
         }
-        Err(error) => fail(code, &coded(&error, code), exit_of(&error, exit)),
+        Err(error) => fail(code, &coded(&error, code)),
     }
-}
-
-/// The exit status of an error: a file that cannot be written has its own, which its code shows.
-fn exit_of(error: &anyhow::Error, otherwise: u8) -> u8 {
-    if error.downcast_ref() == Some(&Code::FlightRecord) { EXIT_CANNOT_CREATE } else { otherwise }
 }
 
 /// How long a sidecar has for its record.
@@ -121,7 +116,7 @@ fn dump_of(addresses: &[SocketAddr], args: &DumpArgs) -> anyhow::Result<String> 
                 writeln!(text, "{line}")?;
                 jobs.insert(job);
             }
-            Err(error) if error.downcast_ref() == Some(&Code::FlightRecord) => return Err(error),
+            Err(error) if error.downcast_ref() == Some(&Code::FlightFile) => return Err(error),
             // A sidecar that was killed leaves its directory; the others' records show which ranks are missing.
             Err(error) => silent.push(error),
         }
@@ -150,7 +145,7 @@ fn save(address: SocketAddr, job: Option<&str>, directory: &Path) -> anyhow::Res
     if job.is_some_and(|job| *job != record.job) {
         return Err(anyhow!("the sidecar at {address} is of job {}", record.job));
     }
-    let path = flight::add(directory, &record).context(Code::FlightRecord)?;
+    let path = flight::add(directory, &record).context(Code::FlightFile)?;
     let path = Failure::line(&path.display().to_string());
     let line = format!("sidecar {} of job {}: {path}", record.sidecar, record.job);
     Ok((record.job, line))
@@ -195,7 +190,7 @@ fn analyze(args: &AnalyzeArgs) -> anyhow::Result<String> {
     analysis::sentences(&view).iter().try_for_each(|line| writeln!(text, "{line}"))?;
     if let Some(path) = &args.perfetto {
         let written = write_timeline(path, &perfetto::timeline(&view));
-        written.with_context(|| format!("cannot write {}", path.display())).context(Code::FlightRecord)?;
+        written.with_context(|| format!("cannot write {}", path.display())).context(Code::FlightFile)?;
         writeln!(text, "timeline: {}; open it in https://ui.perfetto.dev", path.display())?;
     }
     Ok(text)

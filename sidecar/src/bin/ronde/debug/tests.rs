@@ -484,7 +484,7 @@ fn files_that_are_not_records_are_named_and_the_others_are_read() {
 }
 
 #[test]
-fn a_job_can_be_chosen_and_a_timeline_that_cannot_be_written_has_its_own_exit_status() {
+fn a_job_can_be_chosen_and_a_timeline_that_cannot_be_written_has_its_own_code() {
     let folder = tempfile::tempdir().expect("a directory");
     let [first, second] = stuck();
     let other = FlightRecord { job: "other".to_owned(), made_us: MADE_US + 9, ..second };
@@ -499,11 +499,11 @@ fn a_job_can_be_chosen_and_a_timeline_that_cannot_be_written_has_its_own_exit_st
     let text = args(Some("job"), None).expect("one record");
     assert!(text.contains("job job: records of sidecar 0;") && text.contains(" is of job other\n"), "{text}");
     let error = args(Some("none"), None).expect_err("no record");
-    assert_eq!(exit_of(&error, EXIT_FAILURE), EXIT_FAILURE);
+    assert!(coded(&error, Code::FlightRecord).contains("[RONDE-E609]"), "{error:#}");
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(folder.path().join("elsewhere"), &link).expect("a link");
     let error = args(None, Some(link)).expect_err("links are not followed");
-    assert_eq!(exit_of(&error, EXIT_FAILURE), EXIT_CANNOT_CREATE);
+    assert!(coded(&error, Code::FlightRecord).contains("[RONDE-E610]"), "{error:#}");
     let open = folder.path().join("open");
     std::fs::write(&open, "")
         .and_then(|()| std::fs::set_permissions(&open, Permissions::from_mode(0o644)))

@@ -20,7 +20,7 @@ use ronde_plugin_host::trust::{Policy, Signature, read_signature};
 use ronde_plugin_host::{Given, Host, HostConfig, LoadError, Parameters, Plugin};
 
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_FAILURE, fail, print};
+use ronde_bootstrap::exit::{fail, print};
 use ronde_sidecar::plugins::shipped;
 
 mod build;
@@ -96,7 +96,7 @@ pub(super) fn main(args: &PluginArgs) -> ExitCode {
             print(&text);
             ExitCode::SUCCESS
         }
-        Err(error) => fail(Code::PluginFile, &coded(&error, Code::PluginFile), EXIT_FAILURE),
+        Err(error) => fail(Code::PluginFile, &coded(&error, Code::PluginFile)),
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::Args;
 use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::numbers::whole;
 use ronde_plugin_host::throughput;
 use ronde_plugin_host::trust::Policy;
 use ronde_wire::DType;
@@ -21,10 +22,10 @@ pub(super) struct BenchArgs {
     #[arg(long, value_name = "DTYPE", value_parser = dtype)]
     dtype: Option<DType>,
     /// KiB of values per call.
-    #[arg(long, value_name = "KIB", default_value_t = 1_024, value_parser = clap::value_parser!(u32).range(1..=262_144))]
+    #[arg(long, value_name = "KIB", default_value_t = 1_024, value_parser = whole::<u32>(1..=262_144))]
     kib: u32,
     /// Milliseconds for each measurement.
-    #[arg(long, value_name = "MS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    #[arg(long, value_name = "MS", default_value_t = 300, value_parser = whole::<u64>(1..=60_000))]
     time: u64,
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{Error, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread::ScopedJoinHandle;
@@ -101,11 +101,32 @@ pub(crate) fn address_in(directory: &Path) -> anyhow::Result<SocketAddr> {
         .context(Code::NoSidecarFound)
 }
 
-/// Parses `http://HOST:PORT` with an IP address as the host; a path after it is ignored.
+/// Returns the address of `http://HOST:PORT`; a path after it is ignored. A name is resolved.
+///
+/// # Errors
+/// When it is no such URL, or the name has no address.
 pub(crate) fn address_of(url: &str) -> anyhow::Result<SocketAddr> {
     let rest = url.strip_prefix("http://").unwrap_or(url);
-    let host = rest.split('/').next().unwrap_or_default().replace("localhost", "127.0.0.1");
-    host.parse().with_context(|| format!("{url:?} is not http://ADDRESS:PORT, for example http://127.0.0.1:41234"))
+    let authority = rest.split('/').next().unwrap_or_default();
+    if let Ok(address) = authority.parse() {
+        return Ok(address);
+    }
+    let named = authority.rsplit_once(':').filter(|(host, _)| !host.is_empty() && !host.contains([':', '[', ']']));
+    let Some((host, Ok(port))) = named.map(|(host, port)| (host, port.parse::<u16>())) else {
+        return Err(anyhow!("{url:?} is not http://HOST:PORT, for example http://127.0.0.1:41234"))
+            .context(Code::CommandLine);
+    };
+    let found = (host, port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+    let found =
+        found.with_context(|| format!("the host {host:?} of --url is not found")).context(Code::StatusUnreachable)?;
+    let address = preferred(&found).with_context(|| format!("the host {host:?} of --url has no address"));
+    address.context(Code::StatusUnreachable)
+}
+
+/// The first IPv4 address, else the first one: unless --admin-listen names another address, the pages are those of
+/// 127.0.0.1, while `localhost` may have ::1 first.
+fn preferred(addresses: &[SocketAddr]) -> Option<SocketAddr> {
+    addresses.iter().find(|address| address.is_ipv4()).or(addresses.first()).copied()
 }
 
 /// Asks sidecars at the same time, each by a thread, so that those that do not answer take the time of one. Where no more
@@ -210,12 +231,40 @@ mod tests {
     #[test]
     fn addresses_are_read() {
         let address: SocketAddr = "127.0.0.1:41234".parse().expect("an address");
-        for url in
-            ["http://127.0.0.1:41234", "http://127.0.0.1:41234/status", "127.0.0.1:41234", "http://localhost:41234/"]
-        {
+        for url in ["http://127.0.0.1:41234", "http://127.0.0.1:41234/status", "127.0.0.1:41234"] {
             assert_eq!(address_of(url).expect("good"), address, "{url}");
         }
-        assert!(address_of("http://example.org").is_err());
+        let address: SocketAddr = "[::1]:9400".parse().expect("an address");
+        assert_eq!(address_of("http://[::1]:9400/").expect("good"), address);
+    }
+
+    #[test]
+    fn a_host_of_a_url_is_resolved() {
+        // Names are compared without regard to capitals.
+        for url in ["http://localhost:41234/", "localhost:41234", "http://LocalHost:41234/status"] {
+            let address = address_of(url).expect("a name of this host");
+            assert!(address.ip().is_loopback() && address.port() == 41_234, "{url}: {address}");
+        }
+        // A name with an empty label is rejected before a name server is asked.
+        let error = address_of("http://a..b:9400").expect_err("no name");
+        let text = coded(&error, Code::CommandLine);
+        assert!(
+            text.starts_with("the host \"a..b\" of --url is not found: ") && text.ends_with("[RONDE-E603]"),
+            "{text}"
+        );
+        let [six, four] = ["[::1]:1", "127.0.0.1:1"].map(|text| text.parse::<SocketAddr>().expect("an address"));
+        assert_eq!(preferred(&[six, four]), Some(four));
+        assert_eq!((preferred(&[six]), preferred(&[])), (Some(six), None));
+    }
+
+    #[test]
+    fn what_is_no_url_is_a_mistake_of_the_command_line() {
+        for url in ["http://example.org", "x", "", ":80", "https://127.0.0.1:9400", "a:b", "a:70000", "[::1:80", "::1"]
+        {
+            let text = coded(&address_of(url).expect_err(url), Code::StatusUnreachable);
+            let expected = format!("{url:?} is not http://HOST:PORT, for example http://127.0.0.1:41234 [RONDE-E101]");
+            assert_eq!(text, expected);
+        }
     }
 
     #[test]

@@ -19,7 +19,8 @@ use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_UNAVAILABLE, EXIT_USAGE, fail, print};
+use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::numbers::whole;
 
 use model::{Model, View, update};
 use poll::Targets;
@@ -45,7 +46,7 @@ pub(super) struct TopArgs {
     #[arg(long = "url", value_name = "http://HOST:PORT")]
     urls: Vec<String>,
     /// The time between two samples, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=60))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = whole::<u64>(1..=60))]
     interval: u64,
     /// What is shown first.
     #[arg(long, value_enum, default_value_t = View::Overview)]
@@ -59,11 +60,11 @@ pub(super) struct TopArgs {
 pub(super) fn main(args: &TopArgs) -> ExitCode {
     let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     if !args.once && !is_terminal {
-        return fail(Code::CommandLine, NO_TERMINAL, EXIT_USAGE);
+        return fail(Code::CommandLine, NO_TERMINAL);
     }
     let targets = match Targets::new(args.socket.clone(), &args.urls) {
         Ok(targets) => targets,
-        Err(error) => return fail(Code::CommandLine, &format!("{error:#}"), EXIT_USAGE),
+        Err(error) => return fail(Code::StatusUnreachable, &coded(&error, Code::StatusUnreachable)),
     };
     let interval = Duration::from_secs(args.interval);
     if args.once {
@@ -72,11 +73,11 @@ pub(super) fn main(args: &TopArgs) -> ExitCode {
                 print(&text);
                 ExitCode::SUCCESS
             }
-            Err(error) => fail(Code::StatusUnreachable, &coded(&error, Code::StatusUnreachable), EXIT_UNAVAILABLE),
+            Err(error) => fail(Code::StatusUnreachable, &coded(&error, Code::StatusUnreachable)),
         };
     }
     let shown = screen::watch(Model::new(args.view, true), targets, interval);
-    shown.unwrap_or_else(|error| fail(Code::CommandLine, &coded(&error, Code::CommandLine), EXIT_USAGE))
+    shown.unwrap_or_else(|error| fail(Code::CommandLine, &coded(&error, Code::CommandLine)))
 }
 
 /// One frame as text, once the rates are known.

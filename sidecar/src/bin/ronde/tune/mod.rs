@@ -19,7 +19,8 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, anyhow};
 use clap::Args;
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_UNAVAILABLE, fail, print};
+use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::numbers::whole;
 use ronde_engine::AutotuneSettings;
 use ronde_wire::TuningParameter;
 use ronde_wire::control::Transport;
@@ -37,7 +38,7 @@ use crate::bench::scale::workloads::resnet;
 #[command(after_help = EXAMPLES)]
 pub(super) struct TuneArgs {
     /// How many worker processes to start (also `-np N`).
-    #[arg(long = "num-proc", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long = "num-proc", value_name = "N", value_parser = whole::<u32>(1..=u32::MAX.into()))]
     num_proc: u32,
     /// Hosts and their slots, as for `ronde run`. [default: localhost:N]
     #[arg(short = 'H', long, value_name = "HOST:SLOTS,...", conflicts_with = "hostfile")]
@@ -46,7 +47,7 @@ pub(super) struct TuneArgs {
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
     /// How many sidecars to start on a single host.
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = whole::<u32>(0..=u32::MAX.into()))]
     sidecars: Option<u32>,
     /// A further option of `ronde run`, such as --run-option=--ssh-port=2222 or a start value like
     /// --run-option=--fusion-threshold-mb=8. May be given several times.
@@ -57,13 +58,13 @@ pub(super) struct TuneArgs {
     #[arg(long, value_name = "auto|quic|tls,...", value_delimiter = ',', value_parser = clap::value_parser!(Transport))]
     transports: Vec<Transport>,
     /// How many samples a search takes.
-    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = whole::<u16>(1..=256))]
     samples: u16,
     /// How many samples are discarded first.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=1_000))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u16>(0..=1_000))]
     warmup_samples: u16,
     /// How many steps are measured at once; a sample is the median of five such measurements.
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = whole::<u32>(1..=1_000_000))]
     steps_per_sample: u32,
     /// What to search for, as for --autotune-parameters. [default: all of it]
     #[arg(
@@ -107,7 +108,7 @@ pub(super) fn main(args: &TuneArgs) -> ExitCode {
 pub(super) fn failed(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<Interrupted>() {
         Some(interrupted) => interrupted.exit_code(),
-        None => fail(Code::TuneFailed, &coded(error, Code::TuneFailed), EXIT_UNAVAILABLE),
+        None => fail(Code::TuneFailed, &coded(error, Code::TuneFailed)),
     }
 }
 
@@ -254,7 +255,7 @@ fn check_writable(path: &Path) -> anyhow::Result<()> {
     let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
     // A failed search leaves no empty profile.
     let checked = opened.and_then(|_| if is_new { std::fs::remove_file(path) } else { Ok(()) });
-    checked.with_context(|| format!("cannot write the profile {}", path.display()))
+    checked.with_context(|| format!("cannot write the profile {}", path.display())).context(Code::ResultUnwritable)
 }
 
 fn remove(path: &Path) -> anyhow::Result<()> {
@@ -267,7 +268,8 @@ fn remove(path: &Path) -> anyhow::Result<()> {
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    let written = std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()));
+    written.context(Code::ResultUnwritable)
 }
 
 /// `BYTES` or `BYTESxCOUNT`.

@@ -164,7 +164,7 @@ impl Loss {
     fn exit_code(&self) -> u8 {
         let code = match self {
             Self::Worker { status, .. } | Self::Sidecar { status, .. } => status.shell_code(),
-            _ => EXIT_UNAVAILABLE,
+            _ => self.code().exit_status(),
         };
         if code == 0 { EXIT_UNAVAILABLE } else { code }
     }
@@ -235,7 +235,7 @@ impl ElasticFailure {
     pub(in super::super) fn exit_code(&self) -> u8 {
         match self {
             Self::Lost(loss) => loss.exit_code(),
-            _ => EXIT_UNAVAILABLE,
+            _ => self.code().exit_status(),
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::SystemTime;
 
 use anyhow::Context;
-use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::codes::Code;
 use ronde_transport::{JobCa, TrustDomain, Validity};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep_until};
 use super::super::agents::{Event as AgentEvent, Link, Receivers};
 use super::super::failure::Failure;
 use super::super::job::{
-    BLAME_WAIT, DRAIN, GRACE, LEAVE, QUEUE_EVENTS, SLACK, Signals, exit_code_of_start, finish_output,
-    report_lost_output, written,
+    BLAME_WAIT, DRAIN, GRACE, LEAVE, QUEUE_EVENTS, SLACK, Signals, finish_output, not_started, report_lost_output,
+    written,
 };
 use super::super::outlet::Outlet;
 use super::super::output::{Label, Printer};
@@ -36,8 +36,7 @@ pub(in super::super) async fn run(settings: &Settings, elastic: &ElasticSettings
     let mut job = match ElasticJob::new(settings, elastic) {
         Ok(job) => job,
         Err(error) => {
-            eprintln!("ronde: {}", coded(&error, Code::LauncherStart));
-            return exit_code_of_start(&error);
+            return not_started(&error);
         }
     };
     let failure = job.work().await.err();

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use clap::builder::TypedValueParser;
 use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::numbers::whole;
 use ronde_wire::limits::{LOCAL_RANKS_MAX, RANKS_MAX, SIDECARS_MAX};
 
 use super::super::hosts::Host;
@@ -20,40 +22,51 @@ pub(in super::super) struct ElasticArgs {
     /// Run an elastic job, which goes on while it can have N processes. When a process, a sidecar or a host fails, the others
     /// continue at once; free slots and new hosts are used again. Lines of output begin with `[worker N]`, a number that a
     /// process keeps while its rank changes.
-    #[arg(long, visible_alias = "min-num-proc", value_name = "N")]
+    #[arg(long, visible_alias = "min-num-proc", value_name = "N", value_parser = whole::<u32>(0..=u32::MAX.into()))]
     pub(in super::super) min_np: Option<u32>,
     /// The most processes of an elastic job. [default: as many as there are slots; with --spares those of -np]
-    #[arg(long, visible_alias = "max-num-proc", value_name = "N")]
+    #[arg(long, visible_alias = "max-num-proc", value_name = "N", value_parser = whole::<u32>(0..=u32::MAX.into()))]
     pub(in super::super) max_np: Option<u32>,
     /// A command that prints the hosts of an elastic job, a line `HOST:SLOTS` or `HOST` for each. It runs each second; hosts
     /// that appear get processes, and those of hosts that disappear are removed.
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["hosts", "hostfile"])]
     pub(in super::super) host_discovery_script: Option<String>,
     /// The slots of a host for which that command prints no number.
-    #[arg(long, visible_alias = "slots", value_name = "N")]
+    #[arg(
+        long,
+        visible_alias = "slots",
+        value_name = "N",
+        value_parser = whole::<u32>(1..=u32::MAX.into()).try_map(NonZeroU32::try_from)
+    )]
     pub(in super::super) slots_per_host: Option<NonZeroU32>,
     /// How long an elastic job waits for enough slots. [default: 600]
-    #[arg(long, value_name = "SECONDS", env = "HOROVOD_ELASTIC_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..=864_000))]
+    #[arg(long, value_name = "SECONDS", env = "HOROVOD_ELASTIC_TIMEOUT", value_parser = whole::<u64>(1..=864_000))]
     pub(in super::super) elastic_timeout: Option<u64>,
     /// How often the processes of an elastic job may change. A further failure ends the job; new hosts are not used any more.
     /// [default: any number]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(0..=u32::MAX.into()))]
     pub(in super::super) reset_limit: Option<u32>,
     /// How long a host lives on after its agent, or a worker there, got SIGTERM: its workers leave at their next commit, and
     /// count as lost when they have not in this time. [default: 30]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", value_parser = whole::<u64>(1..=86_400))]
     pub(in super::super) preemption_notice: Option<u64>,
     /// How many more processes to start, in free slots, that wait for a loss: they have imported their framework and take the
     /// place of a lost one at once. [default: 0]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1_024))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(0..=1_024))]
     pub(in super::super) spares: Option<u32>,
     /// Kill a worker that hangs, and start another one in its place: when a collective has waited so long for this rank
     /// alone, while its process is connected and waits for nothing itself. [default: it is named only]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", value_parser = whole::<u64>(1..=86_400))]
     pub(in super::super) replace_stalled: Option<u64>,
     /// How many seconds a slot is left out after three quick failures, or a host after its loss; MIN doubles with each
     /// exclusion, up to MAX. [default: such a slot is not used again, a host after 2 to 300 seconds]
-    #[arg(long, num_args = 2, value_names = ["MIN", "MAX"], value_delimiter = ' ', value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    #[arg(
+        long,
+        num_args = 2,
+        value_names = ["MIN", "MAX"],
+        value_delimiter = ' ',
+        value_parser = whole::<u64>(1..=3_600)
+    )]
     pub(in super::super) blacklist_cooldown_range: Vec<u64>,
 }
 
@@ -252,6 +265,27 @@ mod tests {
             (ElasticArgs { blacklist_cooldown_range: vec![20], ..min(2) }, None),
         ] {
             assert!(bounds(&args, num_proc).is_err(), "{args:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused_with_the_range() {
+        let run = super::super::super::RunArgs::augment_args(clap::Command::new("run")).no_binary_name(true);
+        let cli = || run.clone().allow_negative_numbers(true);
+        for (option, value, range) in [
+            ("--min-np", "-1", "0 to 4294967295"),
+            ("--slots-per-host", "0", "1 to 4294967295"),
+            ("--elastic-timeout", "-5", "1 to 864000"),
+            ("--spares", "1025", "0 to 1024"),
+            ("--preemption-notice", "soon", "1 to 86400"),
+            ("--replace-stalled", "-3", "1 to 86400"),
+        ] {
+            let error = cli().try_get_matches_from([option, value]).expect_err(option).to_string();
+            let reason = format!("invalid value '{value}' for '{option} ");
+            assert!(
+                error.contains(&reason) && error.contains(&format!("it is a whole number from {range}\n")),
+                "{error}"
+            );
         }
     }
 

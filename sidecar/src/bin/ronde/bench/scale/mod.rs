@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{EXIT_CANNOT_CREATE, EXIT_UNAVAILABLE, fail, print};
+use ronde_bootstrap::exit::{fail, print};
 use ronde_bootstrap::profile::Profile;
 
 use self::measured::MACHINE;
@@ -20,7 +20,7 @@ use self::model::Machine;
 
 /// Predict the time of training steps on up to 512 GPUs and 1,024 hosts by ronde's cost model, and say what limits them.
 #[derive(Parser, Debug)]
-#[command(name = "ronde bench scale", after_help = EXAMPLES)]
+#[command(name = "ronde bench scale", after_help = EXAMPLES, allow_negative_numbers = true)]
 struct ScaleArgs {
     /// Take alpha and gamma from a profile of `ronde tune`, instead of those that docs/SCALE.md has.
     #[arg(long, value_name = "FILE")]
@@ -48,12 +48,12 @@ pub(super) fn main(arguments: &[std::ffi::OsString]) -> ExitCode {
     };
     let machine = match args.machine() {
         Ok(machine) => machine,
-        Err(error) => return fail(Code::Profile, &coded(&error, Code::Profile), EXIT_UNAVAILABLE),
+        Err(error) => return fail(Code::Profile, &coded(&error, Code::Profile)),
     };
     print(&document::tables(&machine));
     match args.plot.as_ref().map_or(Ok(()), |path| write(path, &plot::plot(&machine))) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(Code::PlotUnwritable, &coded(&error, Code::PlotUnwritable), EXIT_CANNOT_CREATE),
+        Err(error) => fail(Code::ResultUnwritable, &coded(&error, Code::ResultUnwritable)),
     }
 }
 
@@ -100,8 +100,9 @@ mod tests {
         std::fs::write(profile.path(), "[tuning]\nlanes = 2\n").expect("ours");
         let error = args(&format!("--tuning {}", profile.path().display())).machine().expect_err("no model");
         assert!(format!("{error:#}").contains("has no [cost]"), "{error:#}");
-        for line in ["--cores 0", "--link-gbit nan", "--cpu-us-per-byte=-1"] {
-            assert!(ScaleArgs::try_parse_from(format!("x {line}").split_whitespace()).is_err(), "{line}");
+        for line in ["--cores 0", "--link-gbit nan", "--cpu-us-per-byte -1"] {
+            let error = ScaleArgs::try_parse_from(format!("x {line}").split_whitespace()).expect_err(line).to_string();
+            assert!(error.contains("it must be above 0"), "{error}");
         }
     }
 
