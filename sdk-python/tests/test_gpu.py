@@ -19,7 +19,7 @@ import pytest
 from conftest import PACKAGE, WORKERS, ronde_binary
 
 from ronde import device, tensors
-from ronde.frameworks import gpu_variables
+from ronde.frameworks import ignored_variables
 
 World = Callable[..., str]
 
@@ -138,7 +138,7 @@ def test_variables_of_horovods_builds_are_named_once(
 ) -> None:
     pytest.importorskip("torch")
     variables = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_GPU_BROADCAST": "", "HOROVOD_GPU_ALLREDUCE": "MPI"}
-    notes = gpu_variables.notes_of(variables)
+    notes = ignored_variables.notes_of(variables)
     assert [note.partition(" ")[0] for note in notes] == ["HOROVOD_GPU_OPERATIONS=NCCL", "HOROVOD_GPU_ALLREDUCE=MPI"]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

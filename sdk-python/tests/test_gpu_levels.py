@@ -129,9 +129,12 @@ def asked(program: str) -> str:
 def test_the_version_of_nccl_is_that_of_two_levels(levels: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     program = "import ronde.torch as hvd; print(hvd.nccl_built())"
+    table = "from horovod.runner import check_build; print(check_build.table())"
     assert asked(program) == "22304"
+    assert "[X] NCCL" in asked(table)
     levels.setenv("RONDE_DEVICE_NCCL_VERSION", "21703")
     assert asked(program) == "0"
+    assert "[ ] NCCL" in asked(table)
     levels.delenv("RONDE_DEVICE_NCCL_VERSION")
     levels.setenv("RONDE_GPU_LEVELS", "1")
     assert asked(program) == "0"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import PACKAGE, WORKERS, ronde_binary
 
-from horovod.runner import config_file, flags, launch, run, translation
+from horovod.runner import check_build, config_file, flags, launch, run, translation
 from horovod.runner.common.util import hosts
 
 COMPAT = PACKAGE.parent / "horovod-compat" / "src"
@@ -368,6 +368,12 @@ def test_version_and_build() -> None:
     assert "    [ ] MPI" in lines
     assert "    [X] ronde" in lines
     assert horovodrun("-cb").stdout == done.stdout
+
+
+@pytest.mark.parametrize(("version", "mark"), [(22304, "X"), (0, " ")])
+def test_nccl_is_marked_where_collectives_may_use_it(monkeypatch: pytest.MonkeyPatch, version: int, mark: str) -> None:
+    monkeypatch.setattr(check_build, "nccl_built", lambda: version)
+    assert f"    [{mark}] NCCL" in check_build.table().splitlines()
 
 
 OPTIONS = [*translation._VALUES.values(), *(flag for pair in translation._SWITCHES.values() for flag in pair if flag)]

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import nvtx_library
 from conftest import PACKAGE, ronde_binary
 
 from ronde.frameworks import nvtx, world
@@ -20,18 +21,18 @@ from ronde.frameworks import nvtx, world
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOURCE = """
-#include <stdio.h>
-#include <stdlib.h>
-static void note(const char *what) {
-    FILE *file = fopen(getenv("NOTES"), "a");
-    fprintf(file, "%s\\n", what);
-    fclose(file);
-}
-int nvtxRangePushA(const char *text) { note(text); return 0; }
-int nvtxRangePop(void) { note("pop"); return 0; }
-"""
 SCRIPT = "import torch, ronde.torch as hvd; hvd.init(); hvd.allreduce(torch.ones(3), name='ranged'); hvd.shutdown()"
+STEP = """
+import torch, ronde.torch as hvd
+hvd.init()
+model = torch.nn.Linear(3, 1)
+inner = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters())
+model(torch.ones(2, 3)).sum().backward()
+hvd.synchronize(optimizer._handles[model.weight][0])
+optimizer.step()
+hvd.shutdown()
+"""
 TIMEOUT_S = 120
 
 
@@ -47,10 +48,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("nvtx")
-    (folder / "nvtx.c").write_text(SOURCE)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libnvtx.so", "nvtx.c"], cwd=folder, check=True, timeout=TIMEOUT_S)
-    return folder / "libnvtx.so"
+    return nvtx_library.built(tmp_path_factory.mktemp("nvtx"))
 
 
 def test_without_a_profiler_there_are_no_ranges() -> None:
@@ -87,13 +85,27 @@ def test_a_library_that_is_not_there_is_reported_where_it_was_asked_for(monkeypa
 
 
 def test_a_job_has_a_range_for_each_submission_and_wait(library: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    notes = tmp_path / "notes"
+    lines = ranges_of(SCRIPT, 1, library, tmp_path)
+    assert "ronde::allreduce.ranged" in lines, lines
+    assert "ronde::synchronize.allreduce" in lines, lines
+
+
+def test_a_step_has_a_range_for_each_submission_and_wait(library: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Of both gradients and of the vote; one of them is waited for by its handle, and again in the step."""
+    lines = ranges_of(STEP, 2, library, tmp_path)
+    for name in ("weight", "bias", "gradients_present.weight"):
+        assert lines.count(f"ronde::allreduce.{name}") == 2, lines
+    assert lines.count("ronde::synchronize.allreduce") == 2 * 3, lines
+
+
+def ranges_of(script: str, ranks: int, library: pathlib.Path, folder: pathlib.Path) -> list[str]:
+    """Runs a script as every rank of a job; returns the names of ranges, and a `pop` for the end of each."""
+    notes = folder / "notes"
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "RONDE_NVTX": "1", "NOTES": str(notes)}
     environment["RONDE_NVTX_LIBRARY"] = str(library)
-    command = [ronde_binary(), "run", "-np", "1", sys.executable, "-c", SCRIPT]
+    command = [ronde_binary(), "run", "-np", str(ranks), sys.executable, "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     lines = notes.read_text().splitlines()
-    assert "ronde::allreduce.ranged" in lines, lines
-    assert "ronde::synchronize.allreduce" in lines, lines
     assert lines.count("pop") == len(lines) // 2
+    return lines

@@ -67,6 +67,11 @@ def test_a_missing_driver_is_named(run: Run) -> None:
     assert "warn  GPU: 1 device files, but libcuda.so.1 cannot be opened" in found, found
 
 
+def test_horovods_names_are_there(run: Run) -> None:
+    assert "[X] PyTorch" in run("horovodrun", "--check-build")
+    assert "horovod.torch" in run("python3", "-c", "import horovod.torch; print(horovod.torch.__name__)")
+
+
 def test_tensors_in_host_memory_are_reduced(run: Run) -> None:
     found = run("ronde", "run", "-np", "2", "python3", "-c", ON_THE_HOST)
     assert found.count("summed [2.0, 2.0, 2.0]") == 2, found

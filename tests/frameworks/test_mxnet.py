@@ -18,6 +18,8 @@ import pytest
 
 pytest.importorskip("mxnet")
 
+import nvtx_library
+
 if TYPE_CHECKING:
     from conftest import Job
 
@@ -34,6 +36,25 @@ def test_ranks_agree_with_one_process(job: Job, program: str, words: str, ranks:
     printed = job(program, ranks, sidecars=sidecars)
     for rank in range(ranks):
         assert f"rank {rank} of {ranks}: {words}" in printed, printed
+
+
+def test_training_has_ranges_of_nvtx(job: Job, tmp_path: pathlib.Path) -> None:
+    """For each submission and each wait of trainers, optimizers and broadcasts of parameters."""
+    notes = tmp_path / "notes"
+    variables = {"RONDE_NVTX": "1", "RONDE_NVTX_LIBRARY": str(nvtx_library.built(tmp_path)), "NOTES": str(notes)}
+    job("mxnet_training.py", 2, **variables)
+    lines = notes.read_text().splitlines()
+    for kind, name in (
+        ("allreduce", "DistributedTrainer..0"),
+        ("grouped_allreduce", "DistributedTrainer..0"),
+        ("allreduce", "DistributedOptimizer.0"),
+        ("broadcast", "parameter.array0"),
+    ):
+        assert f"ronde::{kind}.{name}" in lines, (kind, name)
+        assert f"ronde::synchronize.{kind}" in lines, kind
+    submitted = [line for line in lines if line.startswith("ronde::grouped_allreduce.")]
+    assert lines.count("ronde::synchronize.grouped_allreduce") == len(submitted)
+    assert lines.count("pop") == len(lines) // 2
 
 
 def test_a_program_like_the_documentations_runs(job: Job) -> None:

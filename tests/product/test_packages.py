@@ -63,13 +63,14 @@ def test_frameworks_of_one_extra_do_not_contradict_each_other() -> None:
 def test_variables_for_builds_are_answered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("HOROVOD_WITH_MPI", "1")
-    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
+    names = ["GPU_OPERATIONS", "LOCAL_VERSION", "SKIP_COMPILE", "WITHOUT_NVTX", "WITH_MPI", "WITH_NVTX"]
+    for name in names:
+        monkeypatch.setenv(f"HOROVOD_{name}", "1")
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
-    name = BACKEND["build_wheel"](str(tmp_path))
-    assert (tmp_path / name).exists()
+    wheel = BACKEND["build_wheel"](str(tmp_path))
+    assert (tmp_path / wheel).exists()
     printed = capsys.readouterr().err.splitlines()
-    assert [line.split()[0] for line in printed] == ["HOROVOD_GPU_OPERATIONS", "HOROVOD_WITH_MPI"]
+    assert [line.split()[0] for line in printed] == [f"HOROVOD_{name}" for name in names]
     assert all("nothing is compiled" in line for line in printed)
 
 

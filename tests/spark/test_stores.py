@@ -52,6 +52,19 @@ def test_files_are_written_whole_and_read_and_removed(tmp_path: pathlib.Path, ur
     assert not store.saving_runs()
 
 
+def test_a_path_without_a_scheme_is_local(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for the class that other URLs have, when a program names it instead of `Store.create`."""
+    store = FilesystemStore(str(tmp_path / "named"))
+    assert store.get_train_data_path(3) == f"file://{tmp_path}/named/intermediate_train_data.3"
+    store.check_writable()
+    store.write(f"{tmp_path}/named/deep/file", b"one")
+    assert (tmp_path / "named" / "deep" / "file").read_bytes() == b"one"
+    assert store.read(f"{store.prefix_path}/deep/file") == b"one"
+    monkeypatch.chdir(tmp_path)
+    FilesystemStore("relative").write("relative/file", b"two")
+    assert (tmp_path / "relative" / "file").read_bytes() == b"two"
+
+
 def test_the_layout_is_that_of_horovod(tmp_path: pathlib.Path) -> None:
     store = LocalStore(str(tmp_path))
     root = f"file://{tmp_path}"

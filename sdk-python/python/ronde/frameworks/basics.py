@@ -15,7 +15,7 @@ from ronde.client import connect
 from ronde.elastic import membership
 from ronde.elastic.notification import notification_manager
 from ronde.errors import RondeError
-from ronde.frameworks import communicators, gpu_variables, hierarchy, mpi, process_sets, world
+from ronde.frameworks import communicators, hierarchy, ignored_variables, mpi, process_sets, world
 from ronde.replay import CONTINUE, RAISE
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _begin(comm: Any, process_sets: Sequence[Any] | str | None, settings: dict[s
         raise
     world.begin(begun)
     if client.rank == 0:
-        gpu_variables.name_them()
+        ignored_variables.name_them()
     notification_manager.follow(client.membership_change if membership.is_elastic() else None)
     if membership.is_elastic():
         client.on_membership(_enter_membership)

@@ -95,7 +95,7 @@ class _Process:
     """The state of the process."""
 
     world: World | None = None
-    handles: dict[int, tuple[str, InFlight]]
+    handles: dict[int, tuple[str | None, InFlight]]
     handles_made: int = 0
     generation: int = 0
 
@@ -164,8 +164,11 @@ def current() -> World:
     return _process.world
 
 
-def handle_of(kind: str, in_flight: InFlight) -> int:
-    """Returns a handle, a number for `synchronize`, for an operation in flight."""
+def handle_of(kind: str | None, in_flight: InFlight) -> int:
+    """Returns a handle, a number for `synchronize`, for an operation in flight.
+
+    kind -- for the name of the range around the wait; None if `in_flight.wait` opens that range itself
+    """
     number = _process.handles_made
     _process.handles_made += 1
     _process.handles[number] = (kind, in_flight)
@@ -202,6 +205,11 @@ def synchronize(handle: int) -> Any:
     if entry is None:
         return None
     kind, in_flight = entry
+    return in_flight.wait() if kind is None else wait_for(kind, in_flight)
+
+
+def wait_for(kind: str, in_flight: InFlight) -> Any:
+    """Waits for an operation in flight in a range that `traced` opens, and returns its result."""
     with traced("synchronize", kind):
         return in_flight.wait()
 

@@ -62,10 +62,12 @@ class _InPlace:
 
     def __init__(self, copies: list[Any], given: Any, root: int, name: str) -> None:
         self._copies = copies
-        self._handle = client().broadcast_async(given, root, name, process_set=members_of(global_process_set))
+        members = members_of(global_process_set)
+        with world.traced("broadcast", name):
+            self._handle = client().broadcast_async(given, root, name, process_set=members)
 
     def wait(self) -> None:
-        received = self._handle.wait()
+        received = world.wait_for("broadcast", self._handle)
         for copy in self._copies:
             write(copy, received)
 

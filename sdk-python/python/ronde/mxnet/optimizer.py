@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mxnet as mx
 
+from ronde.frameworks import world
 from ronde.frameworks.basics import client
 from ronde.frameworks.process_sets import ProcessSet, global_process_set, members_of, reduces, size_of
 from ronde.mxnet.compression import Compression, Compressor
@@ -194,22 +195,25 @@ class Reduction:
             write(gradient, to_numpy(decompressed))
 
     def _reduced(self, names: list[str], arrays: list[Any]) -> list[Any]:
-        members = members_of(self._process_set)
-        scales = (1.0 / self._factor, 1.0)
         if self._num_groups == 0:
-            handles: list[Any] = [
-                client().allreduce_async(array, Sum, f"{self._name}.{name}", *scales, process_set=members)
-                for name, array in zip(names, arrays)
-            ]
-            return [handle.wait() for handle in handles]
+            handles = [self._begun("allreduce", name, array) for name, array in zip(names, arrays)]
+            return [world.wait_for("allreduce", handle) for handle in handles]
         length = -(-len(arrays) // self._num_groups)
         handles = [
-            client().grouped_allreduce_async(
-                arrays[start : start + length], Sum, f"{self._name}.{names[start]}", *scales, process_set=members
-            )
+            self._begun("grouped_allreduce", names[start], arrays[start : start + length])
             for start in range(0, len(arrays), length)
         ]
-        return [result for handle in handles for result in handle.wait()]
+        return [result for handle in handles for result in world.wait_for("grouped_allreduce", handle)]
+
+    def _begun(self, kind: str, last: str, given: Any) -> Any:
+        """Returns the handle of an all-reduce of an array, or of several as a group.
+
+        last -- the last part of its name
+        """
+        members, name = members_of(self._process_set), f"{self._name}.{last}"
+        submit = client().allreduce_async if kind == "allreduce" else client().grouped_allreduce_async
+        with world.traced(kind, name):
+            return submit(given, Sum, name, 1.0 / self._factor, 1.0, process_set=members)
 
 
 def check(factor: float, num_groups: int) -> None:

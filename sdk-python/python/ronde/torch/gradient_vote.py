@@ -40,14 +40,15 @@ class GradientVote:
         sparse = [grad.sparse_dim() if grad is not None and grad.is_sparse else 0 for grad in grads]
         voters = [1] * len(parameters)  # their sum is the number of ranks that have voted, also if one was lost
         vote = torch.tensor([here, [int(bool(dimensions)) for dimensions in sparse], sparse, voters], dtype=torch.int32)
-        members = members_of(process_set)
-        return basics.client().allreduce_async(vote, Sum, f"gradients_present.{name}", process_set=members)
+        members, name = members_of(process_set), f"gradients_present.{name}"
+        with world.traced("allreduce", name):
+            return basics.client().allreduce_async(vote, Sum, name, process_set=members)
 
     def result(
         self, vote_in_flight: InFlight, parameters: list[torch.Tensor]
     ) -> tuple[list[torch.Tensor], dict[torch.Tensor, int]]:
         """Returns the parameters whose gradient no rank has, and the sparse dimensions of those sparse on some rank."""
-        counts, sparse, dimensions, voters = vote_in_flight.wait().tolist()
+        counts, sparse, dimensions, voters = world.wait_for("allreduce", vote_in_flight).tolist()
         self._is_partial = any(count < ranks for count, ranks in zip(counts, voters))
         on_no_rank = [parameter for parameter, count in zip(parameters, counts) if count == 0]
         known = {each: total // ranks for each, ranks, total in zip(parameters, sparse, dimensions) if ranks}

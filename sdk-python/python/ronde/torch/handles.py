@@ -26,7 +26,7 @@ class Handles(MutableMapping):  # type: ignore[type-arg]  # Python 3.9 cannot su
     def __getitem__(self, parameter: torch.Tensor) -> tuple[int, Any]:
         reduction = self._reducer.in_flight[parameter]
         if reduction.number is None:
-            reduction.number = world.handle_of("allreduce", reduction)
+            reduction.number = world.handle_of(None, reduction)
         return reduction.number, reduction.context
 
     def __setitem__(self, parameter: torch.Tensor, value: Any) -> None:

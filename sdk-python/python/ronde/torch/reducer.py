@@ -181,7 +181,8 @@ class Reducer(Watcher):
         local = loss.detach() if is_tensor else torch.tensor(float(loss), dtype=torch.float64)
         name = f"loss.{self._name(self._parameters[0])}" if self._parameters else "loss"
         op = Sum if self.op == Sum else Average
-        reduced = basics.client().allreduce(local, op, name, process_set=members_of(self.process_set))
+        with world.traced("allreduce", name):
+            reduced = basics.client().allreduce(local, op, name, process_set=members_of(self.process_set))
         return reduced if is_tensor else float(reduced)
 
     def check_idle(self) -> None:
@@ -381,7 +382,7 @@ class Reduction:
     def wait(self) -> torch.Tensor:
         """Waits, writes the result into the parameter's gradient, and returns that. May be called again."""
         if not self._is_done:
-            result = self._read(self._in_flight.wait())
+            result = self._read(world.wait_for("allreduce", self._in_flight))
             with torch.no_grad():
                 _write(result, self._gradient)
                 self._put_back()

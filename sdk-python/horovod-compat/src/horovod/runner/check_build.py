@@ -9,17 +9,22 @@ import os
 import ronde
 from horovod.build_variables import build_variables
 from horovod.version import __version__
+from ronde.frameworks.basics import nccl_built
 
 
 def table(is_verbose: bool = False) -> str:
-    """Returns the capabilities of this installation, in Horovod's form."""
+    """Returns the capabilities of this installation, in Horovod's form.
+
+    Raises ValueError for values of RONDE_GPU_STAGING and RONDE_GPU_LEVELS that are invalid.
+    """
     modules = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}
     found = {name: _found(module) for name, module in modules.items()}
     blocks = {
         "Available Frameworks": {name: not problem for name, problem in found.items()},
         "Available Controllers": {"MPI": False, "Gloo": True, "ronde": True},
         "Available Tensor Operations": {
-            "NCCL": False,
+            # As `nccl_built()`: where two levels are chosen, and the driver and NCCL are installed.
+            "NCCL": bool(nccl_built()),
             "DDL": False,
             "CCL": False,
             "MPI": False,

@@ -316,17 +316,17 @@ class FilesystemStore(Store):
         return fsspec.core.url_to_fs(self._url(self.prefix_path), **self.storage_options)[0]
 
     def _url(self, path: str) -> str:
-        """A URL with fsspec's name of the scheme."""
-        scheme, _, rest = path.partition("://")
-        return f"{self.SCHEMES.get(scheme, scheme)}://{rest}"
+        """A URL with fsspec's name of the scheme. A path without a scheme is one of the local filesystem."""
+        scheme, separator, rest = path.partition("://")
+        return f"{self.SCHEMES.get(scheme, scheme)}://{rest}" if separator else path
 
     def arrow_filesystem(self) -> Any:
         """Returns fsspec's filesystem for pyarrow."""
         return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(self.filesystem()))
 
     def get_full_path(self, path: str) -> str:
-        """Returns the path itself."""
-        return path.rstrip("/")
+        """Returns the path itself; a local one gets "file://", so that Spark does not use its default filesystem."""
+        return f"file://{path.rstrip('/') or '/'}" if path.startswith("/") else path.rstrip("/")
 
     def get_localized_path(self, path: str) -> str:
         """Returns a path as fsspec names it, without its scheme. Its filesystem's package must be installed."""
