@@ -191,6 +191,34 @@ fn a_search_over_a_transport_that_fails_does_not_lose_the_one_that_succeeded() -
 }
 
 #[test]
+fn the_default_transport_is_compared_with_the_others_and_not_named_where_it_wins() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let profile = file(directory.path(), "found.toml");
+    let ended = Run::tune(2)
+        .sidecars(2)
+        .options(SHORT)
+        .options(["--tensors", "16384,65536", "--output", &profile])
+        .start(Vec::<String>::new())
+        .wait(DEADLINE);
+    ensure!(ended.code == Some(0), "{ended}");
+    let mut rates = Vec::new();
+    for transport in ["auto", "tls", "quic"] {
+        let log = fs::read_to_string(directory.path().join(format!("found.{transport}.csv")))?;
+        ensure!(log.lines().count() == 4, "a head, two samples and the outcome: {log}");
+        let begin = format!("{transport}: ");
+        ensure!(ended.stdout.lines().any(|line| line.starts_with(&begin)), "no line for {transport}: {ended}");
+        let outcome = log.lines().last().and_then(|row| row.rsplit(',').next()).context("a score")?;
+        rates.push((outcome.parse::<f64>()?, transport));
+    }
+    let best = rates.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).context("three rates")?.1;
+    let text = fs::read_to_string(&profile)?;
+    let named = text.lines().find_map(|line| line.strip_prefix("transport = "));
+    let expected = (best != "auto").then(|| format!("\"{best}\""));
+    ensure!(named.map(str::to_owned) == expected, "{best} won: {text}");
+    Ok(())
+}
+
+#[test]
 fn a_job_of_one_sidecar_is_searched_once_and_its_profile_has_only_what_acts_there() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let profile = file(directory.path(), "found.toml");
