@@ -264,7 +264,7 @@ fn the_default_transport_is_compared_with_the_others_and_not_named_where_it_wins
         ensure!(log.lines().count() == 4, "a head, two samples and the outcome: {log}");
         let begin = format!("{transport}: ");
         ensure!(ended.stdout.lines().any(|line| line.starts_with(&begin)), "no line for {transport}: {ended}");
-        let outcome = log.lines().last().and_then(|row| row.rsplit(',').next()).context("a score")?;
+        let outcome = log.lines().next_back().and_then(|row| row.rsplit(',').next()).context("a score")?;
         rates.push((outcome.parse::<f64>()?, transport));
     }
     let best = rates.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).context("three rates")?.1;

@@ -141,7 +141,7 @@ impl Simulated for Cluster {
 
 /// A job of two ranks on each sidecar, one of small layers, and one whose tiny tensors alternate with larger ones.
 fn clusters() -> [Cluster; 3] {
-    let mixed = (0..40).map(|at| match at % 4 {
+    let mixed = (0..40_u64).map(|at| match at % 4 {
         0 => 4_096,
         1 => 1_024,
         2 => 65_536 * (1 + at % 7),
