@@ -5,7 +5,9 @@
 
 `ronde tune` searches from a fusion threshold of 1 MB and chunks of 4 KiB, on two sidecars of this machine. Then each
 point of the grid, the start and what the search found take turns, each in a job of its own that measures as the search
-does. The ratio is the median rate of what was found over that of the best point. Exits with 1 where it is below 0.9.
+does. The ratio is the median rate of what was found over that of the best point. Below 0.9 these two take turns again,
+as the best of many measurements is partly a lucky one, and the machine may have been busy. Exits with 1 if the new
+ratio is below 0.9, too.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Callable, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 RONDE = os.environ.get("RONDE_BIN", "ronde")
 REACHED_LEAST = 0.9
@@ -98,6 +103,32 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def in_turns(points: Sequence[Point], rounds: int, measure: Callable[[Point], float]) -> dict[Point, float]:
+    """The median rate of each point. The points take turns, so that all of them meet what else the machine does."""
+    rates: dict[Point, list[float]] = {point: [] for point in dict.fromkeys(points)}
+    for _ in range(rounds):
+        for point, of_point in rates.items():
+            of_point.append(measure(point))
+    return {point: statistics.median(of_point) for point, of_point in rates.items()}
+
+
+def compared(found: Point, grid: Sequence[Point], rounds: int, measure: Callable[[Point], float]) -> float:
+    """The rate of what was found over that of the best point of the grid and the start. Prints a table of all rates."""
+    others = [START, *grid]
+    medians = in_turns([*others, found], rounds, measure)
+    best = max(others, key=lambda point: medians[point])
+    print("| threshold, chunk | MB/s | of the best of the grid |\n|---|---:|---:|")
+    for point, rate in sorted(medians.items(), key=lambda each: -each[1]):
+        kind = " (found)" if point == found else " (start)" if point == START else ""
+        print(f"| {point}{kind} | {rate:.0f} | {rate / medians[best]:.2f} |")
+    reached = medians[found] / medians[best]
+    if reached < REACHED_LEAST:
+        print(f"reached: {reached:.2f} of the best point; both are measured again", flush=True)
+        medians = in_turns([best, found], rounds, measure)
+        reached = medians[found] / medians[best]
+    return reached
+
+
 def main() -> int:
     """Searches, measures, prints a table."""
     options = arguments()
@@ -106,17 +137,7 @@ def main() -> int:
         found = searched(options, folder)
         print(f"found after at most {options.samples} samples: {found}", flush=True)
         grid = GRID[-options.grid :]
-        rates: dict[Point, list[float]] = {point: [] for point in dict.fromkeys([START, *grid, found])}
-        for _ in range(options.rounds):
-            for point, of_point in rates.items():
-                of_point.append(measured(point, options, folder))
-    medians = {point: statistics.median(of_point) for point, of_point in rates.items()}
-    best = max([START, *grid], key=lambda point: medians[point])
-    print("| threshold, chunk | MB/s | of the best of the grid |\n|---|---:|---:|")
-    for point, rate in sorted(medians.items(), key=lambda each: -each[1]):
-        kind = " (found)" if point == found else " (start)" if point == START else ""
-        print(f"| {point}{kind} | {rate:.0f} | {rate / medians[best]:.2f} |")
-    reached = medians[found] / medians[best]
+        reached = compared(found, grid, options.rounds, lambda point: measured(point, options, folder))
     load = os.getloadavg()[0]
     print(f"reached: {reached:.2f} of the best point; load {load:.1f} on {os.cpu_count()} cores")
     return 0 if reached >= REACHED_LEAST else 1

@@ -1,7 +1,8 @@
 //! The search for better settings with real processes: `ronde run --autotune`, `ronde tune`, and profiles.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -108,12 +109,68 @@ fn tune_finds_settings_that_are_not_slower_and_a_job_uses_its_profile() -> Resul
     Ok(())
 }
 
+/// An admin page of the sidecar with this socket directory.
+fn page(directory: &Path, path: &str) -> Result<String> {
+    let address: SocketAddr = fs::read_to_string(directory.join("admin"))?.trim().parse()?;
+    let mut stream = TcpStream::connect_timeout(&address, DEADLINE)?;
+    stream.set_read_timeout(Some(DEADLINE))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: sidecar\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (_, body) = answer.split_once("\r\n\r\n").context("an answer of HTTP has a head")?;
+    Ok(body.to_owned())
+}
+
+/// The latency of a round in the cost model of this sidecar in seconds, and the algorithm that it has chosen for 1 MiB.
+fn chosen_by(directory: &Path) -> Result<(f64, String)> {
+    let status: Value = serde_json::from_str(&page(directory, "/status")?)?;
+    let mut reasons = status["selections"].as_array().context("reasons")?.iter().filter_map(Value::as_str);
+    let is_of_tensor = |reason: &&str| reason.starts_with("all-reduce of 1024 KiB over 4 members: ");
+    let reason = reasons.find(is_of_tensor).context("nothing was chosen yet")?;
+    let (_, choice) = reason.split_once("; chosen ").context("a reason ends with the choice")?;
+    let algorithm = choice.split(',').next().context("an algorithm")?;
+    let metrics = page(directory, "/metrics")?;
+    let round = metrics.lines().find_map(|line| line.strip_prefix("ronde_cost_round_seconds ")).context("a metric")?;
+    Ok((round.parse()?, algorithm.to_owned()))
+}
+
+/// Without a profile alpha is 60 us, and the algorithm for this tensor is halving-doubling.
 #[test]
-fn a_job_that_measures_first_runs_after_that() {
-    let ended =
-        Run::new(2).sidecars(2).options(["--calibrate", "--verbose"]).start(["sh", "-c", "echo ran"]).wait(DEADLINE);
+fn the_cost_model_of_a_profile_selects_the_algorithms_of_its_job() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let profile = file(directory.path(), "known.toml");
+    let ronde = ronde_binary();
+    let ronde = ronde.to_str().context("a path of text")?;
+    for (alpha_us, expected) in [(1.0, "ring"), (10_000.0, "recursive-doubling")] {
+        let costs = "beta-us-per-byte = 0.001\ngamma-us-per-byte = 0.0001\n";
+        fs::write(&profile, format!("[cost]\nalpha-us = {alpha_us:?}\n{costs}"))?;
+        let worker = [ronde, "tune-worker", "--steps", "1000000", "--tensors", "1048576"];
+        let mut job = Run::new(4).sidecars(4).options(["--tuning", &profile]).start(worker);
+        let (round, algorithm) = job.wait_for("the choice of an algorithm", DEADLINE, |job| {
+            job.runtime_files().iter().find_map(|directory| chosen_by(directory).ok())
+        });
+        ensure!((round / (alpha_us * 1e-6) - 1.0).abs() < 1e-6, "alpha is {alpha_us} us, but a round has {round} s");
+        ensure!(algorithm == expected, "{algorithm} was chosen with {alpha_us} us");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_job_that_measures_first_runs_with_what_was_measured() {
+    let worker = r#"echo ran; exec "$0" status --json"#;
+    let ronde = ronde_binary();
+    let worker = ["sh", "-c", worker, ronde.to_str().expect("a path of text")];
+    let ended = Run::new(2).sidecars(2).options(["--calibrate", "--verbose"]).start(worker).wait(DEADLINE);
     assert_eq!(ended.code, Some(0), "{ended}");
-    assert_eq!((ended.stdout_of(0), ended.stdout_of(1)), (vec!["ran"], vec!["ran"]), "{ended}");
+    for rank in [0, 1] {
+        let lines = ended.stdout_of(rank);
+        assert_eq!((lines.len(), lines.first()), (2, Some(&"ran")), "{ended}");
+        let status: Value = serde_json::from_str(lines[1]).expect("a status page");
+        let costs = ["alpha_us", "beta_us_per_byte", "gamma_us_per_byte"].map(|name| status["cost"][name].as_f64());
+        let assumed = [60.0, 1e-3, 1e-4];
+        let is_measured = |(cost, assumed): (&Option<f64>, f64)| cost.is_some_and(|cost| cost > 0.0 && cost != assumed);
+        assert!(costs.iter().zip(assumed).all(is_measured), "{costs:?} is not measured: {ended}");
+    }
     let alone = Run::new(1).options(["--calibrate"]).start(["true"]).wait(DEADLINE);
     assert_eq!(alone.code, Some(69), "{alone}");
     assert!(alone.stderr.contains("nothing was measured: the job has one sidecar"), "{alone}");
@@ -187,6 +244,34 @@ fn a_search_over_a_transport_that_fails_does_not_lose_the_one_that_succeeded() -
     ensure!(ended.code == Some(0), "{ended}");
     ensure!(ended.stdout.contains("tls: ") && ended.stdout.contains("the search over quic failed: "), "{ended}");
     ensure!(fs::read_to_string(&profile)?.contains("transport = \"tls\""), "{ended}");
+    Ok(())
+}
+
+#[test]
+fn the_default_transport_is_compared_with_the_others_and_not_named_where_it_wins() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let profile = file(directory.path(), "found.toml");
+    let ended = Run::tune(2)
+        .sidecars(2)
+        .options(SHORT)
+        .options(["--tensors", "16384,65536", "--output", &profile])
+        .start(Vec::<String>::new())
+        .wait(DEADLINE);
+    ensure!(ended.code == Some(0), "{ended}");
+    let mut rates = Vec::new();
+    for transport in ["auto", "tls", "quic"] {
+        let log = fs::read_to_string(directory.path().join(format!("found.{transport}.csv")))?;
+        ensure!(log.lines().count() == 4, "a head, two samples and the outcome: {log}");
+        let begin = format!("{transport}: ");
+        ensure!(ended.stdout.lines().any(|line| line.starts_with(&begin)), "no line for {transport}: {ended}");
+        let outcome = log.lines().next_back().and_then(|row| row.rsplit(',').next()).context("a score")?;
+        rates.push((outcome.parse::<f64>()?, transport));
+    }
+    let best = rates.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).context("three rates")?.1;
+    let text = fs::read_to_string(&profile)?;
+    let named = text.lines().find_map(|line| line.strip_prefix("transport = "));
+    let expected = (best != "auto").then(|| format!("\"{best}\""));
+    ensure!(named.map(str::to_owned) == expected, "{best} won: {text}");
     Ok(())
 }
 

@@ -1,6 +1,8 @@
 //! Searches in a simulated job, whose steps cost what the cost model says: from a wrong start to nearly the best point of
 //! the grid.
 
+mod all_parameters;
+
 use ronde_collectives::plan::{Work, WorkKind};
 use ronde_collectives::{CostModel, Cutting, select_cut};
 use ronde_wire::{SetId, SetTopology, SidecarIndex, TensorName, World};
@@ -23,53 +25,46 @@ struct Job {
 }
 
 impl Job {
-    /// Microseconds of a step: buckets collect what is ready while an earlier one is performed.
-    fn step_us(&self, knobs: &Knobs) -> f64 {
-        let each_us = self.backward_us / self.gradients.len() as f64;
-        let ready_us = |at: usize| each_us * (at + 1) as f64;
-        let (mut now_us, mut next) = (0.0_f64, 0);
-        while next < self.gradients.len() {
-            now_us = now_us.max(ready_us(next));
-            let (mut bytes, first) = (0, next);
-            while next < self.gradients.len()
-                && ready_us(next) <= now_us
-                && (next == first || bytes + self.gradients[next] <= knobs.fusion_threshold_bytes)
-            {
-                bytes += self.gradients[next];
-                next += 1;
-            }
-            now_us += self.order_us + self.bucket_us(&self.gradients[first..next], knobs);
-        }
-        now_us
-    }
-
     fn bucket_us(&self, gradients: &[u64], knobs: &Knobs) -> f64 {
         let tensors = gradients.iter().map(|bytes| vec![bytes / 4]).collect();
         let work = Work { kind: WorkKind::AllReduce, element_bytes: 4, tensors };
         let cutting = Cutting { lanes: knobs.lanes, chunk_bytes: knobs.chunk_bytes };
         select_cut(&self.topology, &work, cutting, &self.model).predicted_us
     }
+}
+
+/// A job whose steps are computed instead of performed.
+trait Simulated {
+    /// What a search in it may change.
+    fn parameters(&self) -> &'static [TuningParameter];
+
+    fn bounds(&self) -> Bounds;
+
+    /// Bytes of each gradient, in the order in which they become ready.
+    fn gradients(&self) -> &[u64];
+
+    /// Microseconds of a step.
+    fn step_us(&self, knobs: &Knobs) -> f64;
 
     fn score(&self, knobs: &Knobs) -> f64 {
-        self.gradients.iter().sum::<u64>() as f64 / self.step_us(knobs)
+        self.gradients().iter().sum::<u64>() as f64 / self.step_us(knobs)
     }
 
-    fn bounds(&self) -> Bounds {
-        Bounds { lanes: self.lanes, ..bounds() }
-    }
-
-    /// The greatest score on the grid.
-    fn best(&self, start: &Knobs) -> f64 {
-        let space = Space::new(&TuningParameter::KEEP_BITS, self.bounds());
-        (0..space.size()).map(|index| self.score(&space.knobs(index, start))).fold(0.0, f64::max)
+    /// The point with the greatest score on the grid.
+    fn best(&self, start: &Knobs) -> Knobs {
+        let space = Space::new(self.parameters(), self.bounds());
+        let all = (0..space.size()).map(|index| space.knobs(index, start));
+        let scored = all.map(|knobs| (self.score(&knobs), knobs));
+        scored.max_by(|a, b| a.0.total_cmp(&b.0)).expect("a grid has points").1
     }
 
     /// The outcome of a search whose steps take up to `noise` more or less than they should.
     fn tuned(&self, start: Knobs, settings: AutotuneSettings, noise: f64) -> AutotuneSample {
         let (mut random, mut now_us) = (Random(settings.seed ^ 0x5eed), 0.0);
-        let bytes = self.gradients.iter().sum();
+        let bytes = self.gradients().iter().sum();
         let name = TensorName::new("gradients").expect("a name");
         let steps = settings.steps();
+        let settings = AutotuneSettings { parameters: self.parameters().to_vec(), ..settings };
         let mut autotune = Autotune::new(settings, start, self.bounds());
         let mut step_us = self.step_us(&start);
         for _ in 0..steps {
@@ -88,6 +83,40 @@ impl Job {
             }
         }
         panic!("the search is not over after {steps} steps");
+    }
+}
+
+impl Simulated for Job {
+    fn parameters(&self) -> &'static [TuningParameter] {
+        &TuningParameter::KEEP_BITS
+    }
+
+    fn bounds(&self) -> Bounds {
+        Bounds { lanes: self.lanes, ..bounds() }
+    }
+
+    fn gradients(&self) -> &[u64] {
+        &self.gradients
+    }
+
+    /// Buckets collect what is ready while an earlier one is performed.
+    fn step_us(&self, knobs: &Knobs) -> f64 {
+        let each_us = self.backward_us / self.gradients.len() as f64;
+        let ready_us = |at: usize| each_us * (at + 1) as f64;
+        let (mut now_us, mut next) = (0.0_f64, 0);
+        while next < self.gradients.len() {
+            now_us = now_us.max(ready_us(next));
+            let (mut bytes, first) = (0, next);
+            while next < self.gradients.len()
+                && ready_us(next) <= now_us
+                && (next == first || bytes + self.gradients[next] <= knobs.fusion_threshold_bytes)
+            {
+                bytes += self.gradients[next];
+                next += 1;
+            }
+            now_us += self.order_us + self.bucket_us(&self.gradients[first..next], knobs);
+        }
+        now_us
     }
 }
 
@@ -127,7 +156,7 @@ fn wrong() -> Knobs {
 #[test]
 fn from_a_wrong_start_a_search_reaches_nine_tenths_of_the_best_within_sixty_samples() {
     for (number, job) in jobs().iter().enumerate() {
-        let best = job.best(&wrong());
+        let best = job.score(&job.best(&wrong()));
         let started = job.score(&wrong()) / best;
         assert!(started < 0.75, "job {number} starts too well for a test: {started:.2} of the best");
         for seed in 0..SEEDS {
@@ -144,7 +173,7 @@ fn from_a_wrong_start_a_search_reaches_nine_tenths_of_the_best_within_sixty_samp
 #[test]
 fn horovods_number_of_samples_gets_far() {
     for (number, job) in jobs().iter().enumerate() {
-        let best = job.best(&wrong());
+        let best = job.score(&job.best(&wrong()));
         for seed in 0..SEEDS {
             let outcome = job.tuned(wrong(), AutotuneSettings { seed, ..Default::default() }, 0.1);
             let reached = job.score(&outcome.knobs) / best;
@@ -156,9 +185,7 @@ fn horovods_number_of_samples_gets_far() {
 #[test]
 fn a_good_start_is_kept() {
     for job in jobs() {
-        let space = Space::new(&TuningParameter::KEEP_BITS, job.bounds());
-        let all = (0..space.size()).map(|index| space.knobs(index, &wrong()));
-        let start = all.max_by(|a, b| job.score(a).total_cmp(&job.score(b))).expect("a grid has points");
+        let start = job.best(&wrong());
         let outcome = job.tuned(start, AutotuneSettings::default(), 0.05);
         let kept = job.score(&outcome.knobs) / job.score(&start);
         assert!(kept >= 0.93, "{kept:.3} of the start with {:?}", outcome.knobs);

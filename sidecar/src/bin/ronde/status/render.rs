@@ -117,9 +117,10 @@ fn autotune_line(search: &Value) -> String {
         let chunk = of["chunk_bytes"].as_u64().map_or_else(|| "any".to_owned(), |bytes| bytes.to_string());
         let values = ["fusion_threshold_bytes", "lanes", "eager_bytes", "hierarchical_allreduce"].map(|name| &of[name]);
         let [threshold, lanes, eager, hierarchical] = values;
+        let alpha = of["alpha_us"].as_f64().map(|alpha| format!(", alpha {alpha:.1} us")).unwrap_or_default();
         format!(
             "fusion threshold {threshold} bytes, chunk {chunk} bytes, lanes {lanes}, eager up to {eager} bytes, \
-             hierarchical {hierarchical}"
+             hierarchical {hierarchical}{alpha}"
         )
     };
     let (best, stage) = (&search["best"], word(&search["stage"]));
@@ -350,6 +351,28 @@ job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0
         let shown = render(&page, &page, 1.0);
         assert!(shown.contains("  rank 1 waits in allreduce allreduce.w since 5 s\n"), "{shown}");
         assert!(!shown.contains("allreduce.v"), "all ranks have submitted it: {shown}");
+    }
+
+    #[test]
+    fn a_search_is_shown_with_all_values_that_it_changes() {
+        let knobs = |alpha_us: Value| {
+            json!({ "fusion_threshold_bytes": 1_048_576, "chunk_bytes": null, "lanes": 2, "eager_bytes": 64,
+                "hierarchical_allreduce": false, "alpha_us": alpha_us })
+        };
+        let search = |stage: &str| {
+            json!({ "stage": stage, "samples": 7, "samples_max": 20, "knobs": knobs(json!(30.0)),
+                "best": { "knobs": knobs(json!(7.5)), "gain": 1.5 } })
+        };
+        let values =
+            "fusion threshold 1048576 bytes, chunk any bytes, lanes 2, eager up to 64 bytes, hierarchical false";
+        let finished = format!("  autotune: finished after 7 samples, {values}, alpha 30.0 us; 1.50 times the start");
+        assert_eq!(autotune_line(&search("finished")), finished);
+        let searching =
+            format!("  autotune: 7 of 20 samples, best so far {values}, alpha 7.5 us; 1.50 times the start");
+        assert_eq!(autotune_line(&search("searching")), searching);
+        assert_eq!(autotune_line(&search("warm_up")), "  autotune: warms up, 7 of 20 samples");
+        let other_version = json!({ "stage": "finished", "samples": 7, "knobs": knobs(json!(null)) });
+        assert_eq!(autotune_line(&other_version), format!("  autotune: finished after 7 samples, {values}"));
     }
 
     #[test]

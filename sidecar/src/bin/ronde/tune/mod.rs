@@ -53,8 +53,8 @@ pub(super) struct TuneArgs {
     /// --run-option=--fusion-threshold-mb=8. May be given several times.
     #[arg(long = "run-option", value_name = "OPTION", allow_hyphen_values = true)]
     run_options: Vec<OsString>,
-    /// The transports to try, each with a search of its own. A job of one sidecar uses none: it is searched once. [default: tls
-    /// and quic]
+    /// The transports to try, each with a search of its own. A job of one sidecar uses none: it is searched once. [default: auto,
+    /// tls and quic]
     #[arg(long, value_name = "auto|quic|tls,...", value_delimiter = ',', value_parser = clap::value_parser!(Transport))]
     transports: Vec<Transport>,
     /// How many samples a search takes.
@@ -135,7 +135,9 @@ fn run(args: &TuneArgs) -> anyhow::Result<String> {
 
 impl TuneArgs {
     fn transports(&self) -> Vec<Transport> {
-        if self.transports.is_empty() { vec![Transport::Tls, Transport::Quic] } else { self.transports.clone() }
+        // The default of jobs is among them: otherwise a profile would replace it by something that it was not compared with.
+        let all = || vec![Transport::Auto, Transport::Tls, Transport::Quic];
+        if self.transports.is_empty() { all() } else { self.transports.clone() }
     }
 
     /// Searches over each transport. Returns what was found, and a line for each search that failed.
@@ -301,7 +303,25 @@ const EXAMPLES: &str = "Examples:
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        args: TuneArgs,
+    }
+
+    #[test]
+    fn the_default_transport_is_searched_over_like_the_others() {
+        let transports = |words: &[&str]| {
+            let words = ["tune", "--num-proc", "2"].iter().chain(words);
+            Line::try_parse_from(words).expect("a command line").args.transports()
+        };
+        assert_eq!(transports(&[]), [Transport::default(), Transport::Tls, Transport::Quic]);
+        assert_eq!(transports(&["--transports", "quic,auto"]), [Transport::Quic, Transport::Auto]);
+    }
 
     #[test]
     fn the_gradients_of_resnet50_are_those_of_its_25_557_032_parameters() {
