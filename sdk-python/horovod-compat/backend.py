@@ -26,7 +26,9 @@ NAME = "horovod_compat"
 COMMANDS = {"horovodrun": "horovod.runner.launch:run_commandline"}
 # Extras that are ronde's; Horovod has most of them.
 EXTRAS = [
+    "all-dependencies",
     "all-frameworks",
+    "dev",
     "keras",
     "lightning",
     "mxnet",
@@ -35,6 +37,7 @@ EXTRAS = [
     "run",
     "spark",
     "tensorflow",
+    "test",
     "torch",
 ]
 # A fixed time for all files makes archives reproducible: the earliest that zip supports.

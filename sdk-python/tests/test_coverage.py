@@ -1,5 +1,6 @@
-"""docs/coverage.json: what of Horovod's documentation there is. Its names are looked up in the sources, so that no
-framework has to be installed, and the tables of docs/COVERAGE.md and docs/MIGRATING.md are made from it.
+"""docs/coverage.json: what of Horovod's documentation there is. A row that works has names, which are looked up in the
+sources with their parameters, or other evidence: tests, flags of `horovodrun`, or files, which have to be there. The
+tables of docs/COVERAGE.md and docs/MIGRATING.md are made from it.
 
 RONDE_REGENERATE=1 writes these tables. To change a state, change the row in docs/coverage.json.
 """
@@ -9,188 +10,45 @@ from __future__ import annotations
 import ast
 import collections
 import functools
-import importlib
 import importlib.util
-import inspect
-import json
 import os
-import pathlib
 import re
-from typing import Any, Union
+from typing import Any
 
 import pytest
+from coverage_names import DATA, NAMES, ROOT, ROWS, check_imports, check_in_sources
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
-SOURCES = [ROOT / "sdk-python" / "horovod-compat" / "src", ROOT / "sdk-python" / "python"]
-DATA: dict[str, Any] = json.loads((ROOT / "docs" / "coverage.json").read_text())
-ROWS: list[dict[str, Any]] = DATA["rows"]
 STATES = ("works", "needless", "not there")
 PAGE, MIGRATING = ROOT / "docs" / "COVERAGE.md", ROOT / "docs" / "MIGRATING.md"
 BEGIN, END = "<!-- coverage: made from coverage.json -->\n", "<!-- coverage: end -->\n"
 HEAD = """# Coverage of Horovod
 
 This page answers what of Horovod's documentation there is here, row by row. It is made from
-[coverage.json](coverage.json) by `sdk-python/tests/test_coverage.py`, which also looks each name up; do not edit it.
+[coverage.json](coverage.json) by `sdk-python/tests/test_coverage.py`; do not edit it. For each row that works that file
+names functions and classes, whose parameters tests compare with the code, or the tests, flags and files that show it.
 
-*works*: does what that documentation says. *needless*: has no counterpart by design, for the reason beside it. *not
-there*: does not work, for the reason beside it.
+*works*: does what that documentation says, with what is beside it. *needless*: is not here; what is beside it does the
+same work in another way, or says why nothing has to be done. *not there*: does not work, for the reason beside it.
 
 """
-Definition = Union[ast.FunctionDef, ast.ClassDef]
-
-
-@functools.cache
-def module_file(name: str) -> pathlib.Path | None:
-    """The file of a module, if it is one of ours."""
-    for source in SOURCES:
-        path = source.joinpath(*name.split("."))
-        for file in (path / "__init__.py", path.with_suffix(".py")):
-            if file.is_file():
-                return file
-    return None
-
-
-@functools.cache
-def parsed(name: str) -> ast.Module:
-    file = module_file(name)
-    assert file is not None, name
-    return ast.parse(file.read_text())
-
-
-def find(module: str, name: str, seen: frozenset[tuple[str, str]] = frozenset()) -> Any:
-    """The statement that defines a name of a module, or True for a module of this name; None if there is none."""
-    if (module, name) in seen or module_file(module) is None:
-        return None
-    seen |= {(module, name)}
-    stars: list[str] = []
-    # The last one counts; what is under `if` and `try` counts, too.
-    for node in reversed(list(ast.walk(parsed(module)))):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name and node in top(module):
-            return node
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                if alias.name == "*":
-                    stars.append(node.module)
-                elif (alias.asname or alias.name) == name and node in top(module):
-                    found = find(node.module, alias.name, seen)
-                    if found is not None:
-                        return found
-                    # The module of the same name that the statement binds, or something of another package.
-                    submodule = f"{node.module}.{alias.name}"
-                    return True if module_file(submodule) or not module_file(node.module) else None
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node in top(module):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                return node
-    found = next(filter(None, (find(star, name, seen) for star in stars)), None)
-    return found or (True if module_file(f"{module}.{name}") else None)
-
-
-@functools.cache
-def top(module: str) -> frozenset[ast.AST]:
-    """The statements of a module that are not within functions and classes."""
-    found: list[ast.AST] = []
-    pending: list[ast.AST] = [parsed(module)]
-    while pending:
-        for node in ast.iter_child_nodes(pending.pop()):
-            found.append(node)
-            if isinstance(node, (ast.If, ast.Try, ast.With)):
-                pending.append(node)
-    return frozenset(found)
-
-
-def definition_of(path: str) -> tuple[str, Any]:
-    """The module and the definition of a dotted name. Fails if there is none."""
-    parts = path.split(".")
-    count = max((count for count in range(1, len(parts) + 1) if module_file(".".join(parts[:count]))), default=0)
-    module, rest = ".".join(parts[:count]), parts[count:]
-    assert module, f"{path}: there is no such module"
-    found: Any = True
-    for number, part in enumerate(rest):
-        if number == 0:
-            found = find(module, part)
-            if found is True and len(rest) > 1:
-                return module, True  # a name of another package
-        else:
-            found = member(module, found, part)
-        assert found is not None, f"{path}: {module} has no {'.'.join(rest[: number + 1])}"
-        while isinstance(found, ast.Assign) and isinstance(found.value, ast.Name):
-            found = find(module, found.value.id)
-    return module, found
-
-
-def member(module: str, owner: Any, name: str) -> Any:
-    """What a class defines under a name, itself or by its bases."""
-    if not isinstance(owner, ast.ClassDef):
-        return None
-    for node in owner.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
-            return node
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                return node
-    for base in owner.bases:
-        if isinstance(base, ast.Name):
-            found = member(module, anywhere(base.id), name)
-            if found is not None:
-                return found
-    return None
-
-
-@functools.cache
-def anywhere(name: str) -> Any:
-    """A class of ours with this name."""
-    for source in SOURCES:
-        for file in source.rglob("*.py"):
-            if f"class {name}" in file.read_text():
-                for node in ast.parse(file.read_text()).body:
-                    if isinstance(node, ast.ClassDef) and node.name == name:
-                        return node
-    return None
-
-
-def parameters(definition: Any) -> set[str] | None:
-    """The parameters of a function or a class; None if the source does not show them."""
-    if isinstance(definition, ast.ClassDef):
-        made = member("", definition, "__init__")
-        return parameters(made) if made is not None else None
-    if not isinstance(definition, ast.FunctionDef):
-        return None
-    arguments = definition.args
-    if arguments.kwarg is not None:
-        return None
-    return {each.arg for each in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]}
-
-
-def split(name: str) -> tuple[str, list[str] | None]:
-    path, bracket, rest = name.partition("(")
-    return path, [each.strip() for each in rest.rstrip(")").split(",") if each.strip()] if bracket else None
-
-
-NAMES = sorted({name for row in ROWS for name in row["names"]})
+# Evidence of a row, of which one that works without names needs some.
+EVIDENCE = ("tests", "flags", "files")
+# Files alone show what is to be read or to be built, and no function.
+GROUPS_OF_FILES = range(19, 24)
+EVIDENT = [(kind, each) for kind in EVIDENCE for each in sorted({each for row in ROWS for each in row.get(kind, [])})]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_is_there_with_its_parameters(name: str) -> None:
-    path, wanted = split(name)
-    _, definition = definition_of(path)
-    known = parameters(definition)
-    if wanted and known is not None:
-        assert set(wanted) <= known, f"{path} has {sorted(known)}"
+    check_in_sources(name)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("horovod.torch.")])
-def test_what_the_sources_show_is_what_python_has(name: str) -> None:
-    """With PyTorch, which is installed here, also by importing."""
-    path, wanted = split(name)
-    parts = path.split(".")
-    found: Any = importlib.import_module("horovod.torch")
-    for part in parts[2:]:
-        found = getattr(found, part)
-    if wanted:
-        assert set(wanted) <= set(inspect.signature(found).parameters)
+@pytest.mark.parametrize("package", ["horovod.data", "horovod.run", "horovod.runner", "horovod.torch"])
+def test_what_the_sources_show_is_what_python_has(package: str) -> None:
+    """Also by importing, for what is installed here. tests/frameworks, tests/spark, tests/ray have the others."""
+    if package == "horovod.torch" and importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    check_imports(package)
 
 
 @pytest.mark.parametrize(
@@ -202,11 +60,41 @@ def test_what_the_sources_show_is_what_python_has(name: str) -> None:
         "horovod.torch.Compression.nothing",
         "horovod.tensorflow.allreduce(nothing)",
         "horovod.ray.RayExecutor(nothing)",
+        "horovod.ray.RayExecutor(..., nothing)",
+        # Another order, another default, a default of what has none, and a parameter that a call needs.
+        "horovod.torch.broadcast(root_rank, tensor)",
+        "horovod.torch.allreduce(tensor, ..., op=None, name=None)",
+        "horovod.torch.join(device=0)",
+        "horovod.torch.allreduce(tensor, compression=Compression.fp16)",
+        "horovod.torch.poll(handle=None)",
+        "horovod.torch.broadcast(tensor)",
+        # Keywords by position, and what only `**values` of a class would take.
+        "horovod.spark.keras.KerasEstimator(num_proc)",
+        "horovod.spark.keras.KerasEstimator(*, nothing)",
+        "horovod.spark.common.store.HDFSStore(..., nothing)",
+        "horovod.spark.common.backend.SparkBackend(num_proc, nothing)",
+        "horovod.keras.callbacks.LearningRateWarmupCallback(initial_lr, nothing)",
+        # Nothing shows parameters of a constant.
+        "horovod.torch.Average()",
     ],
 )
 def test_a_name_that_is_not_there_fails(name: str) -> None:
     with pytest.raises(AssertionError):
-        test_a_name_is_there_with_its_parameters(name)
+        check_in_sources(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "horovod.spark.common.store.HDFSStore(..., temp_dir=None, ..., save_runs=True)",
+        "horovod.spark.torch.TorchEstimator(*, backward_passes_per_step, num_proc)",
+        "horovod.keras.callbacks.LearningRateWarmupCallback(initial_lr, warmup_epochs=5)",
+        "horovod.ray.elastic_v2.ElasticParams(cpus_per_worker=1, ..., min_workers=1)",
+        "horovod.torch.allreduce(tensor, ..., compression=Compression.none)",
+    ],
+)
+def test_parameters_of_bases_and_forwarded_ones_are_found(name: str) -> None:
+    check_in_sources(name)
 
 
 def test_rows_are_complete() -> None:
@@ -218,15 +106,75 @@ def test_rows_are_complete() -> None:
     for row in ROWS:
         assert row["state"] in STATES, row
         assert row["note"] or row["state"] == "works", f"{row['item']}: {row['state']} needs its sentence"
-        assert set(row) == {"group", "item", "state", "note", "names"}
+        assert set(row) - set(EVIDENCE) == {"group", "item", "state", "note", "names"}
+        assert all(row[kind] for kind in EVIDENCE if kind in row), row
+        kinds = {kind for kind in EVIDENCE if kind in row and (kind != "files" or row["group"] in GROUPS_OF_FILES)}
+        assert row["names"] or kinds or row["state"] != "works", f"{row['item']}: nothing shows that it works"
+
+
+@pytest.mark.parametrize(("kind", "what"), EVIDENT)
+def test_evidence_is_there(kind: str, what: str) -> None:
+    check_evidence(kind, what)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("tests", "sdk-python/tests/test_coverage.py::test_nothing"),
+        ("tests", "sdk-python/tests/test_coverage.py::check_evidence"),
+        ("tests", "sdk-python/tests/test_nothing.py::test_rows_are_complete"),
+        ("tests", "tests/tests/tidy/documents.rs::nothing"),
+        ("flags", "--nothing"),
+        ("files", "docs/NOTHING.md"),
+    ],
+)
+def test_evidence_that_is_not_there_fails(kind: str, what: str) -> None:
+    with pytest.raises(AssertionError):
+        check_evidence(kind, what)
+
+
+def check_evidence(kind: str, what: str) -> None:
+    """Fails for a test, a flag of `horovodrun` or a file that is not there."""
+    if kind == "tests":
+        path, _, function = what.partition("::")
+        assert function in named_tests(path), f"{path} has no test {function}"
+    elif kind == "flags":
+        assert what in flags_of_horovodrun(), f"horovodrun has no flag {what}"
+    else:
+        assert (ROOT / what).is_file(), f"there is no file {what}"
+
+
+@functools.cache
+def named_tests(path: str) -> frozenset[str]:
+    """The tests of a file, in Python or Rust."""
+    file = ROOT / path
+    assert file.is_file(), f"there is no file {path}"
+    text = file.read_text()
+    if file.suffix == ".rs":
+        attribute = r"#\[(?:tokio::)?test\b[^\]]*\]"
+        between = r"\s*(?:(?:#\[[^\]]*\]|//[^\n]*)\s*)*"
+        return frozenset(re.findall(rf"{attribute}{between}(?:async )?fn (\w+)\(", text))
+    # Also methods of the classes in which some tests are grouped.
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    return frozenset(node.name for node in functions if node.name.startswith("test_"))
+
+
+@functools.cache
+def flags_of_horovodrun() -> frozenset[str]:
+    from horovod.runner import flags
+
+    return frozenset(option for action in flags.parser()._actions for option in action.option_strings)
 
 
 def test_notes_name_files_that_are_there() -> None:
     for row in ROWS:
         for page in re.findall(r"\b([A-Z_]+\.md)\b", row["note"]):
-            assert any((ROOT / folder / page).exists() for folder in (".", "docs", "compose/kubernetes")), row
+            folders = (".", "docs", "compose/kubernetes", ".github")
+            assert any((ROOT / folder / page).exists() for folder in folders), row
         for path in re.findall(r"\b((?:sdk-python|compose|plugins)/[\w./-]+\w)", row["note"]):
             assert (ROOT / path).exists(), row
+        for name in re.findall(r"(?<![\w/.])(\w+\.(?:py|ipynb))\b", row["note"]):
+            assert (ROOT / "sdk-python" / "examples" / name).exists(), row
 
 
 def cell(text: str) -> str:

@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import pytest
+from coverage_names import check_imports
 
 pytest.importorskip("tensorflow")
 
@@ -236,3 +237,8 @@ def test_parameters_are_horovods(module: Any, name: str, expected: dict[str, Any
 def test_names_are_horovods(module: Any) -> None:
     missing = [name for name in [*BASICS, *NAMES[module].split()] if not hasattr(module, name)]
     assert missing == []
+
+
+@pytest.mark.parametrize("package", ["horovod.tensorflow", "horovod.keras"])
+def test_names_of_the_page_of_coverage_have_their_parameters(package: str) -> None:
+    check_imports(package)

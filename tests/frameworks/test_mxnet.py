@@ -15,6 +15,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
+from coverage_names import check_imports
 
 pytest.importorskip("mxnet")
 
@@ -170,3 +171,7 @@ def test_an_optimizer_can_be_copied_and_pickled() -> None:
         assert made._optimizer is not given._optimizer
         assert made.learning_rate == 0.25
         assert made._reduction._process_set is global_process_set
+
+
+def test_names_of_the_page_of_coverage_have_their_parameters() -> None:
+    check_imports("horovod.mxnet")

@@ -1,7 +1,18 @@
 """Programs for TensorFlow and Keras as Horovod's documentation shows them, on two ranks.
 
 `seeds/` contains our own programs with the same calls in the same order. RONDE_SEEDS may name a folder with the
-documentation itself, as text: its blocks of these kinds run as well, unchanged.
+documentation itself, as text: its blocks of these kinds run as well, with the text that they have there.
+
+They do not run in the environment that they have there: TensorFlow 2 and Keras 3 have removed names that they use.
+docs/TENSORFLOW.md says what a script has to change. In place of that, these tests and `workers/tensorflow_seeds.py`
+
+- set TF_USE_LEGACY_KERAS=1, so that `tf.keras` is Keras 2, which takes `experimental_run_tf_function=False`; only
+  `keras_mnist`, which imports `keras`, runs with Keras 3;
+- give `graph`, `adasum`, `elastic_graph`, `elastic_fit` and `keras_mnist` the module `tensorflow.compat.v1` under the
+  name `tensorflow`, and `pin_graph`, `pin_keras` and `little_memory` under the name `tf`;
+- give Keras 3 a `keras.backend.set_session` that does nothing, and a small random MNIST;
+- replace `MonitoredTrainingSession` by one that ends after some runs;
+- run on CPUs: on a host with GPUs Keras 3 compiles by XLA, which compiles no collectives.
 """
 
 from __future__ import annotations

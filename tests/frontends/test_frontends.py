@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from coverage_names import check_imports
 from digits_runs import EXAMPLES, JOB_ALONE, WATCHED, check_same_training
 
 if TYPE_CHECKING:
@@ -109,3 +110,7 @@ def test_deepspeed(runner: Runner, stage: str) -> None:
     variables = {"DS_ACCELERATOR": "cpu", "PATH": path}
     one = runner.job(1, "deepspeed_digits.py", "--stage", stage, **variables)
     check_same_training(runner.job(2, "deepspeed_digits.py", "--stage", stage, **variables), one)
+
+
+def test_names_of_the_page_of_coverage_are_there() -> None:
+    check_imports("ronde.lightning")

@@ -14,7 +14,18 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SDK = ROOT / "sdk-python"
 # Those of Horovod's documentation, and what `pip install horovod[...]` is used with.
-EXTRAS = {"pytorch", "tensorflow", "keras", "mxnet", "spark", "ray", "all-frameworks"}
+EXTRAS = {
+    "pytorch",
+    "tensorflow",
+    "keras",
+    "mxnet",
+    "spark",
+    "ray",
+    "all-frameworks",
+    "all-dependencies",
+    "dev",
+    "test",
+}
 BACKEND = runpy.run_path(str(SDK / "horovod-compat" / "backend.py"))
 
 
@@ -58,6 +69,13 @@ def test_frameworks_of_one_extra_do_not_contradict_each_other() -> None:
     """MXNet needs a NumPy that the others do not support."""
     assert "numpy<1.24" in extras()["mxnet"]
     assert not any("mxnet" in each for each in extras()["all-frameworks"])
+
+
+def test_extras_that_combine_others_have_what_these_have() -> None:
+    found = {name: set(needed) for name, needed in extras().items()}
+    combined = ["all-frameworks", "keras", "lightning", "pytorch", "ray", "run", "spark", "tensorflow"]
+    assert found["all-dependencies"] == set().union(*(found[name] for name in combined))
+    assert found["dev"] == found["test"] | found["all-frameworks"]
 
 
 def test_variables_for_builds_are_answered(

@@ -22,6 +22,8 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 # The package, Horovod's names for it, and the examples.
 FOLDERS = [ROOT / "sdk-python" / folder for folder in ("python", "horovod-compat/src", "examples")]
 sys.path[:0] = map(str, FOLDERS)
+# Modules of the SDK's tests, for this process only.
+sys.path.append(str(ROOT / "sdk-python" / "tests"))
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from coverage_names import check_imports
 
 
 def test_the_coordinator_numbers_the_hosts_that_have_a_local_rank() -> None:
@@ -33,3 +34,8 @@ def test_the_discovery_of_the_program_is_used_or_missed() -> None:
     assert executor._workers.discovery is given
     older = ElasticRayExecutor(ElasticRayExecutor.create_settings(discovery=given), override_discovery=False)
     assert older._workers.discovery is given
+
+
+@pytest.mark.parametrize("package", ["horovod.ray", "ronde.ray"])
+def test_names_of_the_page_of_coverage_have_their_parameters(package: str) -> None:
+    check_imports(package)

@@ -17,7 +17,7 @@ from ronde.spark.common.store import LocalStore
 from ronde.spark.common.util import get_simple_meta_from_parquet
 from ronde.spark.data.reader import read_piece, row_groups
 from ronde.spark.data.rows import batch_sizes, pieces_of, steps_of
-from ronde.spark.torch import Compression, TorchEstimator, TorchModel
+from ronde.spark.torch import Compression, TorchEstimator, TorchModel, models
 
 RANKS, BATCH, ROWS, RATE = 2, 8, 65, 0.05
 
@@ -329,3 +329,11 @@ def test_backends_have_their_number_of_processes(spark: Any) -> None:
     assert SparkBackend(3).num_processes() == 3
     assert SparkBackend().num_processes() == spark.sparkContext.defaultParallelism
     assert LocalBackend(2).num_processes() == 2
+
+
+def test_a_model_of_torchscript_travels() -> None:
+    given = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()))
+    found = models.model_of(models.model_bytes(given))
+    assert isinstance(found, torch.jit.ScriptModule)
+    rows = torch.randn(5, 4)
+    torch.testing.assert_close(found(rows), given(rows), rtol=0, atol=0)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import pyarrow
 import pytest
+from coverage_names import check_imports
 from horovod.spark import conf
 from horovod.spark.common import util
 from horovod.spark.common.params import EstimatorParams, ModelParams
@@ -182,3 +183,7 @@ def test_stores_match_the_paths_that_are_theirs(tmp_path: pathlib.Path) -> None:
     store.write_text(f"{store.get_run_path('run')}/a.txt", "text")
     assert store.get_checkpoints("run") == [f"{store.get_run_path('run')}/{name}.ckpt" for name in "ab"]
     assert store.read(store.get_checkpoints("run")[0]) == b"one"
+
+
+def test_names_of_the_page_of_coverage_have_their_parameters() -> None:
+    check_imports("horovod.spark")

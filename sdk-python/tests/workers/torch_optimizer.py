@@ -193,6 +193,20 @@ def check_sparse() -> None:
     torch.testing.assert_close(results[0], results[1])
 
 
+def check_reductions_during_the_backward_pass() -> None:
+    """The gradient of the last layer is on its way before that of the first one is computed."""
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(layers.parameters(), lr=0.1), named_parameters=layers.named_parameters()
+    )
+    first, last = layers[0].weight, layers[1].weight
+    found: list[bool] = []
+    first.register_hook(lambda _: found.append(last in optimizer._handles and first not in optimizer._handles))
+    layers(torch.ones(2, 3)).sum().backward()
+    assert found == [True]
+    optimizer.step()
+
+
 def check_uneven_data() -> None:
     """Ranks with fewer batches join, in epochs long enough for step counts to differ widely."""
     rank, size = hvd.rank(), hvd.size()

@@ -3,7 +3,7 @@
     tensorflow_seeds.py FILE
 
 `NAME = ...` in it represents what a reader has. Programs for TensorFlow 1 get its names from `tensorflow.compat.v1`,
-and those that need Keras 2 get it from tf-keras.
+and those that need Keras 2 get it from tf-keras. test_tensorflow_seeds.py lists all that is replaced.
 """
 
 from __future__ import annotations
