@@ -169,7 +169,7 @@ impl Rows {
     /// Does what a control sequence asks for.
     fn obey(&mut self, sequence: &str) {
         let Some(text) = sequence.strip_prefix("\x1b[") else { return };
-        let Some(kind) = text.chars().last() else { return };
+        let Some(kind) = text.chars().next_back() else { return };
         let parameters = text.strip_suffix(kind).unwrap_or_default();
         let count = || parameters.parse().unwrap_or(1_usize).max(1);
         match kind {
@@ -180,12 +180,8 @@ impl Rows {
                 row.text.clear();
                 row.is_new = false;
             }
-            'm' if self.replaces => {
-                if self.colors.len() < COLORS_BYTES_MAX {
-                    self.colors.push_str(sequence);
-                }
-            }
-            'm' => self.rows[self.at].text.push_str(sequence),
+            'm' if !self.replaces => self.rows[self.at].text.push_str(sequence),
+            'm' if self.colors.len() < COLORS_BYTES_MAX => self.colors.push_str(sequence),
             _ => {}
         }
     }
