@@ -78,6 +78,16 @@ raise ronde.ShutDownError("rank 1 has shut down", "shut_down", 1)
 """
 
 
+# A bar like those of tqdm, whose class has the open ones.
+BAR = """
+import types
+bar = types.SimpleNamespace(fp={stream})
+sys.modules["tqdm"] = types.SimpleNamespace(tqdm=types.SimpleNamespace(_instances=[bar]))
+print("5/10", end="", file={stream}, flush=True)
+"""
+LAUNCHED = {"RONDE_SIZE": "2", "RONDE_TOKEN_FILE": "t"}
+
+
 @pytest.mark.parametrize(
     ("before", "variables", "is_short"),
     [
@@ -88,6 +98,29 @@ raise ronde.ShutDownError("rank 1 has shut down", "shut_down", 1)
     ],
 )
 def test_only_workers_of_the_launcher_shorten_it(before: str, variables: dict[str, str], is_short: bool) -> None:
+    stderr = stderr_of(before, variables)
+    assert ("Traceback" not in stderr) == is_short
+    assert not is_short or stderr.startswith("ShutDownError: rank 1 has shut down [RONDE-E305]"), stderr
+
+
+@pytest.mark.parametrize(
+    ("stream", "begin"), [("sys.stderr", "5/10\nShutDownError: "), ("sys.stdout", "ShutDownError: ")]
+)
+def test_it_has_a_line_of_its_own_after_a_progress_bar(stream: str, begin: str) -> None:
+    assert stderr_of(BAR.format(stream=stream), LAUNCHED).startswith(begin)
+
+
+def test_it_has_a_line_of_its_own_after_a_bar_of_tqdm() -> None:
+    pytest.importorskip("tqdm", reason="LEFT OUT: tqdm is not installed")
+    stderr = stderr_of("import tqdm\nbar = tqdm.tqdm(total=10)\nbar.update(5)", LAUNCHED)
+    assert "5/10" in stderr
+    assert [line for line in stderr.split("\n") if line.startswith("ShutDownError: rank 1 has shut down")], stderr
+    closed = stderr_of("import tqdm\nlist(tqdm.tqdm([1]))", LAUNCHED)
+    assert "\n\n" not in closed, closed
+
+
+def stderr_of(before: str, variables: dict[str, str]) -> str:
+    """What a program writes to standard error that raises an error after `before`."""
     package = str(pathlib.Path(__file__).parent.parent / "python")
     own = {name: value for name, value in os.environ.items() if not name.startswith("RONDE_")}
     done = subprocess.run(
@@ -99,8 +132,7 @@ def test_only_workers_of_the_launcher_shorten_it(before: str, variables: dict[st
         check=False,
     )
     assert done.returncode == 1
-    assert ("Traceback" not in done.stderr) == is_short
-    assert not is_short or done.stderr.startswith("ShutDownError: rank 1 has shut down [RONDE-E305]"), done.stderr
+    return done.stderr
 
 
 def test_an_error_of_the_program_is_not_hidden_by_one_that_followed() -> None:

@@ -31,6 +31,20 @@ for state in range(0, 101, 20):
         print("a line of rank", rank, flush=True)
 sys.stderr.write("\\n")
 """
+# What tqdm 4.70 writes for two epochs of three batches, by its flushes; then the rank writes as one that fails.
+NESTED = """
+import os, sys, time
+end = ["\\rbatch: 3/3", "\\n\\r"]
+for epoch in range(2):
+    states = ["\\n", "\\rbatch: 0/3", "\\x1b[A", "\\n", "\\rbatch: 2/3", "\\x1b[A", "\\n", "\\rbatch: 3/3", "\\x1b[A"]
+    for piece in [f"\\repoch: {epoch}/2", *states, *end]:
+        sys.stderr.write(piece)
+        sys.stderr.flush()
+        time.sleep(0.01)
+    print("loss of rank", os.environ["RANK"], flush=True)
+sys.stderr.write("\\repoch: 2/2\\n")
+print("at the end", file=sys.stderr)
+"""
 DEBUGGED = """
 import os
 rank = int(os.environ["RANK"])
@@ -125,6 +139,36 @@ def test_a_progress_bar_is_its_last_state_in_a_pipe(
     assert "\x1b" not in done.stdout + done.stderr
     kept = (folder / "out" / "rank.0" / "stderr").read_bytes()
     assert kept.count(b"\r") == 6, "the file has what the rank wrote"
+
+
+def of_nested_bars(rank: int) -> list[str]:
+    """The lines of a rank of NESTED: an outer bar has ended before anything shows that another one is within it."""
+    states = ["epoch: 0/2", "batch: 3/3", "batch: 3/3", "epoch: 2/2", "at the end"]
+    return [f"[{rank}]<stderr>:{state}" for state in states]
+
+
+def test_nested_progress_bars_in_a_terminal(ronde: str, folder: pathlib.Path, environment: dict[str, str]) -> None:
+    terminal = PseudoTerminal([ronde, "run", "-np", "2", *script(folder, NESTED)], environment, folder)
+    try:
+        assert terminal.wait(WITHIN_S) == 0, terminal.text
+    finally:
+        terminal.close()
+    lines = [line for line in terminal.screen() if line]
+    for rank in range(2):
+        assert [line for line in lines if line.startswith(f"[{rank}]<stderr>")] == of_nested_bars(rank), lines
+        assert lines.count(f"[{rank}]<stdout>:loss of rank {rank}") == 2, lines
+    assert len(lines) == 14, lines
+
+
+def test_nested_progress_bars_do_not_fill_a_pipe(ronde: str, folder: pathlib.Path, environment: dict[str, str]) -> None:
+    command = [ronde, "run", "-np", "2", *script(folder, NESTED)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=folder, timeout=WITHIN_S, check=True
+    )
+    lines = done.stderr.splitlines()
+    for rank in range(2):
+        assert [line for line in lines if line.startswith(f"[{rank}]")] == of_nested_bars(rank), lines
+    assert "\x1b" not in done.stdout + done.stderr
 
 
 def test_a_debugger_in_a_terminal(ronde: str, folder: pathlib.Path, environment: dict[str, str]) -> None:

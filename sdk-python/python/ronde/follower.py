@@ -65,4 +65,14 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     if line is None:
         sys.__excepthook__(kind, error, trace)
     else:
-        print(line, file=sys.stderr)
+        print(f"\n{line}" if _is_bar_open() else line, file=sys.stderr)
+
+
+def _is_bar_open() -> bool:
+    """Returns whether a progress bar of tqdm has the cursor in its line of standard error.
+
+    The launcher finds the report also behind a bar of another kind.
+    """
+    bars = getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())
+    # tqdm wraps the stream in an object that is equal to it.
+    return any(getattr(bar, "fp", None) == sys.stderr for bar in list(bars))

@@ -240,6 +240,14 @@ fn a_configuration_file_with_three_mistakes_starts_nothing() {
     assert!(ended.stdout.is_empty(), "{ended}");
 }
 
+#[test]
+fn an_option_of_ronde_after_the_program_is_noticed_and_belongs_to_the_program() {
+    let program = ["sh", "-c", "echo got $1 $2", "sh", "-np", "4"];
+    let ended = Run::new(1).start(program).wait(DEADLINE);
+    assert_eq!((ended.code, &*ended.stdout), (Some(0), "[0]<stdout>:got -np 4\n"), "{ended}");
+    assert!(ended.stderr.contains("ronde: -np comes after sh, so it is an argument of that program"), "{ended}");
+}
+
 /// Workers with children: some in the worker's group, some in a session of their own.
 const FAMILY: &str = "sleep 1000 & setsid sleep 1000 & setsid sh -c 'sleep 1000 & sleep 1000' & echo ready; wait";
 
@@ -316,6 +324,7 @@ fn a_killed_sidecar_ends_the_job_and_its_directory_goes() {
     let mut job = Run::new(4).sidecars(2).start(sh("echo ready; sleep 1000"));
     (0..4).for_each(|rank| drop(job.wait_for_line(&format!("[{rank}]<stdout>:ready"), DEADLINE)));
     job.sidecar(1, DEADLINE).signal(Signal::SIGKILL);
+    job.wait_for_line("ronde: sidecar 1 on host localhost was lost; ending the 4 ranks that still run", DEADLINE);
     job.wait_for_line(
         "ronde: sidecar 1 on host localhost, which serves ranks 2-3, was killed by signal 9 (SIGKILL)",
         DEADLINE,

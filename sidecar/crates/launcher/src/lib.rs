@@ -24,4 +24,5 @@ pub mod memberships {
     };
 }
 
+mod rows;
 pub mod run;

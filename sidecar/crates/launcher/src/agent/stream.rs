@@ -1,6 +1,5 @@
 //! The output of a process, split into whole lines.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,6 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use super::ToLauncher;
 use crate::envelope::{FromAgent, TEXT_BYTES_MAX};
+use crate::rows::LastLines;
 
 /// Forwards `source` to its end in texts of whole lines, and records the last ones in `tail`.
 ///
@@ -105,28 +105,27 @@ impl LineCutter {
     }
 }
 
-/// The last lines of a stream; clones share them.
-#[derive(Clone, Default)]
-pub(super) struct Tail(Arc<Mutex<VecDeque<String>>>);
+/// The last lines of a stream, without the earlier states of progress bars; clones share them.
+#[derive(Clone)]
+pub(super) struct Tail(Arc<Mutex<LastLines>>);
+
+impl Default for Tail {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(LastLines::of(TAIL_LINES, TAIL_LINE_BYTES))))
+    }
+}
 
 impl Tail {
     /// The lines, oldest first.
     pub(super) fn lines(&self) -> Vec<String> {
-        self.lock().iter().cloned().collect()
+        self.lock().lines()
     }
 
     fn push(&self, text: &str) {
-        let mut lines = self.lock();
-        for line in text.lines().filter(|line| !line.trim().is_empty()) {
-            if lines.len() == TAIL_LINES {
-                lines.pop_front();
-            }
-            let end = (0..=line.len().min(TAIL_LINE_BYTES)).rev().find(|end| line.is_char_boundary(*end));
-            lines.push_back(line[..end.unwrap_or(0)].to_owned());
-        }
+        self.lock().push(text);
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<String>> {
+    fn lock(&self) -> MutexGuard<'_, LastLines> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -275,6 +274,26 @@ mod tests {
         assert_eq!(tail.lines().last().map(String::as_str), Some("line 49"));
         tail.push(&"é".repeat(TAIL_LINE_BYTES));
         assert_eq!(tail.lines().last().map(String::len), Some(TAIL_LINE_BYTES));
+    }
+
+    #[tokio::test]
+    async fn the_tail_keeps_one_state_of_a_progress_bar() {
+        let (mut worker, source) = tokio::io::duplex(READ_BYTES);
+        let (launcher, mut queue) = tokio::sync::mpsc::channel(64);
+        let (_running, exited) = watch::channel(false);
+        let tail = Tail::default();
+        let task =
+            tokio::spawn(forward(source, launcher, tail.clone(), None, exited, |text| FromAgent::Notice { text }));
+        let reader = async { while queue.recv().await.is_some() {} };
+        let writer = async {
+            let states: String = (0..=50).map(|state| format!("\r{state} %")).collect();
+            let text = format!("loading\n{states}\nTraceback\n{states}");
+            tokio::io::AsyncWriteExt::write_all(&mut worker, text.as_bytes()).await.expect("it is read");
+            drop(worker);
+        };
+        tokio::join!(writer, reader);
+        task.await.expect("it ends");
+        assert_eq!(tail.lines(), ["loading", "50 %", "Traceback", "50 %"]);
     }
 
     proptest! {

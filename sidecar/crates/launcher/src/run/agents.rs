@@ -1,6 +1,5 @@
 //! The connection to one agent: a child process, either the agent itself or the remote shell that reaches it.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::process::Stdio;
@@ -18,7 +17,8 @@ use tokio::time::{sleep, timeout};
 use super::outlet::Outlet;
 use super::output::Item;
 use super::scope::Scope;
-use crate::envelope::{self, FromAgent, Status, ToAgent};
+use crate::envelope::{self, FromAgent, Status, TEXT_BYTES_MAX, ToAgent};
+use crate::rows::LastLines;
 
 /// The connection to an agent.
 pub(super) struct Link {
@@ -284,12 +284,9 @@ async fn read_stderr(host: usize, stderr: ChildStderr, receivers: Receivers) {
     }
 }
 
-/// The last lines of a stream.
+/// The last lines of a stream, without the earlier states of progress bars.
 #[derive(Clone, Debug)]
-pub(super) struct Tail {
-    lines: VecDeque<String>,
-    lines_max: usize,
-}
+pub(super) struct Tail(LastLines);
 
 impl Default for Tail {
     fn default() -> Self {
@@ -300,22 +297,20 @@ impl Default for Tail {
 impl Tail {
     /// At most so many lines.
     pub(super) fn of(lines_max: usize) -> Self {
-        Self { lines: VecDeque::new(), lines_max }
+        Self(LastLines::of(lines_max, TEXT_BYTES_MAX))
     }
 
-    /// Adds the lines of a text.
+    /// Adds the lines of a text, whose last one is complete unless a carriage return ends it.
     pub(super) fn push(&mut self, text: &str) {
-        for line in text.lines().filter(|line| !line.trim().is_empty()) {
-            if self.lines.len() == self.lines_max {
-                self.lines.pop_front();
-            }
-            self.lines.push_back(line.to_owned());
+        self.0.push(text);
+        if !text.ends_with(['\n', '\r']) {
+            self.0.push("\n");
         }
     }
 
     /// The lines, oldest first.
     pub(super) fn lines(&self) -> Vec<String> {
-        self.lines.iter().cloned().collect()
+        self.0.lines()
     }
 }
 
@@ -367,6 +362,15 @@ mod tests {
             assert_eq!(violation, &format!("sent a message about rank {rank}, which does not run there"));
             assert!(!is_valid && printed == 0, "nothing is read after it");
         }
+    }
+
+    #[test]
+    fn a_tail_has_one_state_of_a_progress_bar() {
+        let mut tail = Tail::of(3);
+        for text in ["Connecting", "1 %\r", "2 %\r", "3 %\r4 %", "failed: a\n\nfailed: b\n"] {
+            tail.push(text);
+        }
+        assert_eq!(tail.lines(), ["4 %", "failed: a", "failed: b"]);
     }
 
     #[tokio::test]

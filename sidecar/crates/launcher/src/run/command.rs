@@ -30,13 +30,26 @@ pub(super) fn number_is_missing(command: &[String]) -> String {
     let is_number = |option: &&String| names.iter().any(|name| *name == option.split('=').next().unwrap_or_default());
     let missing = "the number of processes is not given; give -np N (--num-proc), or hosts with -H HOST:SLOTS";
     match command.iter().skip(1).find(is_number) {
-        Some(option) => format!(
-            "{missing}. {option} comes after {}, so it is an argument of that program: options of ronde come before it, as in \
-             ronde run -np 2 python train.py",
-            command[0]
-        ),
+        Some(option) => format!("{missing}. {}", belongs_to_program(option, &command[0])),
         None => missing.to_owned(),
     }
+}
+
+/// Says that an option for the number of processes comes after the program and so does not count, although the number is known
+/// otherwise. The short `-n` is not among them: many programs have it.
+pub(super) fn number_after_program(command: &[String]) -> Option<String> {
+    let is_number = |option: &&String| {
+        ["-np", "--np", "--num-proc"].iter().any(|name| *name == option.split('=').next().unwrap_or_default())
+    };
+    let option = command.iter().skip(1).find(is_number)?;
+    Some(belongs_to_program(option, &command[0]))
+}
+
+fn belongs_to_program(option: &str, program: &str) -> String {
+    format!(
+        "{option} comes after {program}, so it is an argument of that program: options of ronde come before it, as in \
+         ronde run -np 2 python train.py"
+    )
 }
 
 #[cfg(test)]
@@ -59,6 +72,17 @@ mod tests {
         assert_eq!(interpreter_of(&words(&line)), None, "it is a program now");
         for line in ["/nowhere/train.py", "train.py", "python train.py"] {
             assert_eq!(interpreter_of(&words(line)), None, "{line}: other hosts may have it");
+        }
+    }
+
+    #[test]
+    fn a_number_after_the_program_is_noticed_when_another_one_counts() {
+        for line in ["python train.py -np 2", "python train.py --num-proc=2"] {
+            let text = number_after_program(&words(line)).expect("the program gets it");
+            assert!(text.contains(" comes after python, so it is an argument of that program"), "{text}");
+        }
+        for line in ["python train.py --epochs 3", "head -n 3", "--np"] {
+            assert_eq!(number_after_program(&words(line)), None, "{line}");
         }
     }
 

@@ -1,14 +1,15 @@
 //! How the output of workers appears on the console: progress bars, prompts, whole lines. Pure: it makes texts to write.
 //!
-//! A carriage return moves a program's cursor to the begin of its line, to write the line again, as progress bars do. Many
-//! ranks share one console, so the launcher draws these lines itself. In a terminal each rank has one line below all others,
-//! which is drawn again at each update. In a file or a pipe a line that is written again is printed when it is complete, and
-//! its state at most once per [`UPDATE_INTERVAL`], so that a log shows progress and does not fill up.
+//! Progress bars write their lines again, nested ones several of them ([`Rows`]). Many ranks share one console, so the
+//! launcher draws these lines itself. In a terminal those of each rank are below all other lines, and are drawn again at each
+//! update. In a file or a pipe a line that is written again is printed when it is complete, and its state at most once per
+//! [`UPDATE_INTERVAL`], so that a log shows progress and does not fill up.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::envelope::Stream;
+use crate::rows::Rows;
 
 /// What a console is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +44,7 @@ pub(super) struct Console {
     kind: Kind,
     /// The worker that reads the launcher's input, whose incomplete lines are prompts.
     reader: Option<u32>,
-    /// Lines that their source writes again and again.
+    /// The sources whose lines are not complete.
     live: BTreeMap<Source, Live>,
     /// How many of them are drawn.
     drawn: usize,
@@ -53,10 +54,22 @@ pub(super) struct Console {
 
 #[derive(Debug)]
 struct Live {
-    line: String,
+    rows: Rows,
+    /// That of the last text.
+    prefix: String,
     printed: Instant,
-    /// Whether the line has changed since.
-    is_new: bool,
+}
+
+impl Live {
+    fn new(now: Instant) -> Self {
+        Self { rows: Rows::default(), prefix: String::new(), printed: now }
+    }
+
+    /// The rows that have changed since they were last printed.
+    fn new_lines(&mut self) -> String {
+        let prefix = &self.prefix;
+        self.rows.take_new().iter().map(|row| format!("{prefix}{row}\n")).collect()
+    }
 }
 
 impl Console {
@@ -73,28 +86,31 @@ impl Console {
     /// A text of a worker, each of whose lines begins with `prefix`.
     pub(super) fn output(&mut self, source: Source, prefix: &str, text: &str, now: Instant) -> Drawing {
         let mut lines = self.begin(source);
+        let mut live = self.live.remove(&source).unwrap_or_else(|| Live::new(now));
+        prefix.clone_into(&mut live.prefix);
+        let mut is_open = self.open.take().is_some();
+        live.rows.write(text, |line| {
+            lines.push_str(if std::mem::take(&mut is_open) { "" } else { prefix });
+            lines.push_str(line);
+            lines.push('\n');
+        });
         let is_reader = self.reader == Some(source.0);
-        for piece in pieces(text) {
-            match piece {
-                Piece::Line(line) => {
-                    match self.live.remove(&source).filter(|_| line.is_empty()) {
-                        // The end of a line whose last state came before.
-                        Some(live) if live.is_new => lines.push_str(&(live.line + "\n")),
-                        Some(_) => {}
-                        None => {
-                            self.push(&mut lines, source, prefix, line);
-                            lines.push('\n');
-                        }
-                    }
-                    self.open = None;
-                }
-                Piece::Again(line) => lines.push_str(&self.update(source, prefix, line, now)),
-                Piece::Begun(line) => {
-                    self.push(&mut lines, source, prefix, line);
-                    // A long line comes in pieces; they are lines of the console, since other ranks write between them.
-                    if is_reader { self.open = Some(source) } else { lines.push('\n') }
-                }
+        if let Some(begun) = live.rows.take_begun(is_reader && !text.contains('\r')) {
+            lines.push_str(if is_open { "" } else { prefix });
+            lines.push_str(&begun);
+            // A long line comes in pieces; they are lines of the console, since other ranks write between them.
+            if is_reader { is_open = true } else { lines.push('\n') }
+        }
+        self.open = is_open.then_some(source);
+        if self.kind == Kind::Pipe && now.saturating_duration_since(live.printed) >= UPDATE_INTERVAL {
+            let new = live.new_lines();
+            if !new.is_empty() {
+                live.printed = now;
+                lines.push_str(&new);
             }
+        }
+        if !live.rows.is_idle() {
+            self.live.insert(source, live);
         }
         self.drawing(lines)
     }
@@ -116,13 +132,6 @@ impl Console {
         self.notice("")
     }
 
-    fn push(&self, lines: &mut String, source: Source, prefix: &str, line: &str) {
-        if self.open != Some(source) {
-            lines.push_str(prefix);
-        }
-        lines.push_str(line);
-    }
-
     /// Ends the incomplete line of another source.
     fn begin(&mut self, source: Source) -> String {
         if self.open == Some(source) { String::new() } else { self.complete() }
@@ -132,27 +141,13 @@ impl Console {
         self.open.take().map_or_else(String::new, |_| "\n".to_owned())
     }
 
-    /// Notes the new state of a line; returns what a pipe gets of it now. A line of spaces is one that was wiped out.
-    fn update(&mut self, source: Source, prefix: &str, state: &str, now: Instant) -> String {
-        if state.trim().is_empty() {
-            self.live.remove(&source);
-            return String::new();
-        }
-        let line = format!("{prefix}{state}");
-        let is_pipe = self.kind == Kind::Pipe;
-        let live = self.live.entry(source).or_insert_with(|| Live { line: String::new(), printed: now, is_new: true });
-        live.line = line;
-        live.is_new = true;
-        if !is_pipe || now.saturating_duration_since(live.printed) < UPDATE_INTERVAL {
-            return String::new();
-        }
-        (live.printed, live.is_new) = (now, false);
-        format!("{}\n", live.line)
-    }
-
     fn commit(&mut self) -> String {
-        let live = std::mem::take(&mut self.live).into_values().filter(|live| live.is_new);
-        live.map(|live| live.line + "\n").collect()
+        let mut lines = String::new();
+        for live in self.live.values_mut() {
+            lines.push_str(&live.new_lines());
+            live.rows.clear();
+        }
+        lines
     }
 
     fn drawing(&mut self, lines: String) -> Drawing {
@@ -161,35 +156,12 @@ impl Console {
         // Below a prompt nothing is drawn: the cursor waits there.
         let room = if self.open.is_some() { 0 } else { rows.saturating_sub(ROWS_LEFT) };
         let width = columns.saturating_sub(1).max(1);
-        let shown: Vec<String> = self.live.values().take(room).map(|live| fitted(&live.line, width) + "\n").collect();
+        let rows = self.live.values().flat_map(|live| live.rows.shown().map(move |row| (&live.prefix, row)));
+        let line = |(prefix, row): (&String, &str)| fitted(&format!("{prefix}{row}"), width) + "\n";
+        let shown: Vec<String> = rows.take(room).map(line).collect();
         self.drawn = shown.len();
         Drawing { clear, lines, draw: shown.concat() }
     }
-}
-
-/// A part of a text.
-#[derive(Debug, PartialEq, Eq)]
-enum Piece<'a> {
-    /// A whole line, in its last state.
-    Line(&'a str),
-    /// A state of a line that will be written again.
-    Again(&'a str),
-    /// The begin of a line.
-    Begun(&'a str),
-}
-
-/// Splits a text into lines. Of the states of a line that are in the text, the last one that is not empty counts.
-fn pieces(text: &str) -> impl Iterator<Item = Piece<'_>> {
-    text.split_inclusive('\n').filter_map(|line| {
-        let (line, is_whole) = line.strip_suffix('\n').map_or((line, false), |line| (line, true));
-        let is_again = line.contains('\r');
-        let state = line.split('\r').rfind(|state| !state.is_empty()).unwrap_or_default();
-        match (is_whole, is_again) {
-            (true, _) => Some(Piece::Line(state)),
-            (false, true) => (!state.is_empty()).then_some(Piece::Again(state)),
-            (false, false) => Some(Piece::Begun(state)),
-        }
-    })
 }
 
 /// The line without sequences that move the cursor, cut to the width.
@@ -295,6 +267,45 @@ mod tests {
         assert_eq!(at(14, "1 %\r"), "");
         assert_eq!(written(console.finish()), "[0]1 %\n", "a rank that was killed has left it so");
         assert_eq!(written(console.finish()), "");
+    }
+
+    /// What tqdm writes for a bar within another one, without its first state.
+    const NESTED: &[&str] =
+        &["\rstep 1", "\x1b[A", "\n\r", "step 2\x1b[A", "\rstep 2", "\n\repoch 1", "\n", "\rstep 1\x1b[A"];
+
+    #[test]
+    fn nested_bars_are_lines_of_their_own_in_a_terminal() {
+        let (mut console, now) = both(TERMINAL, None);
+        let mut of = |rank, text| written(console.output((rank, Stream::Stderr), &format!("[{rank}]"), text, now));
+        assert_eq!(of(0, "\repoch 0\n"), "[0]epoch 0\n");
+        let drawn: Vec<String> = NESTED.iter().map(|text| of(0, text)).collect();
+        assert_eq!(drawn[3], "\x1b[1A\r\x1b[J[0]step 2\n");
+        assert_eq!(drawn[6], "\x1b[2A\r\x1b[J[0]step 2\n[0]epoch 1\n", "the inner bar is complete");
+        assert_eq!(drawn[7], "\x1b[1A\r\x1b[J[0]epoch 1\n[0]step 1\n");
+        assert_eq!(of(1, "loss 1\n"), "\x1b[2A\r\x1b[J[1]loss 1\n[0]epoch 1\n[0]step 1\n");
+    }
+
+    #[test]
+    fn nested_bars_do_not_fill_a_pipe() {
+        let (mut console, now) = both(Kind::Pipe, None);
+        let mut at =
+            |seconds, text| written(console.output((0, Stream::Stderr), "", text, now + Duration::from_secs(seconds)));
+        let lines: String = NESTED.iter().map(|text| at(0, text)).collect();
+        assert_eq!(lines, "step 2\n", "a bar that has ended");
+        assert_eq!(at(11, "\n\rstep 2\x1b[A"), "epoch 1\nstep 2\n");
+        assert_eq!(at(12, "\n\rstep 3\x1b[A"), "");
+        assert_eq!(written(console.notice("ronde: why\n")), "step 3\nronde: why\n");
+        let after = console.output((0, Stream::Stderr), "", "\n\rstep 4\x1b[A\nValueError\n", now);
+        assert_eq!(written(after), "ValueError\n");
+    }
+
+    #[test]
+    fn no_line_moves_the_cursor() {
+        let (mut console, now) = both(Kind::Pipe, Some(0));
+        let mut of = |text| written(console.output((0, Stream::Stdout), "", text, now));
+        assert_eq!(of("\x1b[2J\x1b[31mred\x1b[0m\x1b[3B\n"), "\x1b[31mred\x1b[0m\n");
+        assert_eq!(of("one\x1b[Atwo\n\n"), "two\n", "which is above the first one");
+        assert_eq!(of("ask\x1b[H: "), "ask: ");
     }
 
     #[test]

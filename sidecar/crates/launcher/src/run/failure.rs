@@ -242,6 +242,31 @@ impl Failure {
         if code == 0 { EXIT_UNAVAILABLE } else { code }
     }
 
+    /// What happened, in a few words, for the time until the job has ended. Then the whole message follows.
+    pub(super) fn brief(&self) -> String {
+        match self {
+            Self::Worker { rank, .. } => format!("rank {rank} failed"),
+            Self::LeftEarly { rank, .. } => format!("rank {rank} left early"),
+            Self::Starter { command, .. } => format!("{command} failed"),
+            Self::StarterSpawn { program, .. } => format!("{program} was not started"),
+            Self::Sidecar { sidecar, host, .. } => format!("sidecar {sidecar} on host {host} was lost"),
+            Self::Fatal { served, host, .. } | Self::Certificate { served, host, .. } => {
+                format!("the sidecar of {} on host {host} failed", ranks(served))
+            }
+            Self::Lost { host, .. } => format!("host {host} was lost"),
+            Self::Spawn { host, .. }
+            | Self::Unreachable { host, .. }
+            | Self::Version { host, .. }
+            | Self::Refused { host, .. }
+            | Self::NoAddress { host } => format!("host {host} cannot be used"),
+            Self::NoInterface { .. } => "a network interface is missing".to_owned(),
+            Self::StartTimeout { .. } => "the start took too long (--start-timeout)".to_owned(),
+            Self::Interrupted { signal } => signal.to_string(),
+            Self::Output { .. } => "output cannot be written".to_owned(),
+            Self::Elastic(failure) => failure.brief(),
+        }
+    }
+
     /// The error code that `ronde explain` explains.
     pub(super) fn code(&self) -> Code {
         match self {
@@ -422,6 +447,22 @@ mod tests {
             "sidecar 1 on host beta, which serves ranks 2-3, was killed by signal 9 (SIGKILL); unless somebody";
         assert!(text.starts_with(expected), "{text}");
         assert_eq!(sidecar.exit_code(), 137);
+    }
+
+    #[test]
+    fn a_failure_in_brief_is_not_the_message_that_follows() {
+        let (host, log_tail) = (String::from("beta"), vec![]);
+        let sidecar =
+            Failure::Sidecar { sidecar: 1, served: 2..4, host: host.clone(), status: Status::Signal(9), log_tail };
+        assert_eq!(sidecar.brief(), "sidecar 1 on host beta was lost");
+        let status = LinkStatus { remote: true, status: Status::Code(255) };
+        let lost = Failure::Lost { host: host.clone(), placed: 2..4, status, stderr_tail: vec![] };
+        assert_eq!(lost.brief(), "host beta was lost");
+        let fatal = Failure::Fatal { served: 2..4, host, reason: "the disk is full".into() };
+        assert_eq!(fatal.brief(), "the sidecar of ranks 2-3 on host beta failed");
+        for failure in [sidecar, lost, fatal, worker(Status::Code(1)), Failure::Output { reason: "closed".into() }] {
+            assert!(!failure.to_string().contains(&failure.brief()), "{failure}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A job from start to end.
 
+use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
@@ -172,12 +173,11 @@ impl<'a> Job<'a> {
             1 => "the rank that still runs".to_owned(),
             more => format!("the {more} ranks that still run"),
         };
+        // At once, as the launcher may be killed before the block comes.
+        let brief = failure.brief();
         let text = match failure {
-            Failure::Interrupted { signal } => format!("{signal}: ending {ranks}; once more kills them at once"),
-            Failure::Worker { rank, .. } => format!("rank {rank} failed; ending {ranks}"),
-            Failure::LeftEarly { rank, .. } => format!("rank {rank} left early; ending {ranks}"),
-            // At once, as the launcher may be killed before the block comes.
-            _ => format!("{}; ending {ranks}", failure.to_string().lines().next().unwrap_or_default()),
+            Failure::Interrupted { .. } => format!("{brief}: ending {ranks}; once more kills them at once"),
+            _ => format!("{brief}; ending {ranks}"),
         };
         self.printer.notice(text).await;
     }

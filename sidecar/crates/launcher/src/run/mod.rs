@@ -4,7 +4,7 @@
 //! workers (`job`). The job's certificate authority exists only in this process's memory; no secret is in arguments,
 //! environment or shared storage.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ use ronde_bootstrap::tuning::Tuning;
 use ronde_wire::JobName;
 
 use crate::envelope::Environment;
-use command::{interpreter_of, number_is_missing};
+use command::{interpreter_of, number_after_program, number_is_missing};
 use elastic::{ELASTIC_TIMEOUT_SECONDS, ElasticArgs, ElasticSettings, Given};
 use environment::Export;
 use hosts::Host;
@@ -190,6 +190,11 @@ pub fn main(args: RunArgs) -> ExitCode {
             return fail(Code::CommandLine, &coded(&error, Code::CommandLine));
         }
     };
+    // The command of --starter is a launcher, which has such options.
+    if let Some(notice) = number_after_program(&settings.command).filter(|_| !settings.has_starter) {
+        // Fails only if standard error is closed.
+        let _ = write!(std::io::stderr(), "{}", settings.form(Label::Rank).notice(&notice));
+    }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

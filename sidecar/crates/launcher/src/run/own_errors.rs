@@ -14,7 +14,7 @@ pub(super) fn codes(lines: &[String]) -> BTreeSet<Code> {
     let (mut codes, mut is_within, mut is_chained) = (BTreeSet::new(), false, false);
     for line in lines {
         // Groups of exceptions are drawn with bars.
-        let line = line.trim_start_matches([' ', '\t', '|', '+']).trim_end();
+        let line = short_report(line.trim_start_matches([' ', '\t', '|', '+']).trim_end());
         if line.contains(TRACEBACK) {
             if !is_chained {
                 codes.clear();
@@ -62,6 +62,16 @@ fn exception(line: &str) -> Option<Origin> {
         return Some(Origin::Framework);
     }
     KINDS.iter().any(|end| kind.ends_with(end)).then_some(Origin::Other)
+}
+
+/// The part of a line that is ronde's short report, or the whole line. A progress bar that has not ended its line comes before.
+fn short_report(line: &str) -> &str {
+    if !line.contains(SITE) || exception(line).is_some() {
+        return line;
+    }
+    let begins = |at: &usize| !line[..*at].ends_with(|c: char| c.is_alphabetic() || c == '_' || c == '.');
+    let found = RONDE_KINDS.iter().filter_map(|kind| line.rfind(&format!("{kind}: "))).filter(begins);
+    found.max().map_or(line, |at| &line[at..])
 }
 
 /// The code that ends a line. ronde's short report adds where the call was, and TensorFlow which operation it was.
@@ -135,6 +145,17 @@ mod tests {
     }
 
     #[test]
+    fn a_progress_bar_before_the_short_report_does_not_hide_it() {
+        for bar in ["  50%|\u{2588}\u{2588}   | 5/10 [00:01<00:01,  4.50it/s]", "epoch: 5/10", "training: 50 % "] {
+            assert_eq!(
+                of(&[&format!("{bar}ShutDownError: rank 1 left [RONDE-E305] (at train.py:9)")]),
+                [Code::LeftEarly]
+            );
+            assert_eq!(of(&[&format!("{bar}ShutDownError: rank 1 left [RONDE-E305]")]), [], "no report of ronde's");
+        }
+    }
+
+    #[test]
     fn what_a_program_writes_by_itself_has_none() {
         for line in [
             "see [RONDE-E301]",
@@ -143,6 +164,8 @@ mod tests {
             "ValueError: no [RONDE-E9] and no [E301]",
             "ValueError: rank 1 was killed [RONDE-E301]",
             "mine.PeerLostError: rank 1 was killed [RONDE-E301]",
+            "5/10 mine.PeerLostError: rank 1 was killed [RONDE-E301] (at train.py:9)",
+            "ValueError: PeerLostError: rank 1 was killed [RONDE-E301] (at train.py:9)",
         ] {
             assert_eq!(of(&[line]), [], "{line}");
         }

@@ -169,6 +169,22 @@ impl Loss {
         if code == 0 { EXIT_UNAVAILABLE } else { code }
     }
 
+    /// What was lost, in a few words.
+    fn brief(&self) -> String {
+        match self {
+            Self::Worker { worker, .. } => format!("worker {worker} failed"),
+            Self::NotAttached { worker, .. } | Self::NotReturned { worker, .. } | Self::Hung { worker, .. } => {
+                format!("worker {worker} was lost")
+            }
+            Self::Sidecar { sidecar, host, .. }
+            | Self::Fatal { sidecar, host, .. }
+            | Self::Silent { sidecar, host, .. }
+            | Self::Unreachable { sidecar, host, .. } => format!("sidecar {sidecar} on host {host} was lost"),
+            Self::Unusable { host, .. } if host.is_empty() => "all hosts were removed".to_owned(),
+            Self::Unusable { host, .. } | Self::Host { host, .. } => format!("host {host} was lost"),
+        }
+    }
+
     /// Its error code.
     pub(super) fn code(&self) -> Code {
         match self {
@@ -236,6 +252,17 @@ impl ElasticFailure {
         match self {
             Self::Lost(loss) => loss.exit_code(),
             _ => self.code().exit_status(),
+        }
+    }
+
+    /// What happened, in a few words.
+    pub(in super::super) fn brief(&self) -> String {
+        match self {
+            Self::Lost(loss) => loss.brief(),
+            Self::TooFew { .. } => "the job has too few slots".to_owned(),
+            Self::ResetLimit { .. } => "the job has reached --reset-limit".to_owned(),
+            Self::NeverJoined { worker, .. } => format!("worker {worker} never joined"),
+            Self::Discovery(_) => "the hosts cannot be discovered".to_owned(),
         }
     }
 
@@ -325,10 +352,13 @@ mod tests {
         let text = "the job needs 4 slots, and there are 3 after waiting 600 s (--elastic-timeout); give it more hosts or slots";
         assert!(few.to_string().starts_with(text), "{few}");
         assert_eq!((few.exit_code(), few.code().to_string()), (69, "RONDE-E220".to_owned()));
+        assert_eq!((failure.brief(), few.brief()), ("worker 5 failed".into(), "the job has too few slots".into()));
         let limit = ElasticFailure::ResetLimit { limit: 2, last: Some(loss.to_string()) };
         assert!(limit.to_string().starts_with("number of resets during elastic job exceeded limit: 2"), "{limit}");
         let ended = Loss::Sidecar { sidecar: 0, host: "a".into(), status: Status::Code(0), log_tail: Vec::new() };
-        assert_ne!(ElasticFailure::Lost(ended).exit_code(), 0);
+        let ended = ElasticFailure::Lost(ended);
+        assert_ne!(ended.exit_code(), 0);
+        assert_eq!(ended.brief(), "sidecar 0 on host a was lost");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! An elastic job from start to end: hands the plan what happens, and executes what it decides.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, Write};
 use std::time::SystemTime;
 
 use anyhow::Context;
@@ -295,15 +296,11 @@ impl<'a> ElasticJob<'a> {
     /// Says at once that workers are ended. The block that names the cause follows after their output.
     async fn announce(&mut self, failure: &Failure) {
         if !self.table.workers_ended() {
+            // At once, as the launcher may be killed before the block comes.
+            let brief = failure.brief();
             let what = match failure {
-                Failure::Interrupted { signal } => {
-                    format!("{signal}: ending the workers; once more kills them at once")
-                }
-                // At once, as the launcher may be killed before the block comes.
-                _ => {
-                    let reason = failure.to_string();
-                    format!("{}; ending the workers that still run", reason.lines().next().unwrap_or_default())
-                }
+                Failure::Interrupted { .. } => format!("{brief}: ending the workers; once more kills them at once"),
+                _ => format!("{brief}; ending the workers that still run"),
             };
             self.printer.notice(what).await;
         }

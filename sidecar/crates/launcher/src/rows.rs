@@ -1,0 +1,378 @@
+//! The lines of a stream as a terminal shows them, although progress bars write their lines again. Pure.
+//!
+//! A carriage return, or a control sequence that moves the cursor up, lets a program write a line again. [`Rows`] follows the
+//! cursor, and so knows which lines are complete and what the others show now. Colors stay in the text. All other control
+//! characters and sequences are dropped: many streams share one console, and none may move the cursor to the lines of another.
+
+use std::collections::VecDeque;
+
+/// The last rows of a terminal that has this stream alone.
+///
+/// A row is complete when the cursor has left it for a new one. A program that has moved the cursor up, as nested progress
+/// bars do, will do it again, so as many rows as it has used then stay incomplete, until it writes a line in the plain way.
+#[derive(Clone, Debug)]
+pub(crate) struct Rows {
+    /// Those that can still change, from the top; never empty.
+    rows: VecDeque<Row>,
+    /// The row of the cursor.
+    at: usize,
+    /// How many rows stay incomplete.
+    height: usize,
+    /// Whether the next text replaces that of the row, because the cursor is at its begin.
+    replaces: bool,
+    /// Whether the row is one that is written again: the cursor has returned to its begin, or moved up to it.
+    is_live: bool,
+    /// Whether the row was written to since the cursor came to it.
+    is_written: bool,
+    /// Sequences for colors that wait for the text that they apply to.
+    colors: String,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Row {
+    text: String,
+    /// Whether the text has changed since it was last taken.
+    is_new: bool,
+    /// Whether the row ever had text.
+    is_begun: bool,
+}
+
+impl Default for Rows {
+    fn default() -> Self {
+        Self {
+            rows: VecDeque::from([Row::default()]),
+            at: 0,
+            height: 1,
+            replaces: true,
+            is_live: false,
+            is_written: false,
+            colors: String::new(),
+        }
+    }
+}
+
+impl Rows {
+    /// Adds a text; passes each line that is now complete to `complete`, unless its text was taken before.
+    pub(crate) fn write(&mut self, text: &str, mut complete: impl FnMut(&str)) {
+        let mut rest = text;
+        while !rest.is_empty() {
+            let plain = rest.find(|c: char| c.is_control() && c != '\t').unwrap_or(rest.len());
+            let (plain, control) = rest.split_at(plain);
+            self.put(plain);
+            let length = match control.chars().next() {
+                Some('\x1b') => {
+                    let sequence = sequence(control);
+                    self.obey(sequence);
+                    sequence.len()
+                }
+                Some(c) => {
+                    match c {
+                        '\n' => self.line_feed(&mut complete),
+                        '\r' => self.carriage_return(),
+                        _ => {}
+                    }
+                    c.len_utf8()
+                }
+                None => 0,
+            };
+            rest = &control[length..];
+        }
+    }
+
+    /// The incomplete rows that have text, from the top.
+    pub(crate) fn shown(&self) -> impl Iterator<Item = &str> {
+        self.rows.iter().map(|row| row.text.as_str()).filter(|text| !text.trim().is_empty())
+    }
+
+    /// Takes the text of the cursor's row if it is the begin of a plain line, which will not be written again, or longer than
+    /// any progress bar. With `is_prompt`, also if it is written again.
+    pub(crate) fn take_begun(&mut self, is_prompt: bool) -> Option<String> {
+        let is_plain = !self.is_live || is_prompt || self.rows[self.at].text.len() > BAR_BYTES_MAX;
+        if !self.is_written || !is_plain {
+            return None;
+        }
+        self.arrive(false);
+        Some(std::mem::take(&mut self.rows[self.at]).text)
+    }
+
+    /// The incomplete rows that have changed since this was last called, from the top.
+    pub(crate) fn take_new(&mut self) -> Vec<String> {
+        let is_new = |row: &mut Row| std::mem::take(&mut row.is_new) && !row.text.trim().is_empty();
+        self.rows.iter_mut().filter_map(|row| is_new(row).then(|| row.text.clone())).collect()
+    }
+
+    /// Removes all text. The cursor stays in its row.
+    pub(crate) fn clear(&mut self) {
+        for row in &mut self.rows {
+            row.text.clear();
+            row.is_new = false;
+        }
+    }
+
+    /// Cuts the texts of all rows to so many bytes.
+    pub(crate) fn cut(&mut self, bytes_max: usize) {
+        self.rows.iter_mut().for_each(|row| row.text.truncate(row.text.floor_char_boundary(bytes_max)));
+    }
+
+    /// Whether this is as a new one.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.height == 1 && !self.is_live && !self.rows.iter().any(|row| row.is_begun)
+    }
+
+    fn put(&mut self, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        let row = &mut self.rows[self.at];
+        if std::mem::take(&mut self.replaces) {
+            row.text.clear();
+        }
+        row.text.push_str(&std::mem::take(&mut self.colors));
+        row.text.push_str(text);
+        (row.is_new, row.is_begun, self.is_written) = (true, true, true);
+    }
+
+    fn line_feed(&mut self, complete: &mut impl FnMut(&str)) {
+        let colors = std::mem::take(&mut self.colors);
+        let row = &mut self.rows[self.at];
+        if self.height == 1 && !colors.is_empty() {
+            // They apply to the lines that follow.
+            row.text.push_str(&colors);
+            (row.is_new, row.is_begun) = (true, true);
+        }
+        if !row.is_begun && self.height == 1 {
+            row.is_new = true;
+        }
+        let is_plain = !self.is_live && (self.is_written || self.height == 1);
+        self.leave();
+        if self.at + 1 == self.rows.len() {
+            if is_plain {
+                self.height = 1;
+            }
+            self.rows.push_back(Row::default());
+        }
+        self.at += 1;
+        self.arrive(false);
+        while self.rows.len() > self.height {
+            self.at -= 1;
+            if let Some(row) = self.rows.pop_front().filter(|row| row.is_new) {
+                complete(&row.text);
+            }
+        }
+    }
+
+    fn carriage_return(&mut self) {
+        (self.is_live, self.replaces) = (true, true);
+        self.colors.clear();
+    }
+
+    /// Does what a control sequence asks for.
+    fn obey(&mut self, sequence: &str) {
+        let Some(text) = sequence.strip_prefix("\x1b[") else { return };
+        let Some(kind) = text.chars().next_back() else { return };
+        let parameters = text.strip_suffix(kind).unwrap_or_default();
+        let count = || parameters.parse().unwrap_or(1_usize).max(1);
+        match kind {
+            'A' | 'F' => self.move_up(count()),
+            'B' | 'E' => self.move_to((self.at + count()).min(self.rows.len() - 1)),
+            'K' if parameters == "2" || self.replaces => {
+                let row = &mut self.rows[self.at];
+                row.text.clear();
+                row.is_new = false;
+            }
+            'm' if !self.replaces => self.rows[self.at].text.push_str(sequence),
+            'm' if self.colors.len() < COLORS_BYTES_MAX => self.colors.push_str(sequence),
+            _ => {}
+        }
+    }
+
+    fn move_up(&mut self, count: usize) {
+        // Rows that were complete before the cursor moved up for the first time.
+        while self.at < count && self.rows.len() < ROWS_MAX {
+            self.rows.push_front(Row::default());
+            self.at += 1;
+        }
+        self.height = self.height.max(self.rows.len());
+        self.move_to(self.at.saturating_sub(count));
+    }
+
+    fn move_to(&mut self, at: usize) {
+        self.leave();
+        self.at = at;
+        self.arrive(true);
+    }
+
+    /// A row of spaces is one that was wiped out.
+    fn leave(&mut self) {
+        let row = &mut self.rows[self.at];
+        if self.is_live && row.is_begun && row.text.trim().is_empty() {
+            row.text.clear();
+            row.is_new = false;
+        }
+    }
+
+    fn arrive(&mut self, is_live: bool) {
+        (self.is_live, self.is_written, self.replaces) = (is_live, false, true);
+        self.colors.clear();
+    }
+}
+
+/// The last lines of a stream that are not blank. Of a line that was written again the last state counts.
+#[derive(Clone, Debug)]
+pub(crate) struct LastLines {
+    rows: Rows,
+    complete: VecDeque<String>,
+    lines_max: usize,
+    bytes_max: usize,
+}
+
+impl LastLines {
+    /// At most so many lines, each of at most so many bytes.
+    pub(crate) fn of(lines_max: usize, bytes_max: usize) -> Self {
+        Self { rows: Rows::default(), complete: VecDeque::new(), lines_max, bytes_max }
+    }
+
+    /// Adds a text, whose last line may be incomplete.
+    pub(crate) fn push(&mut self, text: &str) {
+        let Self { rows, complete, lines_max, bytes_max } = self;
+        rows.write(text, |line| {
+            if line.trim().is_empty() {
+                return;
+            }
+            if complete.len() == *lines_max {
+                complete.pop_front();
+            }
+            complete.push_back(line[..line.floor_char_boundary(*bytes_max)].to_owned());
+        });
+        rows.cut(*bytes_max);
+    }
+
+    /// The lines, oldest first.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let complete = self.complete.iter().map(String::as_str);
+        let lines: Vec<&str> = complete.chain(self.rows.shown()).collect();
+        lines[lines.len().saturating_sub(self.lines_max)..].iter().map(|line| (*line).to_owned()).collect()
+    }
+}
+
+/// The control sequence with which a text begins.
+fn sequence(text: &str) -> &str {
+    let after = |start: usize, is_inside: fn(char) -> bool| {
+        text[start..].find(|c| !is_inside(c)).map_or(text.len(), |length| start + length)
+    };
+    let one_of = |at: usize, last: fn(char) -> bool| at + usize::from(text[at..].starts_with(last));
+    let end = match text.chars().nth(1) {
+        Some('[') => one_of(after(2, |c| matches!(c, ' '..='?')), |c| matches!(c, '@'..='~')),
+        // A title or a link, up to BEL or ESC and a backslash.
+        Some(']' | 'P' | '^' | '_') => match after(2, |c| !c.is_control()) {
+            end if text[end..].starts_with("\x1b\\") => end + 2,
+            end => one_of(end, |c| c == '\x07'),
+        },
+        _ => one_of(after(1, |c| matches!(c, ' '..='/')), |c| matches!(c, '0'..='~')),
+    };
+    &text[..end]
+}
+
+/// How many rows one stream may write again.
+const ROWS_MAX: usize = 16;
+/// The longest line that is written again.
+const BAR_BYTES_MAX: usize = 4 << 10;
+const COLORS_BYTES_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn both(texts: &[&str]) -> (Vec<String>, Vec<String>) {
+        let (mut rows, mut complete) = (Rows::default(), Vec::new());
+        for text in texts {
+            rows.write(text, |line| complete.push(line.to_owned()));
+        }
+        (complete, rows.shown().map(str::to_owned).collect())
+    }
+
+    #[test]
+    fn a_plain_line_is_complete_at_its_end_and_one_that_is_written_again_has_its_last_state() {
+        let expected = (vec!["one".to_owned(), String::new(), "  20 %".to_owned()], vec!["end".to_owned()]);
+        assert_eq!(both(&["one\n\n  10 %\r", "  20 %\r\n", "end"]), expected);
+        assert_eq!(both(&["50 %\r    \r"]), (vec![], vec![]), "wiped out");
+        assert_eq!(both(&["\r50 %\r\x1b[K", "saved\n"]).0, ["saved"]);
+    }
+
+    /// What tqdm 4.70 writes for two epochs of three batches (but one), one text for each time it flushes.
+    fn nested(keeps_inner_bars: bool) -> Vec<&'static str> {
+        let batches = ["\n", "\rbatch: 0/3", "\x1b[A", "\n", "\rbatch: 1/3", "\x1b[A", "\n", "\rbatch: 3/3", "\x1b[A"];
+        let end: &[&str] = if keeps_inner_bars { &["\rbatch: 3/3", "\n"] } else { &["\n", "\r          ", "\x1b[A"] };
+        let epoch = |state| [&[state], &batches[..], end].concat();
+        [epoch("\repoch: 0/2"), epoch("\repoch: 1/2"), vec!["\repoch: 2/2", "\repoch: 2/2", "\n"]].concat()
+    }
+
+    #[test]
+    fn of_nested_bars_only_those_that_end_are_complete() {
+        let (complete, shown) = both(&nested(true));
+        assert_eq!(complete, ["epoch: 0/2", "batch: 3/3", "batch: 3/3"]);
+        assert_eq!(shown, ["epoch: 2/2"]);
+        let (complete, shown) = both(&nested(false));
+        assert_eq!(complete, ["epoch: 0/2"], "the cursor had not moved up yet");
+        assert_eq!(shown, ["epoch: 2/2"]);
+        let (complete, shown) = both(&[&nested(false)[..], &["done\n"]].concat());
+        assert_eq!((complete, shown), (vec!["epoch: 0/2".into(), "epoch: 2/2".into(), "done".into()], vec![]));
+    }
+
+    #[test]
+    fn rows_that_are_drawn_as_a_block_stay_incomplete() {
+        let again = "\r\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2Ka 2\nb 2\nc 2";
+        assert_eq!(both(&["a 1\n", "b 1\n", "c 1", again, again]).1, ["a 2", "b 2", "c 2"]);
+    }
+
+    #[test]
+    fn colors_stay_and_what_moves_the_cursor_elsewhere_is_dropped() {
+        let text =
+            "\x1b[2J\x1b[31mred\x1b[0m\x1b]0;title\x07\x1b[5;5H\x1b7\x08 end\x1b(B\n\x1b]8;;a\x1b\\b\x1b[1\n\x1b[0m\n";
+        assert_eq!(both(&[text]).0, ["\x1b[31mred\x1b[0m end", "b", "\x1b[0m"]);
+        assert_eq!(both(&["\r\x1b[1m1 %\x1b[0m\r\x1b[1m2 %"]).1, ["\x1b[1m2 %"]);
+    }
+
+    #[test]
+    fn the_begin_of_a_plain_line_can_be_taken() {
+        let mut rows = Rows::default();
+        rows.write("(Pdb) ", |_| {});
+        assert_eq!(rows.take_begun(false).as_deref(), Some("(Pdb) "));
+        assert!(rows.is_idle() && rows.take_begun(false).is_none());
+        rows.write("\r10 %", |_| {});
+        assert_eq!(rows.take_begun(false), None);
+        assert_eq!(rows.take_begun(true).as_deref(), Some("10 %"));
+        rows.write(&format!("\r{}", "x".repeat(BAR_BYTES_MAX + 1)), |_| {});
+        assert!(rows.take_begun(false).is_some(), "nothing grows without bound");
+    }
+
+    #[test]
+    fn the_last_lines_have_one_state_of_each_bar() {
+        let mut last = LastLines::of(4, 100);
+        last.push("Traceback\n\n");
+        (0..50).for_each(|state| last.push(&format!("{state} %\r")));
+        assert_eq!(last.lines(), ["Traceback", "49 %"]);
+        nested(true).into_iter().for_each(|text| last.push(text));
+        assert_eq!(last.lines(), ["epoch: 0/2", "batch: 3/3", "batch: 3/3", "epoch: 2/2"]);
+        last.push(&"\u{e9}".repeat(100));
+        assert_eq!(last.lines().last().map(String::len), Some(100));
+    }
+
+    proptest! {
+        #[test]
+        fn rows_and_their_number_are_bounded(texts in proptest::collection::vec("([ab]|\n|\r|\x1b\\[|[0-9AmK]|\x1b){0,40}", 0..9)) {
+            let mut rows = Rows::default();
+            for text in &texts {
+                rows.write(text, |_| {});
+                prop_assert!(rows.at < rows.rows.len() && rows.rows.len() <= rows.height && rows.height <= ROWS_MAX);
+            }
+        }
+
+        #[test]
+        fn plain_lines_are_complete_at_once(lines in proptest::collection::vec("[a-z\t ]{0,9}", 0..9)) {
+            let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+            prop_assert_eq!(both(&[text.as_str()]), (lines, vec![]));
+        }
+    }
+}
