@@ -1,6 +1,5 @@
 //! A job from start to end.
 
-use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 

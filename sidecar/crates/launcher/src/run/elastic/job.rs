@@ -1,7 +1,6 @@
 //! An elastic job from start to end: hands the plan what happens, and executes what it decides.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, Write};
 use std::time::SystemTime;
 
 use anyhow::Context;
