@@ -133,7 +133,7 @@ wheel: ## Make the wheels for PyPI in dist/, that of horovod-compat too (WHEEL_T
 	$(PACKING_PYTHON) sdk-python/packing/wheel.py --target $(WHEEL_TARGET)
 
 .PHONY: wheel-test
-wheel-test: ## Make wheels for x86-64 and aarch64, install and try them on every Python of this machine (10 minutes)
+wheel-test: ## Make wheels for x86-64 and aarch64, try them on every Python here, and compile that for x86-64 twice more to compare (10 minutes and two release builds)
 	@tests/setup/debian.sh cross
 	@$(PYTHON) tests/setup/environment.py tools packaging cross
 	$(PACKING_PYTHON) sdk-python/packing/wheel.py --target x86_64-unknown-linux-gnu
@@ -141,6 +141,7 @@ wheel-test: ## Make wheels for x86-64 and aarch64, install and try them on every
 	for wheel in dist/ronde-*-manylinux_2_28_*.whl; do \
 	    RONDE_WHEEL=$$wheel RONDE_ALL_PYTHONS=1 $(RONDE_PYTHON) -m pytest -q -c sdk-python/pyproject.toml tests/product/test_wheel.py; \
 	done
+	$(PACKING_PYTHON) sdk-python/packing/reproduce.py --target x86_64-unknown-linux-gnu
 
 .PHONY: newcomer-test
 newcomer-test: ## Clone, build, install and use two hosts as README and QUICKSTART say, in fresh systems of Debian or Ubuntu (needs root)

@@ -5,8 +5,9 @@ Python from 3.9 on. Also builds the small wheel of horovod-compat, which depends
     make wheel WHEEL_TARGET=aarch64-unknown-linux-gnu   for another, compiled here
 
 zig compiles both artefacts against glibc 2.28; it includes the libraries of all versions and machines. The build fails
-if one of them requires more than manylinux_2_28 guarantees. With `--dev` the artefacts are those of `make build`: the
-same packaging in seconds, for this machine only.
+if one of them requires more than manylinux_2_28 guarantees. The artefacts have names in place of this machine's folders
+(`remap.py`), so that a wheel does not depend on where it is made; `reproduce.py` checks that. With `--dev` the
+artefacts are those of `make build`: the same packaging in seconds, for this machine only.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import zipfile
 
 from artefacts import FILES, PACKAGES, ROOT, options
 from notices import notices
+from remap import environment as remapped
 from sbom import text as sbom
 
 GLIBC = (2, 28)
@@ -73,6 +75,7 @@ def compiled(target: str, target_folder: pathlib.Path) -> pathlib.Path:
         subprocess.run(["rustup", "target", "add", target], check=True)
     tools = str(pathlib.Path(sys.executable).parent)
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "RONDE_COMMIT": commit()}
+    environment |= remapped(target_folder)
     versioned = f"{target}.{GLIBC[0]}.{GLIBC[1]}"
     cargo = os.environ.get("CARGO", "cargo")
     command = [cargo, "zigbuild", "--locked", "--release", "--target", versioned, *options(PACKAGES)]

@@ -121,7 +121,7 @@ def test_the_program_of_another_machine_runs_in_an_emulator(wheel: pathlib.Path,
 
 
 def test_a_wheel_that_is_packed_again_has_the_same_bytes(wheel: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """From the same artefacts, in another folder and later. Whether compilers repeat themselves is not tested here."""
+    """From the same artefacts, in another folder and later. `make wheel-test` compiles twice (packing/reproduce.py)."""
     if "RONDE_WHEEL" in os.environ:
         pytest.skip("a wheel that was made elsewhere")
     again = pack_development_wheel(tmp_path / "again")
