@@ -1,15 +1,16 @@
 //! The lines of a stream as a terminal shows them, although progress bars write their lines again. Pure.
 //!
-//! A carriage return, or a control sequence that moves the cursor up, lets a program write a line again. [`Rows`] follows the
-//! cursor, and so knows which lines are complete and what the others show now. Colors stay in the text. For a console all other
-//! control characters and sequences are dropped: many streams share it, and none may move the cursor to the lines of another.
+//! A carriage return, or a control sequence that moves the cursor up, lets a program write a line again. [`Rows`]
+//! follows the cursor, and so knows which lines are complete and what the others show now. Colors stay in the text. For
+//! a console all other control characters and sequences are dropped: many streams share it, and none may move the cursor
+//! to the lines of another.
 
 use std::collections::VecDeque;
 
 /// The last rows of a terminal that has this stream alone.
 ///
-/// A row is complete when the cursor has left it for a new one. A program that has moved the cursor up, as nested progress
-/// bars do, will do it again, so as many rows as it has used then stay incomplete, until it writes a line in the plain way.
+/// A row is complete when the cursor has left it for a new one. A program that has moved the cursor up, as nested
+/// progress bars do, will do it again. So the rows that it has used stay incomplete until it writes a plain line.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows {
     /// Those that can still change, from the top; never empty.
@@ -90,8 +91,8 @@ impl Rows {
         self.rows.iter().map(|row| row.text.as_str()).filter(|text| !text.trim().is_empty())
     }
 
-    /// Takes the text of the cursor's row if it is the begin of a plain line, which will not be written again, or longer than
-    /// any progress bar. With `is_prompt`, also if it is written again.
+    /// Takes the text of the cursor's row if it is the begin of a plain line, which will not be written again, or longer
+    /// than any progress bar. With `is_prompt`, also if it is written again.
     pub(crate) fn take_begun(&mut self, is_prompt: bool) -> Option<String> {
         let is_plain = !self.is_live || is_prompt || self.rows[self.at].text.len() > BAR_BYTES_MAX;
         if !self.is_written || !is_plain {
@@ -371,9 +372,11 @@ mod tests {
         assert_eq!(last.lines().last().map(String::len), Some(100));
     }
 
+    const CONTROLS: &str = "([ab]|\n|\r|\x1b\\[|[0-9AmK]|\x1b){0,40}";
+
     proptest! {
         #[test]
-        fn rows_and_their_number_are_bounded(texts in proptest::collection::vec("([ab]|\n|\r|\x1b\\[|[0-9AmK]|\x1b){0,40}", 0..9)) {
+        fn the_number_of_rows_is_bounded(texts in proptest::collection::vec(CONTROLS, 0..9)) {
             let mut rows = Rows::default();
             for text in &texts {
                 rows.write(text, |_| {});
