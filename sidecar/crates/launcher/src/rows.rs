@@ -1,15 +1,16 @@
 //! The lines of a stream as a terminal shows them, although progress bars write their lines again. Pure.
 //!
-//! A carriage return, or a control sequence that moves the cursor up, lets a program write a line again. [`Rows`] follows the
-//! cursor, and so knows which lines are complete and what the others show now. Colors stay in the text. All other control
-//! characters and sequences are dropped: many streams share one console, and none may move the cursor to the lines of another.
+//! A carriage return, or a control sequence that moves the cursor up, lets a program write a line again. [`Rows`]
+//! follows the cursor, and so knows which lines are complete and what the others show now. Colors stay in the text. For
+//! a console all other control characters and sequences are dropped: many streams share it, and none may move the cursor
+//! to the lines of another.
 
 use std::collections::VecDeque;
 
 /// The last rows of a terminal that has this stream alone.
 ///
-/// A row is complete when the cursor has left it for a new one. A program that has moved the cursor up, as nested progress
-/// bars do, will do it again, so as many rows as it has used then stay incomplete, until it writes a line in the plain way.
+/// A row is complete when the cursor has left it for a new one. A program that has moved the cursor up, as nested
+/// progress bars do, will do it again. So the rows that it has used stay incomplete until it writes a plain line.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows {
     /// Those that can still change, from the top; never empty.
@@ -26,6 +27,8 @@ pub(crate) struct Rows {
     is_written: bool,
     /// Sequences for colors that wait for the text that they apply to.
     colors: String,
+    /// Whether control characters and sequences that are not followed stay in the text.
+    keeps_controls: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -47,6 +50,7 @@ impl Default for Rows {
             is_live: false,
             is_written: false,
             colors: String::new(),
+            keeps_controls: false,
         }
     }
 }
@@ -62,13 +66,16 @@ impl Rows {
             let length = match control.chars().next() {
                 Some('\x1b') => {
                     let sequence = sequence(control);
-                    self.obey(sequence);
+                    if !self.obey(sequence) && self.keeps_controls {
+                        self.put(sequence);
+                    }
                     sequence.len()
                 }
                 Some(c) => {
                     match c {
                         '\n' => self.line_feed(&mut complete),
                         '\r' => self.carriage_return(),
+                        _ if self.keeps_controls => self.put(&control[..c.len_utf8()]),
                         _ => {}
                     }
                     c.len_utf8()
@@ -84,8 +91,8 @@ impl Rows {
         self.rows.iter().map(|row| row.text.as_str()).filter(|text| !text.trim().is_empty())
     }
 
-    /// Takes the text of the cursor's row if it is the begin of a plain line, which will not be written again, or longer than
-    /// any progress bar. With `is_prompt`, also if it is written again.
+    /// Takes the text of the cursor's row if it is the begin of a plain line, which will not be written again, or longer
+    /// than any progress bar. With `is_prompt`, also if it is written again.
     pub(crate) fn take_begun(&mut self, is_prompt: bool) -> Option<String> {
         let is_plain = !self.is_live || is_prompt || self.rows[self.at].text.len() > BAR_BYTES_MAX;
         if !self.is_written || !is_plain {
@@ -166,10 +173,10 @@ impl Rows {
         self.colors.clear();
     }
 
-    /// Does what a control sequence asks for.
-    fn obey(&mut self, sequence: &str) {
-        let Some(text) = sequence.strip_prefix("\x1b[") else { return };
-        let Some(kind) = text.chars().next_back() else { return };
+    /// Does what a control sequence asks for; returns whether it is one that is followed.
+    fn obey(&mut self, sequence: &str) -> bool {
+        let Some(text) = sequence.strip_prefix("\x1b[") else { return false };
+        let Some(kind) = text.chars().next_back() else { return false };
         let parameters = text.strip_suffix(kind).unwrap_or_default();
         let count = || parameters.parse().unwrap_or(1_usize).max(1);
         match kind {
@@ -182,8 +189,10 @@ impl Rows {
             }
             'm' if !self.replaces => self.rows[self.at].text.push_str(sequence),
             'm' if self.colors.len() < COLORS_BYTES_MAX => self.colors.push_str(sequence),
-            _ => {}
+            'K' | 'm' => {}
+            _ => return false,
         }
+        true
     }
 
     fn move_up(&mut self, count: usize) {
@@ -229,7 +238,9 @@ pub(crate) struct LastLines {
 impl LastLines {
     /// At most so many lines, each of at most so many bytes.
     pub(crate) fn of(lines_max: usize, bytes_max: usize) -> Self {
-        Self { rows: Rows::default(), complete: VecDeque::new(), lines_max, bytes_max }
+        // Those who show the lines escape what is left.
+        let rows = Rows { keeps_controls: true, ..Rows::default() };
+        Self { rows, complete: VecDeque::new(), lines_max, bytes_max }
     }
 
     /// Adds a text, whose last line may be incomplete.
@@ -355,13 +366,17 @@ mod tests {
         assert_eq!(last.lines(), ["Traceback", "49 %"]);
         nested(true).into_iter().for_each(|text| last.push(text));
         assert_eq!(last.lines(), ["epoch: 0/2", "batch: 3/3", "batch: 3/3", "epoch: 2/2"]);
+        last.push("\x1b[2Ja\x08\x1b[0m\n");
+        assert_eq!(last.lines().last().map(String::as_str), Some("\x1b[2Ja\x08\x1b[0m"));
         last.push(&"\u{e9}".repeat(100));
         assert_eq!(last.lines().last().map(String::len), Some(100));
     }
 
+    const CONTROLS: &str = "([ab]|\n|\r|\x1b\\[|[0-9AmK]|\x1b){0,40}";
+
     proptest! {
         #[test]
-        fn rows_and_their_number_are_bounded(texts in proptest::collection::vec("([ab]|\n|\r|\x1b\\[|[0-9AmK]|\x1b){0,40}", 0..9)) {
+        fn the_number_of_rows_is_bounded(texts in proptest::collection::vec(CONTROLS, 0..9)) {
             let mut rows = Rows::default();
             for text in &texts {
                 rows.write(text, |_| {});

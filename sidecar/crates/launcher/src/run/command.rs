@@ -35,8 +35,8 @@ pub(super) fn number_is_missing(command: &[String]) -> String {
     }
 }
 
-/// Says that an option for the number of processes comes after the program and so does not count, although the number is known
-/// otherwise. The short `-n` is not among them: many programs have it.
+/// Says that an option for the number of processes comes after the program and so does not count, although the number is
+/// known otherwise. The short `-n` is not among them: many programs have it.
 pub(super) fn number_after_program(command: &[String]) -> Option<String> {
     let is_number = |option: &&String| {
         ["-np", "--np", "--num-proc"].iter().any(|name| *name == option.split('=').next().unwrap_or_default())

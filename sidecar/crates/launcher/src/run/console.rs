@@ -1,9 +1,9 @@
 //! How the output of workers appears on the console: progress bars, prompts, whole lines. Pure: it makes texts to write.
 //!
 //! Progress bars write their lines again, nested ones several of them ([`Rows`]). Many ranks share one console, so the
-//! launcher draws these lines itself. In a terminal those of each rank are below all other lines, and are drawn again at each
-//! update. In a file or a pipe a line that is written again is printed when it is complete, and its state at most once per
-//! [`UPDATE_INTERVAL`], so that a log shows progress and does not fill up.
+//! launcher draws these lines itself. In a terminal those of each rank are below all other lines, and are drawn again at
+//! each update. In a file or a pipe a line that is written again is printed when it is complete, and its state at most
+//! once per [`UPDATE_INTERVAL`], so that a log shows progress and does not fill up.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

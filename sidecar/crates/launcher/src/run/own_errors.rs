@@ -64,7 +64,8 @@ fn exception(line: &str) -> Option<Origin> {
     KINDS.iter().any(|end| kind.ends_with(end)).then_some(Origin::Other)
 }
 
-/// The part of a line that is ronde's short report, or the whole line. A progress bar that has not ended its line comes before.
+/// The part of a line that is ronde's short report, or the whole line. A progress bar that has not ended its line comes
+/// before it.
 fn short_report(line: &str) -> &str {
     if !line.contains(SITE) || exception(line).is_some() {
         return line;
