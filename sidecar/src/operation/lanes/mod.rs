@@ -444,6 +444,8 @@ mod tests {
         assert_eq!(lane.stats(before + Duration::from_secs(1)).await.port.sealed_bytes, 5);
         assert_eq!(Instant::now(), before, "a paused clock advances only when something waits for it");
         resume.send(()).expect("it waits");
+        // A paused clock would not wait for the thread, and go to the deadline at once.
+        tokio::time::resume();
         stop(lane).await;
     }
 }
