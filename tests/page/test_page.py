@@ -71,7 +71,9 @@ def test_the_page_follows_a_job_to_its_end(browser: Chrome, job: Job) -> None:
     keep_picture(browser, "runs")
     (job.folder / "stop").touch()
     await_text(browser, "state", lambda words: words == f"waits for rank {RANKS - 1}")
-    assert f"waits for rank {RANKS - 1}" in text(browser, "waits")
+    waiting = text(browser, "waits")
+    assert " has waited " in waiting
+    assert f" for rank {RANKS - 1}" in waiting
     assert [rank.text for rank in browser.find_elements("css selector", "#map .rank.wait")] == [str(RANKS - 1)]
     keep_picture(browser, "waits")
     # A tensor's name is text: no element came of it, and no script ran.

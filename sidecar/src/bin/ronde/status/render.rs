@@ -46,10 +46,10 @@ pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
     entries(&now["waiting_tensors"]).for_each(|waiting| {
         let missing = list(&waiting["missing"]);
         line(format!(
-            "  waits: {} {} for ranks {missing} since {}",
+            "  {} {} has waited {} for ranks {missing}",
             lower(&waiting["collective"]),
             word(&waiting["name"]),
-            since(waiting)
+            age(waiting)
         ));
     });
     // A schedule admits requests that ranks of other sidecars may not have submitted.
@@ -57,7 +57,7 @@ pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
     let waiting = entries(&now["pending_requests"]).filter(may_lack_ranks);
     waiting.take(PENDING_SHOWN_MAX).for_each(|request| {
         let (rank, name) = (&request["rank"], word(&request["name"]));
-        line(format!("  rank {rank} waits in {} {name} since {}", lower(&request["collective"]), since(request)));
+        line(format!("  rank {rank} has waited in {} {name} for {}", lower(&request["collective"]), age(request)));
     });
     if let Some(reason) = now["last_failure"]["reason"].as_str() {
         line(format!("  the last epoch ended: {reason}"));
@@ -213,7 +213,7 @@ pub(crate) fn bytes(count: f64) -> String {
     format!("{scaled:.digits$} {}", units[unit])
 }
 
-fn since(entry: &Value) -> String {
+fn age(entry: &Value) -> String {
     duration(entry["age_ms"].as_u64().unwrap_or_default())
 }
 
@@ -308,8 +308,8 @@ job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0
   link to sidecar 2: down
   traffic: 2.5 MB/s out, 2.0 kB/s in, 7 operations in 2.0 s; 5.0 MB out and 4.0 kB in so far
   runs ahead: 161 tensors in 12 operations a step, 40 steps without negotiation so far
-  waits: allreduce allreduce.w for ranks 2 3 since 3 s
-  rank 1 waits in allreduce allreduce.w since 900 ms
+  allreduce allreduce.w has waited 3 s for ranks 2 3
+  rank 1 has waited in allreduce allreduce.w for 900 ms
   the last epoch ended: rank 3 is gone
 ";
         assert_eq!(render(&before, &now, 2.0), expected);
@@ -349,7 +349,7 @@ job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0
         let request = |name: &str, scheduled: bool| json!({ "rank": 1, "name": name, "collective": "ALLREDUCE", "ordered": true, "scheduled": scheduled, "age_ms": 5_000 });
         let page = json!({ "pending_requests": [request("allreduce.w", true), request("allreduce.v", false)] });
         let shown = render(&page, &page, 1.0);
-        assert!(shown.contains("  rank 1 waits in allreduce allreduce.w since 5 s\n"), "{shown}");
+        assert!(shown.contains("  rank 1 has waited in allreduce allreduce.w for 5 s\n"), "{shown}");
         assert!(!shown.contains("allreduce.v"), "all ranks have submitted it: {shown}");
     }
 

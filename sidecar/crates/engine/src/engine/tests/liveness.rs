@@ -318,7 +318,7 @@ fn a_group_that_lacks_tensors_is_named() {
         text.starts_with("One or more tensors wait for others of their groups for more than 2.0 seconds."),
         "{text}"
     );
-    let words = "\nGroup layer.1 of process set 0 has 1 of its 3 tensors (a) since 2.";
+    let words = "\nGroup layer.1 of process set 0 has 1 of its 3 tensors (a), for 2.";
     assert!(text.contains(words), "{text}");
     assert!(text.ends_with(" seconds; some ranks have asked for b, nobody for 1 more."), "{text}");
     cluster.submit(1, grouped("c"));
