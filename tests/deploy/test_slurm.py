@@ -219,6 +219,10 @@ def test_a_signal_ends_everything_and_removes_the_secret(allocation: Allocation)
     os.killpg(batch.pid, signal.SIGTERM)
     batch.communicate(timeout=40)
     assert batch.returncode == 143
+    # The signal has ended the stub of srun, too, so the batch script did not wait for the shells on the nodes.
+    deadline = time.monotonic() + 20
+    while allocation.left() and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert allocation.left() == []
 
 

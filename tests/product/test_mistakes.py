@@ -207,12 +207,12 @@ def check_answer(mistake: Mistake, answer: str) -> None:
         at = found
     for piece in mistake.never:
         assert piece not in answer, answer
-    said = [line for line in answer.splitlines() if line.startswith("ronde: ")]
-    codes = [line for line in said if "[RONDE-E" in line]
+    printed = [line for line in answer.splitlines() if line.startswith("ronde: ")]
+    codes = [line for line in printed if "[RONDE-E" in line]
     assert len(codes) <= 1, f"the cause is named once:\n{answer}"
     for line in codes:
         sentence = line.removeprefix("ronde: ").partition(" [RONDE-E")[0]
-        assert sum(sentence in other for other in said) == 1, f"the launcher says {sentence!r} once:\n{answer}"
+        assert sum(sentence in other for other in printed) == 1, f"the launcher prints {sentence!r} once:\n{answer}"
 
 
 def check_records(mistake: Mistake, records: list[str]) -> None:
