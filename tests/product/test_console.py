@@ -45,6 +45,8 @@ for epoch in range(2):
 sys.stderr.write("\\repoch: 2/2\\n")
 print("at the end", file=sys.stderr)
 """
+# Colors that end after the line, and characters that a terminal does not show as text.
+CONTROLS = b"\x1b[31mfailed\n\x1b[0ma\x0cb\x08c\x1e\xc2\x85\t\x1b]8;;http://a\x1b\\link\x1b]8;;\x1b\\\r\nend\n"
 DEBUGGED = """
 import os
 rank = int(os.environ["RANK"])
@@ -169,6 +171,17 @@ def test_nested_progress_bars_do_not_fill_a_pipe(ronde: str, folder: pathlib.Pat
     for rank in range(2):
         assert [line for line in lines if line.startswith(f"[{rank}]")] == of_nested_bars(rank), lines
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_lines_end_their_colors_and_have_no_other_control_characters(
+    ronde: str, folder: pathlib.Path, environment: dict[str, str]
+) -> None:
+    program = script(folder, f"import sys\nsys.stdout.buffer.write({CONTROLS!r})")
+    command = [ronde, "run", "-np", "1", "--output-filename", "out", *program]
+    done = subprocess.run(command, capture_output=True, env=environment, cwd=folder, timeout=WITHIN_S, check=True)
+    lines = [b"\x1b[31mfailed\x1b[0m", b"abc\tlink", b"end"]
+    assert done.stdout.splitlines(keepends=True) == [b"[0]<stdout>:" + line + b"\n" for line in lines]
+    assert (folder / "out" / "rank.0" / "stdout").read_bytes() == CONTROLS
 
 
 def test_a_debugger_in_a_terminal(ronde: str, folder: pathlib.Path, environment: dict[str, str]) -> None:

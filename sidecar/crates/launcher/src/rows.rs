@@ -1,11 +1,15 @@
 //! The lines of a stream as a terminal shows them, although progress bars write their lines again. Pure.
 //!
 //! A carriage return, or a control sequence that moves the cursor up, lets a program write a line again. [`Rows`]
-//! follows the cursor, and so knows which lines are complete and what the others show now. Colors stay in the text. For
-//! a console all other control characters and sequences are dropped: many streams share it, and none may move the cursor
-//! to the lines of another.
+//! follows the cursor, and so knows which lines are complete and what the others show now. Colors stay in the text, and
+//! each line ends its own. For a console all other control characters and sequences are dropped: many streams share it,
+//! and none may move the cursor to the lines of another, or color them.
+
+mod colors;
 
 use std::collections::VecDeque;
+
+use self::colors::{Colors, RESET};
 
 /// The last rows of a terminal that has this stream alone.
 ///
@@ -23,10 +27,12 @@ pub(crate) struct Rows {
     replaces: bool,
     /// Whether the row is one that is written again: the cursor has returned to its begin, or moved up to it.
     is_live: bool,
+    /// Whether a carriage return was the last thing, other than colors. With a line feed it ends a plain line.
+    is_returned: bool,
     /// Whether the row was written to since the cursor came to it.
     is_written: bool,
-    /// Sequences for colors that wait for the text that they apply to.
-    colors: String,
+    /// The colors of the next text.
+    colors: Colors,
     /// Whether control characters and sequences that are not followed stay in the text.
     keeps_controls: bool,
 }
@@ -38,6 +44,33 @@ struct Row {
     is_new: bool,
     /// Whether the row ever had text.
     is_begun: bool,
+    /// Whether colors are in effect at the end of the text.
+    is_colored: bool,
+}
+
+impl Row {
+    fn clear(&mut self) {
+        self.text.clear();
+        (self.is_new, self.is_colored) = (false, false);
+    }
+
+    /// Cuts the text to [`BAR_BYTES_MAX`], or before a control sequence of which a part would stay.
+    fn cut(&mut self) {
+        if self.text.len() <= BAR_BYTES_MAX {
+            return;
+        }
+        let end = self.text.floor_char_boundary(BAR_BYTES_MAX);
+        let is_cut = |at: &usize| at + sequence(&self.text[*at..]).len() > end;
+        let last = self.text[..end].rfind('\x1b').filter(is_cut);
+        self.text.truncate(last.unwrap_or(end));
+        // What ended the colors may be gone.
+        self.is_colored |= self.text.contains('\x1b');
+    }
+
+    /// The text, which colors nothing after it.
+    fn into_line(self) -> String {
+        if self.is_colored { self.text + RESET } else { self.text }
+    }
 }
 
 impl Default for Rows {
@@ -48,8 +81,9 @@ impl Default for Rows {
             height: 1,
             replaces: true,
             is_live: false,
+            is_returned: false,
             is_written: false,
-            colors: String::new(),
+            colors: Colors::default(),
             keeps_controls: false,
         }
     }
@@ -88,32 +122,36 @@ impl Rows {
 
     /// The incomplete rows that have text, from the top.
     pub(crate) fn shown(&self) -> impl Iterator<Item = &str> {
-        self.rows.iter().map(|row| row.text.as_str()).filter(|text| !text.trim().is_empty())
+        self.rows.iter().map(|row| row.text.as_str()).filter(|text| !is_blank(text))
     }
 
     /// Takes the text of the cursor's row if it is the begin of a plain line, which will not be written again, or longer
     /// than any progress bar. With `is_prompt`, also if it is written again.
     pub(crate) fn take_begun(&mut self, is_prompt: bool) -> Option<String> {
-        let is_plain = !self.is_live || is_prompt || self.rows[self.at].text.len() > BAR_BYTES_MAX;
+        let is_plain = !self.is_rewritten() || is_prompt || self.rows[self.at].text.len() > BAR_BYTES_MAX;
         if !self.is_written || !is_plain {
             return None;
         }
         self.arrive(false);
-        Some(std::mem::take(&mut self.rows[self.at]).text)
+        Some(std::mem::take(&mut self.rows[self.at]).into_line())
     }
 
     /// The incomplete rows that have changed since this was last called, from the top.
     pub(crate) fn take_new(&mut self) -> Vec<String> {
-        let is_new = |row: &mut Row| std::mem::take(&mut row.is_new) && !row.text.trim().is_empty();
-        self.rows.iter_mut().filter_map(|row| is_new(row).then(|| row.text.clone())).collect()
+        let is_new = |row: &mut Row| std::mem::take(&mut row.is_new) && !is_blank(&row.text);
+        self.rows.iter_mut().filter_map(|row| is_new(row).then(|| row.clone().into_line())).collect()
     }
 
     /// Removes all text. The cursor stays in its row.
     pub(crate) fn clear(&mut self) {
-        for row in &mut self.rows {
-            row.text.clear();
-            row.is_new = false;
-        }
+        self.rows.iter_mut().for_each(Row::clear);
+        (self.replaces, self.is_written) = (true, false);
+    }
+
+    /// Drops the rows, as if the stream began now. The colors stay in effect.
+    pub(crate) fn restart(&mut self) {
+        let colors = std::mem::take(&mut self.colors);
+        *self = Self { colors, keeps_controls: self.keeps_controls, ..Self::default() };
     }
 
     /// Cuts the texts of all rows to so many bytes.
@@ -121,32 +159,38 @@ impl Rows {
         self.rows.iter_mut().for_each(|row| row.text.truncate(row.text.floor_char_boundary(bytes_max)));
     }
 
-    /// Whether this is as a new one.
+    /// Whether this can be replaced by a new one without any effect.
     pub(crate) fn is_idle(&self) -> bool {
-        self.height == 1 && !self.is_live && !self.rows.iter().any(|row| row.is_begun)
+        let is_begun = self.is_rewritten() || self.rows.iter().any(|row| row.is_begun);
+        self.height == 1 && !is_begun && self.colors.is_empty()
+    }
+
+    /// Whether the row is one that is written again, unless a line feed comes next.
+    fn is_rewritten(&self) -> bool {
+        self.is_live || self.is_returned
     }
 
     fn put(&mut self, text: &str) {
         if text.is_empty() {
             return;
         }
+        self.is_live |= std::mem::take(&mut self.is_returned);
         let row = &mut self.rows[self.at];
         if std::mem::take(&mut self.replaces) {
-            row.text.clear();
+            row.text = self.colors.to_string();
+            if self.keeps_controls {
+                // A list of lines has no colors that go on from one to the next.
+                self.colors = Colors::default();
+            }
         }
-        row.text.push_str(&std::mem::take(&mut self.colors));
         row.text.push_str(text);
+        row.is_colored = !self.colors.is_empty();
         (row.is_new, row.is_begun, self.is_written) = (true, true, true);
     }
 
     fn line_feed(&mut self, complete: &mut impl FnMut(&str)) {
-        let colors = std::mem::take(&mut self.colors);
+        self.is_returned = false;
         let row = &mut self.rows[self.at];
-        if self.height == 1 && !colors.is_empty() {
-            // They apply to the lines that follow.
-            row.text.push_str(&colors);
-            (row.is_new, row.is_begun) = (true, true);
-        }
         if !row.is_begun && self.height == 1 {
             row.is_new = true;
         }
@@ -163,14 +207,16 @@ impl Rows {
         while self.rows.len() > self.height {
             self.at -= 1;
             if let Some(row) = self.rows.pop_front().filter(|row| row.is_new) {
-                complete(&row.text);
+                complete(&row.into_line());
             }
+        }
+        if let Some(above) = self.at.checked_sub(1) {
+            self.rows[above].cut();
         }
     }
 
     fn carriage_return(&mut self) {
-        (self.is_live, self.replaces) = (true, true);
-        self.colors.clear();
+        (self.is_returned, self.replaces) = (true, true);
     }
 
     /// Does what a control sequence asks for; returns whether it is one that is followed.
@@ -178,55 +224,82 @@ impl Rows {
         let Some(text) = sequence.strip_prefix("\x1b[") else { return false };
         let Some(kind) = text.chars().next_back() else { return false };
         let parameters = text.strip_suffix(kind).unwrap_or_default();
-        let count = || parameters.parse().unwrap_or(1_usize).max(1);
         match kind {
-            'A' | 'F' => self.move_up(count()),
-            'B' | 'E' => self.move_to((self.at + count()).min(self.rows.len() - 1)),
-            'K' if parameters == "2" || self.replaces => {
-                let row = &mut self.rows[self.at];
-                row.text.clear();
-                row.is_new = false;
+            'A' | 'B' | 'E' | 'F' => match count(parameters) {
+                Some(count) => self.move_by(kind, count),
+                None => return false,
+            },
+            'J' if matches!(parameters, "" | "0") => {
+                self.erase_row(false);
+                self.rows.iter_mut().skip(self.at + 1).for_each(Row::clear);
             }
-            'm' if !self.replaces => self.rows[self.at].text.push_str(sequence),
-            'm' if self.colors.len() < COLORS_BYTES_MAX => self.colors.push_str(sequence),
-            'K' | 'm' => {}
+            'K' => self.erase_row(parameters == "2"),
+            'm' if is_color(parameters) => self.color(sequence, parameters),
             _ => return false,
         }
         true
     }
 
-    fn move_up(&mut self, count: usize) {
+    /// Moves the cursor to another row.
+    fn move_by(&mut self, kind: char, count: usize) {
+        let is_up = matches!(kind, 'A' | 'F');
+        let at = if is_up { self.row_above(count) } else { self.at.saturating_add(count).min(self.rows.len() - 1) };
+        if at != self.at {
+            self.leave();
+            self.rows[self.at].cut();
+            self.at = at;
+            self.arrive(true);
+        } else if matches!(kind, 'E' | 'F') {
+            self.carriage_return();
+        }
+    }
+
+    /// The row so many above the cursor, or the highest one that there can be.
+    fn row_above(&mut self, count: usize) -> usize {
         // Rows that were complete before the cursor moved up for the first time.
         while self.at < count && self.rows.len() < ROWS_MAX {
             self.rows.push_front(Row::default());
             self.at += 1;
         }
         self.height = self.height.max(self.rows.len());
-        self.move_to(self.at.saturating_sub(count));
+        self.at.saturating_sub(count)
     }
 
-    fn move_to(&mut self, at: usize) {
-        self.leave();
-        self.at = at;
-        self.arrive(true);
+    /// Erases the row after the cursor, or all of it.
+    fn erase_row(&mut self, is_all: bool) {
+        self.is_live |= std::mem::take(&mut self.is_returned);
+        if is_all || self.replaces {
+            self.rows[self.at].clear();
+            self.replaces = true;
+        }
     }
 
-    /// A row of spaces is one that was wiped out.
+    fn color(&mut self, sequence: &str, parameters: &str) {
+        if self.replaces || !self.keeps_controls {
+            self.colors.set(parameters);
+        }
+        if !self.replaces {
+            let row = &mut self.rows[self.at];
+            row.text.push_str(sequence);
+            row.is_colored = !self.colors.is_empty();
+        }
+    }
+
+    /// Clears the cursor's row if a program has wiped it out with spaces, before the cursor moves to another row.
     fn leave(&mut self) {
+        let is_wiped = self.is_rewritten() && self.is_written;
         let row = &mut self.rows[self.at];
-        if self.is_live && row.is_begun && row.text.trim().is_empty() {
-            row.text.clear();
-            row.is_new = false;
+        if is_wiped && is_blank(&row.text) {
+            row.clear();
         }
     }
 
     fn arrive(&mut self, is_live: bool) {
-        (self.is_live, self.is_written, self.replaces) = (is_live, false, true);
-        self.colors.clear();
+        (self.is_live, self.is_returned, self.is_written, self.replaces) = (is_live, false, false, true);
     }
 }
 
-/// The last lines of a stream that are not blank. Of a line that was written again the last state counts.
+/// The last lines of a stream that are not blank. A line that was written again is here once, in its last state.
 #[derive(Clone, Debug)]
 pub(crate) struct LastLines {
     rows: Rows,
@@ -247,7 +320,7 @@ impl LastLines {
     pub(crate) fn push(&mut self, text: &str) {
         let Self { rows, complete, lines_max, bytes_max } = self;
         rows.write(text, |line| {
-            if line.trim().is_empty() {
+            if is_blank(line) {
                 return;
             }
             if complete.len() == *lines_max {
@@ -264,6 +337,35 @@ impl LastLines {
         let lines: Vec<&str> = complete.chain(self.rows.shown()).collect();
         lines[lines.len().saturating_sub(self.lines_max)..].iter().map(|line| (*line).to_owned()).collect()
     }
+}
+
+/// Whether a text has nothing but colors and spaces.
+fn is_blank(text: &str) -> bool {
+    let mut rest = text.trim_start();
+    while rest.starts_with("\x1b[") {
+        let sequence = sequence(rest);
+        if !sequence.ends_with('m') {
+            return false;
+        }
+        rest = rest[sequence.len()..].trim_start();
+    }
+    rest.is_empty()
+}
+
+/// How many rows a sequence moves the cursor, if its parameters are valid.
+fn count(parameters: &str) -> Option<usize> {
+    let is_number = parameters.bytes().all(|byte| byte.is_ascii_digit());
+    match parameters {
+        "" => Some(1),
+        // One that is too large for an integer.
+        _ if is_number => Some(parameters.parse().map_or(ROWS_MAX, |count: usize| count.clamp(1, ROWS_MAX))),
+        _ => None,
+    }
+}
+
+/// Whether a sequence that ends in `m` sets colors: others set modes of the terminal.
+fn is_color(parameters: &str) -> bool {
+    parameters.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b';' | b':'))
 }
 
 /// The control sequence with which a text begins.
@@ -288,7 +390,6 @@ fn sequence(text: &str) -> &str {
 const ROWS_MAX: usize = 16;
 /// The longest line that is written again.
 const BAR_BYTES_MAX: usize = 4 << 10;
-const COLORS_BYTES_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -341,8 +442,64 @@ mod tests {
     fn colors_stay_and_what_moves_the_cursor_elsewhere_is_dropped() {
         let text =
             "\x1b[2J\x1b[31mred\x1b[0m\x1b]0;title\x07\x1b[5;5H\x1b7\x08 end\x1b(B\n\x1b]8;;a\x1b\\b\x1b[1\n\x1b[0m\n";
-        assert_eq!(both(&[text]).0, ["\x1b[31mred\x1b[0m end", "b", "\x1b[0m"]);
+        assert_eq!(both(&[text]).0, ["\x1b[31mred\x1b[0m end", "b", ""]);
         assert_eq!(both(&["\r\x1b[1m1 %\x1b[0m\r\x1b[1m2 %"]).1, ["\x1b[1m2 %"]);
+        assert_eq!(both(&["a\x1b[>4;2mb\x1b[?4mc\x1b[4:3md\x1b[0m\n"]).0, ["abc\x1b[4:3md\x1b[0m"], "modes");
+    }
+
+    #[test]
+    fn a_line_has_the_colors_before_it_and_ends_them() {
+        let red = |text: &str| format!("\x1b[31m{text}\x1b[0m");
+        assert_eq!(both(&["\x1b[31mone\n\n", "two\n\x1b[0m", "three\n"]).0, [&red("one"), "", &red("two"), "three"]);
+        assert_eq!(both(&["\x1b[31mone\n\x1b[0m10 %\r", "20 %\n"]).0, [&red("one"), "20 %"]);
+        assert_eq!(both(&["\x1b[31mone\n", "1\x1b[0m\r", "two\x1b[A\rthree\n\n."]).0, [&red("one"), "three"]);
+        assert_eq!(both(&["\x1b[31m50 %\r    \r\x1b[0m"]), (vec![], vec![]), "wiped out");
+        let mut rows = Rows::default();
+        rows.write("\x1b[31mone", |_| {});
+        assert_eq!(rows.take_begun(false), Some(red("one")));
+        assert!(!rows.is_idle(), "the color goes on");
+        rows.write("\x1b[A\rtwo", |_| {});
+        assert_eq!(rows.take_new(), [red("two")]);
+    }
+
+    #[test]
+    fn a_carriage_return_before_a_line_feed_makes_no_bar() {
+        let lines = &["one\r\n", "two\r", "\n", "three\x1b[0m\r\x1b[0m\n", "   \r\n", "four\r\r\n"];
+        let expected = ["", "up", "one", "two", "three\x1b[0m", "   ", "four"].map(str::to_owned).to_vec();
+        assert_eq!(both(&[&["\n\x1b[A\rup\n"], &lines[..]].concat()), (expected, vec![]));
+        assert_eq!(both(&["\r", "10 %\r"]), (vec![], vec!["10 %".into()]));
+    }
+
+    #[test]
+    fn the_rows_below_can_be_erased() {
+        let block = |end| both(&["a\nb\nc\x1b[2A\ra\nb\nc\x1b[2A", end]).1;
+        assert_eq!(block(""), ["a", "b", "c"]);
+        assert_eq!(block("\x1b[J"), Vec::<String>::new());
+        assert_eq!(block("d\x1b[0J"), ["d"]);
+        assert_eq!(block("\x1b[2J\x1b[1J"), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn the_cursor_stays_in_the_last_row() {
+        assert_eq!(both(&["foo\x1b[Bbar\n"]).0, ["foobar"]);
+        assert_eq!(both(&["foo\x1b[Ebar\n"]).0, ["bar"]);
+        assert_eq!(both(&["one\x1b[99999999999999999999Atwo\x1b[18446744073709551615Bthree"]).1, ["two", "three"]);
+        assert_eq!(both(&["foo\x1b[?1Abar\x1b[0;1Bend"]).1, ["foobarend"], "no valid numbers");
+    }
+
+    #[test]
+    fn rows_that_can_still_change_are_bounded() {
+        let long = "x".repeat(10 * BAR_BYTES_MAX);
+        for end in ["\x1b[A", "\x1b[F", "\n", "\x1b[B"] {
+            let mut rows = Rows::default();
+            rows.write(&format!("\n\n\x1b[2A\r{long}{end}"), |_| {});
+            let kept: usize = rows.rows.iter().map(|row| row.text.len()).sum();
+            assert_eq!(kept, BAR_BYTES_MAX, "{end:?}");
+        }
+        let (complete, _) = both(&[&format!("{long}\n\r{long}\n")]);
+        assert_eq!(complete, [long.as_str(), &long], "complete lines are not cut");
+        let colored = format!("{}\x1b[31mend\x1b[A", "x".repeat(BAR_BYTES_MAX - 2));
+        assert!(both(&[&colored]).1[0].ends_with('x'), "no part of a sequence stays");
     }
 
     #[test]
@@ -372,7 +529,7 @@ mod tests {
         assert_eq!(last.lines().last().map(String::len), Some(100));
     }
 
-    const CONTROLS: &str = "([ab]|\n|\r|\x1b\\[|[0-9AmK]|\x1b){0,40}";
+    const CONTROLS: &str = "([ab]|\n|\r|\x1b\\[|[0-9]{1,2}|[ABEFJKm;?]|\x1b\\[[0-9]{1,20}[ABEFm]|\x1b){0,40}";
 
     proptest! {
         #[test]

@@ -55,7 +55,7 @@ pub(super) struct Console {
 #[derive(Debug)]
 struct Live {
     rows: Rows,
-    /// That of the last text.
+    /// The prefix of the source's last text, which has the time if lines have it.
     prefix: String,
     printed: Instant,
 }
@@ -69,6 +69,14 @@ impl Live {
     fn new_lines(&mut self) -> String {
         let prefix = &self.prefix;
         self.rows.take_new().iter().map(|row| format!("{prefix}{row}\n")).collect()
+    }
+
+    /// The last states of rows, which are complete because a prompt follows: its line goes on in the next text.
+    fn end_states(&mut self, is_open: &mut bool) -> String {
+        let states = self.new_lines();
+        self.rows.restart();
+        let end = if !states.is_empty() && std::mem::take(is_open) { "\n" } else { "" };
+        format!("{end}{states}")
     }
 }
 
@@ -96,6 +104,9 @@ impl Console {
         });
         let is_reader = self.reader == Some(source.0);
         if let Some(begun) = live.rows.take_begun(is_reader && !text.contains('\r')) {
+            if is_reader {
+                lines.push_str(&live.end_states(&mut is_open));
+            }
             lines.push_str(if is_open { "" } else { prefix });
             lines.push_str(&begun);
             // A long line comes in pieces; they are lines of the console, since other ranks write between them.
@@ -305,7 +316,7 @@ mod tests {
         let mut of = |text| written(console.output((0, Stream::Stdout), "", text, now));
         assert_eq!(of("\x1b[2J\x1b[31mred\x1b[0m\x1b[3B\n"), "\x1b[31mred\x1b[0m\n");
         assert_eq!(of("one\x1b[Atwo\n\n"), "two\n", "which is above the first one");
-        assert_eq!(of("ask\x1b[H: "), "ask: ");
+        assert_eq!(of("ask\x1b[H: "), "one\nask: ");
     }
 
     #[test]
@@ -327,6 +338,50 @@ mod tests {
         assert_eq!(out(&mut console, 0, "ready\n"), "\n[0]ready\n", "another rank begins a line of its own");
         assert_eq!(out(&mut console, 1, "more"), "[1]more");
         assert_eq!(out(&mut console, 1, " text\n"), " text\n");
+    }
+
+    #[test]
+    fn a_prompt_comes_after_the_states_of_bars_and_its_line_goes_on() {
+        let texts = ["\repoch 0\n", "\rstep 1\x1b[A\r", "\repoch 1\r", "\n(Pdb) ", "more\n", "\r1 %\r", "2 %\r"];
+        let of = |kind| {
+            let (mut console, now) = both(kind, Some(0));
+            texts.map(|text| written(console.output((0, Stream::Stdout), "[0]", text, now)))
+        };
+        assert_eq!(of(Kind::Pipe), ["[0]epoch 0\n", "", "", "[0]epoch 1\n[0](Pdb) ", "more\n", "", ""]);
+        let drawn = of(TERMINAL);
+        assert_eq!(drawn[3], "\x1b[2A\r\x1b[J[0]epoch 1\n[0](Pdb) ");
+        assert_eq!(drawn[4..], ["more\n", "[0]1 %\n", "\x1b[1A\r\x1b[J[0]2 %\n"]);
+    }
+
+    #[test]
+    fn a_state_does_not_go_into_the_line_of_an_open_prompt() {
+        let (mut console, now) = both(Kind::Pipe, Some(0));
+        let mut of = |text| written(console.output((0, Stream::Stdout), "[0]", text, now));
+        assert_eq!(of("(Pdb) "), "[0](Pdb) ");
+        assert_eq!(of("below\x1b[Aabove"), "\n[0]below\n[0]above");
+    }
+
+    #[test]
+    fn colors_end_with_their_lines() {
+        let (mut console, now) = both(Kind::Pipe, Some(1));
+        let mut of = |rank, text| written(console.output((rank, Stream::Stdout), "", text, now));
+        assert_eq!(of(0, "\x1b[31mfailed\n\x1b[0m"), "\x1b[31mfailed\x1b[0m\n");
+        assert_eq!(of(0, "next\n"), "next\n");
+        assert_eq!(of(0, "\x1b[1;31mone\n"), "\x1b[1;31mone\x1b[0m\n");
+        assert_eq!(of(1, "\x1b[32m(Pdb) "), "\x1b[32m(Pdb) \x1b[0m");
+        assert_eq!(of(1, "two\x1b[0m\n"), "\x1b[32mtwo\x1b[0m\n");
+        assert_eq!(of(0, "\ntwo \x1b(B\x1b[m.\nend\n"), "\n\x1b[1;31mtwo \x1b[m.\nend\n");
+        assert_eq!(of(0, "\x1b[33m\r1 %"), "");
+        assert_eq!(written(console.finish()), "\x1b[33m1 %\x1b[0m\n");
+    }
+
+    #[test]
+    fn lines_that_end_in_crlf_are_complete_also_after_the_cursor_has_moved() {
+        let (mut console, now) = both(Kind::Pipe, None);
+        let mut of = |text| written(console.output((0, Stream::Stdout), "", text, now));
+        assert_eq!(of("\r\n\rone\x1b[A\rtwo\r\n\r\n"), "\ntwo\n");
+        assert_eq!(of("three\r\n"), "one\nthree\n");
+        assert_eq!(of("four\r") + &of("\n"), "four\n");
     }
 
     #[test]
