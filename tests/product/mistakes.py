@@ -369,7 +369,7 @@ with ronde.connect() as client:
         "negative",
         "a negative number",
         ["ronde", "run", "-np", "-2", *PROGRAM],
-        ["invalid value '-2' for '--num-proc <N>': it is a whole number from 1 to", "[RONDE-E101]"],
+        ["invalid value '-2' for '--num-proc <N>': it must be a whole number from 1 to", "[RONDE-E101]"],
         64,
         "The message has the option and the range of its values.",
         STEP,

@@ -76,8 +76,9 @@ impl Driver {
         match self.accept_membership(next) {
             Ok(token_files) => FromSidecar::Prepared { membership: number, token_files }.send(),
             Err(error) => {
+                // Workers may have run, so this is not an error of settings.
                 let text = format!("membership {number} of the job cannot be entered: {error:#}");
-                self.fatal.get_or_insert_with(|| Code::SidecarSettings.mark(&text));
+                self.fatal.get_or_insert_with(|| Code::SidecarCannotGoOn.mark(&text));
             }
         }
     }

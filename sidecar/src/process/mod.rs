@@ -10,6 +10,7 @@ mod log_limit;
 mod logging;
 mod open_files;
 mod ports;
+mod report;
 mod settings;
 mod standalone;
 mod tuning;
@@ -23,7 +24,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{fail, status_of};
+use ronde_bootstrap::exit::fail;
 use ronde_bootstrap::logs::LogFormat;
 use ronde_bootstrap::messages::{FromSidecar, Join, Membership, Peer, Summary, ToSidecar, TokenFile};
 use ronde_bootstrap::streams;
@@ -88,7 +89,7 @@ pub fn main(args: &SidecarArgs) -> ExitCode {
                 true => tracing::error!("{reason}"),
                 false => streams::log(format!("ronde sidecar: {reason}\n")),
             }
-            let status = status_of(&reason, Code::SidecarCannotGoOn);
+            let status = Code::of_error(&error, Code::SidecarCannotGoOn).exit_status();
             FromSidecar::Fatal { reason }.send();
             ExitCode::from(status)
         }
@@ -224,22 +225,10 @@ async fn finish(
     driver.flight.finish().await;
     let failure = reason.or_else(|| driver.liveness.failure());
     Box::pin(driver.shut_down(&close_reason)).await;
-    if let Some(path) = report {
-        write_report(path, settings.me, &summary, failure.as_deref()).context(Code::ReportUnwritable)?;
-    }
-    if let Some(failure) = failure {
-        bail!(failure);
-    }
+    let written = report.map_or(Ok(()), |path| report::write(path, settings.me, &summary, failure.as_deref()));
+    report::outcome(failure, written)?;
     FromSidecar::Ended { summary }.send();
     Ok(())
-}
-
-/// Writes the report atomically, so that a reader never sees a part of it.
-fn write_report(path: &Path, me: SidecarIndex, summary: &Summary, failure: Option<&str>) -> anyhow::Result<()> {
-    let fresh = path.with_extension("new");
-    let text = serde_json::json!({ "sidecar": me.0, "summary": summary, "failure": failure });
-    let written = std::fs::write(&fresh, format!("{text}\n")).and_then(|()| std::fs::rename(&fresh, path));
-    written.with_context(|| format!("cannot write the report {}", path.display()))
 }
 
 /// The configuration of a sidecar before it serves.

@@ -19,7 +19,7 @@ use super::process::{Process, marked};
 use super::ronde_binary;
 use crate::cluster::Network;
 
-/// A builder of a command line of `ronde run`.
+/// A builder of a command line of `ronde run`, or of another command of ronde.
 pub struct Run {
     command: Command,
     mark: String,
@@ -36,7 +36,7 @@ impl Run {
     /// When there is no binary or no temporary directory.
     #[must_use]
     pub fn new(ranks: u32) -> Self {
-        Self::of("run", ranks)
+        Self::of(&["run", "-np", &ranks.to_string()])
     }
 
     /// `ronde tune -np <ranks>`, likewise.
@@ -45,10 +45,19 @@ impl Run {
     /// When there is no binary or no temporary directory.
     #[must_use]
     pub fn tune(ranks: u32) -> Self {
-        Self::of("tune", ranks)
+        Self::of(&["tune", "-np", &ranks.to_string()])
     }
 
-    fn of(subcommand: &str, ranks: u32) -> Self {
+    /// Any command of ronde, likewise; [`Run::start`] gets its words.
+    ///
+    /// # Panics
+    /// When there is no binary or no temporary directory.
+    #[must_use]
+    pub fn command() -> Self {
+        Self::of(&[])
+    }
+
+    fn of(words: &[&str]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         // Runtime directories that others can enter are not used.
@@ -56,7 +65,7 @@ impl Run {
         let runtime_dir = tempfile::Builder::new().prefix("ronde-test-").permissions(private).tempdir();
         let runtime_dir = runtime_dir.expect("a temporary directory");
         let mut command = Command::new(ronde_binary());
-        command.args([subcommand, "-np", &ranks.to_string()]);
+        command.args(words);
         command.env(MARK, &mark).env("XDG_RUNTIME_DIR", runtime_dir.path());
         // A shell that starts the tests in the background ignores SIGINT, and the launcher would inherit that.
         let disposition = "--default-signal=INT".to_owned();

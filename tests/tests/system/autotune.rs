@@ -197,7 +197,7 @@ fn mistakes_are_refused_before_anything_starts() {
     let profile = file(directory.path(), "bad.toml");
     fs::write(&profile, "[tuning]\nchunk_size = 4096\n").expect("ours");
     for (options, reason) in [
-        (["--autotune-bayes-opt-max-samples", "0"], "it is a whole number from 1 to 256"),
+        (["--autotune-bayes-opt-max-samples", "0"], "it must be a whole number from 1 to 256"),
         (["--autotune-gaussian-process-noise=-1", "--verbose"], "it must be from 0 to 1"),
         (["--chunk-bytes", "5000"], "a chunk of 5000 bytes is not possible"),
         (["--tuning", &profile], "[tuning] has no key chunk_size; is chunk-bytes meant?"),

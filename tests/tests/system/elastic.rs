@@ -185,5 +185,8 @@ fn a_stale_membership_ends_the_sidecar_with_the_reason() -> Result<()> {
     cluster.sidecars[1].send_membership("change", stale)?;
     let reason = cluster.sidecars[1].await_fatal(PATIENCE)?;
     ensure!(reason.contains("membership 1 of the job cannot be entered: membership 1 is newer"), "{reason}");
+    // Workers have run, so it is not the exit code of settings that cannot be used.
+    ensure!(reason.ends_with("[RONDE-E402]"), "{reason}");
+    ensure!(cluster.sidecars[1].process.await_exit(PATIENCE)?.code() == Some(69), "{reason}");
     Ok(())
 }

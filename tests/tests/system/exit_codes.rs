@@ -2,16 +2,18 @@
 
 use std::net::UdpSocket;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
 
-use ronde_tests::harness::{DEADLINE, Run, ronde_binary};
+use ronde_tests::harness::{DEADLINE, Ended, Run};
 
-/// Runs a command in a directory, without an environment that names sidecars or an interpreter.
-fn ronde(words: &[&str], directory: &Path) -> Output {
-    let mut command = Command::new(ronde_binary());
-    command.args(words).current_dir(directory).stdin(Stdio::null());
-    let output = command.env_remove("RONDE_SOCKET").env("RONDE_PYTHON", "/no/such/python").output();
-    output.expect("the ronde binary can be started")
+/// Runs a command in a directory, with an interpreter that does not exist.
+fn ronde(words: &[&str], directory: &Path) -> Ended {
+    Run::command().in_directory(directory).env("RONDE_PYTHON", "/no/such/python").start(words).wait(DEADLINE)
+}
+
+/// Checks that the command has ended with an error, and with the exit code of that error.
+fn check_ended(ended: &Ended, code: &str, status: i32) {
+    assert!(ended.stderr.contains(&format!("[RONDE-{code}]\n")), "{ended}");
+    assert_eq!(ended.code, Some(status), "{ended}");
 }
 
 #[test]
@@ -46,22 +48,36 @@ fn an_error_has_the_same_exit_code_in_all_commands() {
         ("plugin check missing.wasm", "E801", 64),
     ] {
         let words: Vec<&str> = line.split(' ').collect();
-        let output = ronde(&words, directory.path());
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(error.contains(&format!("[RONDE-{code}]")), "{line}: {error}");
-        assert_eq!(output.status.code(), Some(status), "{line}: {error}");
+        check_ended(&ronde(&words, directory.path()), code, status);
     }
 }
 
 #[test]
-fn a_job_and_its_sidecar_have_the_exit_code_of_the_same_error() {
-    for (options, code, status) in [
-        (["--plugin", "/no/such/plugin.wasm", "--verbose"], "E801", 64),
-        (["--autotune", "--autotune-log-file", "/no/such/log.csv"], "E409", 73),
+fn a_code_that_a_message_quotes_is_not_the_code_of_the_error() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    for (words, code, status) in [
+        (&["explain", "is [RONDE-E301] a code"][..], "E105", 64),
+        (&["status", "--url", "[RONDE-E301]"], "E101", 64),
+        (&["debug", "analyze", "[RONDE-E301]"], "E609", 1),
+        (&["plugin", "inspect", "[RONDE-E301]"], "E801", 64),
+        (&["job", "status", "--[RONDE-E301]"], "E101", 64),
     ] {
-        let ended = Run::new(1).options(options).start(["true"]).wait(DEADLINE);
-        assert!(ended.stderr.contains(&format!("[RONDE-{code}]")), "{ended}");
-        assert_eq!(ended.code, Some(status), "{ended}");
+        check_ended(&ronde(words, directory.path()), code, status);
+    }
+    let explained = ronde(&["explain", "[RONDE-E301]"], directory.path());
+    assert!(explained.stdout.starts_with("RONDE-E301: ") && explained.code == Some(0), "{explained}");
+}
+
+#[test]
+fn a_job_and_its_sidecar_have_the_exit_code_of_the_same_error() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    for (options, code, status) in [
+        (&["--plugin", "/no/such/plugin.wasm"][..], "E801", 64),
+        (&["--autotune", "--autotune-log-file", "/no/such/log.csv"], "E409", 73),
+    ] {
+        check_ended(&Run::new(1).options(options).start(["true"]).wait(DEADLINE), code, status);
+        let words = [&["sidecar", "--local-ranks", "1"][..], options].concat();
+        check_ended(&ronde(&words, directory.path()), code, status);
     }
 }
 
@@ -70,10 +86,8 @@ fn a_sidecar_whose_port_is_taken_is_not_available() {
     let taken = UdpSocket::bind("127.0.0.1:0").expect("a free port");
     let peers = taken.local_addr().expect("it is bound").to_string();
     let directory = tempfile::tempdir().expect("a temporary directory");
-    assert!(ronde(&["certs", "secret", "secret"], directory.path()).status.success());
+    let made = ronde(&["certs", "secret", "secret"], directory.path());
+    assert_eq!(made.code, Some(0), "{made}");
     let words = ["sidecar", "--job-secret-file", "secret", "--job", "night", "--index", "0", "--peers", &peers];
-    let output = ronde(&words, directory.path());
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(error.contains("[RONDE-E404]"), "{error}");
-    assert_eq!(output.status.code(), Some(69), "{error}");
+    check_ended(&ronde(&words, directory.path()), "E404", 69);
 }

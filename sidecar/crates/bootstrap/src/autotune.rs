@@ -145,10 +145,10 @@ mod tests {
     #[test]
     fn values_out_of_range_are_refused_with_the_range() {
         for (line, reason) in [
-            ("--autotune-bayes-opt-max-samples 0", "it is a whole number from 1 to 256"),
-            ("--autotune-bayes-opt-max-samples=-3", "it is a whole number from 1 to 256"),
-            ("--autotune-steps-per-sample 0", "it is a whole number from 1 to 1000000"),
-            ("--autotune-warmup-samples=-1", "it is a whole number from 0 to 1000"),
+            ("--autotune-bayes-opt-max-samples 0", "it must be a whole number from 1 to 256"),
+            ("--autotune-bayes-opt-max-samples=-3", "it must be a whole number from 1 to 256"),
+            ("--autotune-steps-per-sample 0", "it must be a whole number from 1 to 1000000"),
+            ("--autotune-warmup-samples=-1", "it must be a whole number from 0 to 1000"),
             ("--autotune-gaussian-process-noise 1.5", "it must be from 0 to 1"),
             ("--autotune-gaussian-process-noise nan", "it must be from 0 to 1"),
             (

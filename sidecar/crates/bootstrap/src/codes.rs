@@ -4,6 +4,9 @@
 //! 5 keys and certificates, 6 asking a running job, 7 the benchmark. A number is never given to another error later on.
 
 use std::fmt;
+use std::ops::RangeInclusive;
+
+use crate::exit::{EXIT_NOT_FOUND, EXIT_SIGNAL};
 
 mod causes;
 mod table;
@@ -13,7 +16,7 @@ pub use table::TABLE;
 
 /// The kind of an error.
 ///
-/// Code that detects an error adds it to the [`anyhow::Error`] as context; [`coded`] writes it after the text.
+/// Code that detects an error adds it to the [`anyhow::Error`] as context; [`coded`] appends it to the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u16)]
 pub enum Code {
@@ -202,25 +205,37 @@ impl Code {
         CAUSES.iter().find(|(name, _)| *name == cause).map(|(_, code)| *code)
     }
 
-    /// Reads `E203`, `RONDE-E203` or `203`, in capitals or not.
+    /// The code of an error: the outermost that was added to it, or else `otherwise`. Codes in its text do not count, as
+    /// the text may quote what a user gave.
+    pub fn of_error(error: &anyhow::Error, otherwise: Self) -> Self {
+        error.downcast_ref::<Self>().copied().unwrap_or(otherwise)
+    }
+
+    /// Reads `E203`, `RONDE-E203`, `[RONDE-E203]` or `203`, in capitals or not.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim().to_ascii_uppercase();
-        let text = text.strip_prefix("RONDE-").unwrap_or(&text);
+        let text = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(&text);
+        let text = text.strip_prefix("RONDE-").unwrap_or(text);
         let number = text.strip_prefix('E').unwrap_or(text);
         TABLE.iter().map(|entry| entry.code).find(|code| (*code as u16).to_string() == number)
     }
 
-    /// The code that a text carries on its first line.
+    /// The code at the end of a text's first line, where [`Code::mark`] writes it. A code elsewhere is quoted.
     pub fn of(text: &str) -> Option<Self> {
-        let (_, rest) = text.lines().next()?.split_once('[')?;
-        let marks = rest.split('[').filter(|rest| rest.starts_with(PREFIX));
-        marks.filter_map(|rest| rest.split_once(']')).find_map(|(code, _)| Self::parse(code))
+        let (_, code) = text.lines().next()?.strip_suffix(']')?.rsplit_once('[')?;
+        if code.starts_with(PREFIX) { Self::parse(code) } else { None }
     }
 
-    /// Appends the code to the first line of a text, unless that line has one: the innermost code is the most specific.
+    /// Appends the code to the first line of a text, unless that line ends with one: the innermost code is the most
+    /// specific. For texts of other processes, which end with a code already.
     pub fn mark(self, text: &str) -> String {
+        Self::of(text).unwrap_or(self).append_to(text)
+    }
+
+    /// Appends the code to the first line of a text, unless that line ends with this code.
+    pub fn append_to(self, text: &str) -> String {
         let (first, rest) = text.split_at(text.find('\n').unwrap_or(text.len()));
-        if Self::of(first).is_some() { text.to_owned() } else { format!("{first} [{self}]{rest}") }
+        if Self::of(first) == Some(self) { text.to_owned() } else { format!("{first} [{self}]{rest}") }
     }
 }
 
@@ -245,23 +260,48 @@ pub struct Entry {
     pub remedy: &'static str,
 }
 
-impl fmt::Display for Entry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { code, title, meaning, remedy, .. } = self;
-        write!(f, "{code}: {title}\n\n{meaning}\n\nWhat to do: {remedy}")
+impl Entry {
+    /// The exit status in words: that of all commands, or where it comes from.
+    pub fn exit_text(&self) -> String {
+        match self.code {
+            Code::WorkerFailed | Code::LeftEarly | Code::SidecarEnded | Code::StarterFailed => {
+                let otherwise = self.exit;
+                format!("that of the process that failed first, 128 + N if signal N ended it, or else {otherwise}")
+            }
+            Code::WorkerNotRun => format!("{}, or {EXIT_NOT_FOUND} if the command does not exist", self.exit),
+            Code::Interrupted => format!("{EXIT_SIGNAL} + N for signal N, such as 130 for Ctrl-C"),
+            code if ONLY_OF_WORKERS.contains(&code) => {
+                "that of the worker, such as 1 if its program does not handle the exception".to_owned()
+            }
+            _ => self.exit.to_string(),
+        }
     }
 }
 
-/// An error's text, causes included, with its code: the outermost that was given, or else `otherwise`.
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { code, title, meaning, remedy, .. } = self;
+        write!(f, "{code}: {title}\n\n{meaning}\n\nWhat to do: {remedy}\n\nExit code: {}", self.exit_text())
+    }
+}
+
+/// An error's text, causes included, with its code ([`Code::of_error`]).
 pub fn coded(error: &anyhow::Error, otherwise: Code) -> String {
-    let code = error.downcast_ref::<Code>().copied();
     // A code's own text is one of the layers; it goes to the end of the line instead.
     let layers: Vec<String> =
         error.chain().map(ToString::to_string).filter(|layer| !layer.starts_with(PREFIX)).collect();
-    code.unwrap_or(otherwise).mark(&layers.join(": "))
+    Code::of_error(error, otherwise).append_to(&layers.join(": "))
+}
+
+/// Makes an error of a text whose first line may end with its code, for instance one of another thread.
+pub fn error_with_code(text: String, otherwise: Code) -> anyhow::Error {
+    let code = Code::of(&text).unwrap_or(otherwise);
+    anyhow::Error::msg(text).context(code)
 }
 
 const PREFIX: &str = "RONDE-E";
+/// The codes that only exceptions of workers have, and no command.
+const ONLY_OF_WORKERS: RangeInclusive<Code> = Code::RanksDisagree..=Code::TimelineFailed;
 
 #[cfg(test)]
 mod tests {
@@ -276,6 +316,43 @@ mod tests {
         assert_eq!(Code::Hosts.mark("[fd00::1] [203x]"), "[fd00::1] [203x] [RONDE-E102]");
         let inner = Code::PortBind.mark("a port is taken");
         assert_eq!(Code::SidecarCannotGoOn.mark(&format!("it ends: {inner}")), "it ends: a port is taken [RONDE-E404]");
+        assert_eq!(Code::PortBind.append_to(&inner), inner);
+    }
+
+    #[test]
+    fn a_code_that_is_quoted_is_not_the_code_of_the_text() {
+        let quoted = "\"[RONDE-E301]\" is not a code";
+        assert_eq!(Code::of(quoted), None);
+        assert_eq!(Code::of("why it ends\nlast lines: a [RONDE-E301]"), None);
+        assert_eq!(Code::of("why it ends [RONDE-E404]\nlast lines"), Some(Code::PortBind));
+        assert_eq!(Code::Hosts.mark(quoted), format!("{quoted} [RONDE-E102]"));
+        let error = anyhow::anyhow!("cannot read [RONDE-E301]").context(Code::Profile);
+        assert_eq!(coded(&error, Code::Hosts), "cannot read [RONDE-E301] [RONDE-E106]");
+        assert_eq!(Code::of_error(&error, Code::Hosts), Code::Profile);
+        assert_eq!(Code::of_error(&anyhow::anyhow!("none [RONDE-E301]"), Code::Hosts), Code::Hosts);
+    }
+
+    #[test]
+    fn a_text_with_its_code_becomes_an_error_with_that_code() {
+        let text = "why it ends [RONDE-E404]\nits report is missing";
+        assert_eq!(coded(&error_with_code(text.to_owned(), Code::SidecarCannotGoOn), Code::Hosts), text);
+        let error = error_with_code("why it ends".to_owned(), Code::SidecarCannotGoOn);
+        assert_eq!(coded(&error, Code::Hosts), "why it ends [RONDE-E402]");
+    }
+
+    #[test]
+    fn an_explanation_ends_with_the_exit_code() {
+        for (code, exit) in [
+            (Code::HostUnreachable, "69"),
+            (Code::WorkerFailed, "that of the process that failed first, 128 + N if signal N ended it, or else 69"),
+            (Code::WorkerNotRun, "126, or 127 if the command does not exist"),
+            (Code::Interrupted, "128 + N for signal N, such as 130 for Ctrl-C"),
+            (Code::RanksDisagree, "that of the worker, such as 1 if its program does not handle the exception"),
+            (Code::Bug, "70"),
+        ] {
+            let text = code.entry().to_string();
+            assert!(text.ends_with(&format!("\n\nExit code: {exit}")), "{text}");
+        }
     }
 
     #[test]
@@ -290,10 +367,10 @@ mod tests {
 
     #[test]
     fn a_code_is_read_in_every_spelling() {
-        for text in ["E203", "e203", "RONDE-E203", "ronde-e203", "203", " E203 "] {
+        for text in ["E203", "e203", "RONDE-E203", "ronde-e203", "203", " E203 ", "[RONDE-E203]"] {
             assert_eq!(Code::parse(text), Some(Code::HostUnreachable), "{text:?}");
         }
-        for text in ["", "E", "E0203", "E9", "RONDE-", "EE203", "E203x"] {
+        for text in ["", "E", "E0203", "E9", "RONDE-", "EE203", "E203x", "[E203", "E203]"] {
             assert_eq!(Code::parse(text), None, "{text:?}");
         }
     }

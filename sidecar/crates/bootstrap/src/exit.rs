@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use crate::codes::Code;
+use crate::codes::{Code, coded};
 
 /// The exit status when the answer is no: a check, a test or a file failed, and everything else worked.
 pub const EXIT_FAILURE: u8 = 1;
@@ -81,17 +81,17 @@ pub const EXITS: &[ExitEntry] = &[
     },
 ];
 
-/// Writes why a command fails to standard error, and gives the exit status. The text may have the code of its error on
-/// its first line; without one, it gets `code`. The status is that of the code which the line shows.
+/// Writes why a command fails, with the code, to standard error. Returns the exit status of the code.
 pub fn fail(code: Code, text: &str) -> ExitCode {
-    let text = code.mark(text);
-    notice(&text);
-    ExitCode::from(status_of(&text, code))
+    notice(&code.append_to(text));
+    ExitCode::from(code.exit_status())
 }
 
-/// The exit status of an error whose text may have a code on its first line; without one, it is `code`.
-pub fn status_of(text: &str, code: Code) -> u8 {
-    Code::of(text).unwrap_or(code).exit_status()
+/// Writes an error with its causes and its code, or else `otherwise`, to standard error. Returns the exit status of the
+/// code.
+pub fn fail_with(error: &anyhow::Error, otherwise: Code) -> ExitCode {
+    notice(&coded(error, otherwise));
+    ExitCode::from(Code::of_error(error, otherwise).exit_status())
 }
 
 /// Writes a message of `ronde` to standard error.
@@ -129,13 +129,6 @@ mod tests {
         // A shell's own status for a command that does not exist belongs to no code.
         let others: Vec<u8> = rows.difference(&used).copied().collect();
         assert_eq!(others, [0, EXIT_NOT_FOUND]);
-    }
-
-    #[test]
-    fn the_status_is_that_of_the_code_that_is_shown() {
-        assert_eq!(status_of("no such file", Code::Profile), EXIT_USAGE);
-        assert_eq!(status_of("cannot write x [RONDE-E610]\nmore", Code::FlightRecord), EXIT_CANNOT_CREATE);
-        assert_eq!(status_of(&Code::FlightRecord.mark("no record"), Code::StatusUnreachable), EXIT_FAILURE);
     }
 
     #[test]

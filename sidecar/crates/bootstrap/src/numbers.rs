@@ -13,7 +13,7 @@ where
         let (least, most) = (range.start(), range.end());
         number
             .and_then(|number| T::try_from(number).ok())
-            .ok_or_else(|| format!("it is a whole number from {least} to {most}"))
+            .ok_or_else(|| format!("it must be a whole number from {least} to {most}"))
     }
 }
 
@@ -25,7 +25,7 @@ mod tests {
     fn every_value_out_of_the_range_is_explained_by_it() {
         let parse = whole::<u16>(2..=60_000);
         assert_eq!((parse("2"), parse("60000")), (Ok(2), Ok(60_000)));
-        let reason = "it is a whole number from 2 to 60000";
+        let reason = "it must be a whole number from 2 to 60000";
         for text in ["-5", "1", "60001", "65536", "18446744073709551616", "1.5", "two", ""] {
             assert_eq!(parse(text), Err(reason.to_owned()), "{text:?}");
         }

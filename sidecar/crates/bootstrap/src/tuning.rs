@@ -416,7 +416,10 @@ mod tests {
         ] {
             for value in values {
                 let error = cli().try_get_matches_from([option, value]).expect_err(option).to_string();
-                assert!(error.contains(&format!("it is a whole number from {most}\n")), "{option} {value}: {error}");
+                assert!(
+                    error.contains(&format!("it must be a whole number from {most}\n")),
+                    "{option} {value}: {error}"
+                );
             }
         }
     }

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::Args;
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{fail as refuse, print};
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::{fail as refuse, fail_with as refuse_with, print};
 use ronde_bootstrap::numbers::whole;
 use ronde_bootstrap::ports::PortRange;
 
@@ -59,7 +59,7 @@ pub fn main(args: &CheckArgs) -> ExitCode {
     }
     let remote = match Remote::of(args) {
         Ok(remote) => remote,
-        Err(error) => return refuse(Code::CommandLine, &coded(&error, Code::CommandLine)),
+        Err(error) => return refuse_with(&error, Code::CommandLine),
     };
     let mut findings = judge(&own);
     findings.extend(args.ports.map(of_range));

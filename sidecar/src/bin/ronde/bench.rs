@@ -11,8 +11,8 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
 
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::fail;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::fail_with;
 
 /// Arguments of `ronde bench`.
 #[derive(Args, Debug)]
@@ -38,7 +38,7 @@ pub(super) fn main(args: &BenchArgs) -> ExitCode {
         Ok(mut command) => anyhow!(command.exec()).context("the benchmark cannot be started"),
         Err(error) => error,
     };
-    fail(Code::PythonNotRun, &coded(&error, Code::PythonNotRun))
+    fail_with(&error, Code::PythonNotRun)
 }
 
 /// Builds the benchmark's command line, after checking that the interpreter has the packages that it needs.
@@ -116,6 +116,8 @@ const EXAMPLES: &str = "Examples:
 
 #[cfg(test)]
 mod tests {
+    use ronde_bootstrap::codes::coded;
+
     use super::*;
 
     #[test]

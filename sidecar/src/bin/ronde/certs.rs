@@ -15,7 +15,7 @@ use ronde_wire::{JobName, SidecarIndex, limits};
 
 use files::{NewFile, create_all, replace, replace_all};
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::exit::{fail_with, print};
 use ronde_bootstrap::numbers::whole;
 use ronde_sidecar::process::credentials::{
     AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, code_of, directory, private_file,
@@ -145,7 +145,7 @@ pub(super) fn main(args: &CertsArgs) -> ExitCode {
             print(&text);
             ExitCode::SUCCESS
         }
-        Err(error) => fail(Code::CertificateFiles, &coded(&error, Code::CertificateFiles)),
+        Err(error) => fail_with(&error, Code::CertificateFiles),
     }
 }
 

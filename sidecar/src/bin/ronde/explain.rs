@@ -75,7 +75,8 @@ fn document() -> String {
     let heading = format!("{heading}\n{}\n{}", exit_table(), cause_table());
     TABLE.iter().fold(heading, |text, entry| {
         let (code, title) = (entry.code, entry.title);
-        format!("{text}\n## {code}: {title}\n\n{}\n\n*What to do:* {}\n", entry.meaning, entry.remedy)
+        let (meaning, remedy, exit) = (entry.meaning, entry.remedy, entry.exit_text());
+        format!("{text}\n## {code}: {title}\n\n{meaning}\n\n*What to do:* {remedy}\n\n*Exit code:* {exit}\n")
     })
 }
 

@@ -179,7 +179,7 @@ fn refused(error: &clap::Error) -> ExitCode {
     }
     let text = error.render();
     let text = if std::io::stderr().is_terminal() { text.ansi().to_string() } else { text.to_string() };
-    let _ = write!(std::io::stderr(), "{}", Code::CommandLine.mark(&text));
+    let _ = write!(std::io::stderr(), "{}", Code::CommandLine.append_to(&text));
     ExitCode::from(Code::CommandLine.exit_status())
 }
 
@@ -267,19 +267,22 @@ mod tests {
     #[test]
     fn a_negative_number_is_a_value_of_every_command_and_refused_with_the_range() {
         for (line, range) in [
-            ("run -np -2 python", "--num-proc <N>': it is a whole number from 1 to 4294967295"),
-            ("run -np 2 --start-timeout -5 python", "--start-timeout <SECONDS>': it is a whole number from 1 to 86400"),
-            ("run -np 2 --arena-mb -1 python", "--arena-mb <MB>': it is a whole number from 1 to 1048576"),
-            ("sidecar --start-timeout -5", "--start-timeout <SECONDS>': it is a whole number from 1 to 86400"),
-            ("status --measure -1", "--measure <SECONDS>': it is a whole number from 1 to 60"),
-            ("top --interval -1", "--interval <SECONDS>': it is a whole number from 1 to 60"),
-            ("check --ssh-port -1", "--ssh-port <PORT>': it is a whole number from 1 to 65535"),
-            ("job scale -3", "<WORKERS>': it is a whole number from 0 to 4294967295"),
-            ("tune -np 2 --samples -1", "--samples <N>': it is a whole number from 1 to 256"),
-            ("plugin bench --time -1 int8", "--time <MS>': it is a whole number from 1 to 60000"),
+            ("run -np -2 python", "--num-proc <N>': it must be a whole number from 1 to 4294967295"),
+            (
+                "run -np 2 --start-timeout -5 python",
+                "--start-timeout <SECONDS>': it must be a whole number from 1 to 86400",
+            ),
+            ("run -np 2 --arena-mb -1 python", "--arena-mb <MB>': it must be a whole number from 1 to 1048576"),
+            ("sidecar --start-timeout -5", "--start-timeout <SECONDS>': it must be a whole number from 1 to 86400"),
+            ("status --measure -1", "--measure <SECONDS>': it must be a whole number from 1 to 60"),
+            ("top --interval -1", "--interval <SECONDS>': it must be a whole number from 1 to 60"),
+            ("check --ssh-port -1", "--ssh-port <PORT>': it must be a whole number from 1 to 65535"),
+            ("job scale -3", "<WORKERS>': it must be a whole number from 0 to 4294967295"),
+            ("tune -np 2 --samples -1", "--samples <N>': it must be a whole number from 1 to 256"),
+            ("plugin bench --time -1 int8", "--time <MS>': it must be a whole number from 1 to 60000"),
             (
                 "certs issue --days -1 --authority a --sidecars 0 b",
-                "--days <DAYS>': it is a whole number from 1 to 3650",
+                "--days <DAYS>': it must be a whole number from 1 to 3650",
             ),
         ] {
             let words = format!("ronde {line}").split(' ').map(Into::into).collect();

@@ -10,8 +10,8 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
 
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{fail, notice, print};
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::{fail_with, notice, print};
 use ronde_bootstrap::numbers::whole;
 use ronde_wire::Failure;
 
@@ -55,7 +55,7 @@ pub(super) fn main(args: &StatusArgs) -> ExitCode {
     };
     match shown {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(Code::StatusUnreachable, &coded(&error, Code::StatusUnreachable)),
+        Err(error) => fail_with(&error, Code::StatusUnreachable),
     }
 }
 

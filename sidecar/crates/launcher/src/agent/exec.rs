@@ -61,8 +61,8 @@ pub(crate) fn become_worker(
     not_run(&format!("cannot run {program:?}: {error}{advice}"), code)
 }
 
-/// Says why the command is not run. The exit status is a shell's, which distinguishes two reasons of one error code.
+/// Writes why the command is not run. The exit status is a shell's, which distinguishes two reasons of one error code.
 fn not_run(text: &str, status: u8) -> ExitCode {
-    notice(&Code::WorkerNotRun.mark(text));
+    notice(&Code::WorkerNotRun.append_to(text));
     ExitCode::from(status)
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{status_of, write_error};
+use ronde_bootstrap::exit::write_error;
 use ronde_bootstrap::interfaces;
 use ronde_bootstrap::messages::ToSidecar;
 use tokio::io::{AsyncWriteExt, BufReader, BufWriter};
@@ -345,7 +345,7 @@ fn read_commands() -> mpsc::Receiver<ToAgent> {
                 Ok(None) => break,
                 Err(error) => {
                     let text = format!("cannot parse a message of the launcher: {error}");
-                    write_error(&format!("ronde agent: {}", Code::AgentFailed.mark(&text)));
+                    write_error(&format!("ronde agent: {}", Code::AgentFailed.append_to(&text)));
                     break;
                 }
             }
@@ -377,9 +377,8 @@ fn own_binary() -> anyhow::Result<PathBuf> {
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {
-    let text = coded(error, Code::AgentFailed);
-    write_error(&format!("ronde agent: {text}"));
-    ExitCode::from(status_of(&text, Code::AgentFailed))
+    write_error(&format!("ronde agent: {}", coded(error, Code::AgentFailed)));
+    ExitCode::from(Code::of_error(error, Code::AgentFailed).exit_status())
 }
 
 /// Messages queued for the launcher: 4 MiB with 64 KiB of output each.

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, ensure};
 use clap::{Args, Subcommand};
-use ronde_bootstrap::codes::{Code, coded};
+use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::directory;
-use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::exit::{fail_with, print};
 use ronde_bootstrap::numbers::whole;
 use ronde_wire::JobName;
 
@@ -96,7 +96,7 @@ pub fn main(args: &JobArgs) -> ExitCode {
             print(&text);
             ExitCode::SUCCESS
         }
-        Err(error) => fail(Code::JobUnreachable, &coded(&error, Code::JobUnreachable)),
+        Err(error) => fail_with(&error, Code::JobUnreachable),
     }
 }
 

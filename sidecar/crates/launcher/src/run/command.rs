@@ -23,8 +23,8 @@ pub(super) fn interpreter_of(command: &[String]) -> Option<String> {
     })
 }
 
-/// Says that the number of processes is missing. An option behind the program belongs to it, so one that is meant for ronde
-/// there is named.
+/// Returns the message that the number of processes is missing. An option after the program belongs to it, so the
+/// message names one that was meant for ronde.
 pub(super) fn number_is_missing(command: &[String]) -> String {
     let names = ["-np", "-n", "--np", "--num-proc", "--nproc-per-node"];
     let is_number = |option: &&String| names.iter().any(|name| *name == option.split('=').next().unwrap_or_default());
@@ -35,8 +35,8 @@ pub(super) fn number_is_missing(command: &[String]) -> String {
     }
 }
 
-/// Says that an option for the number of processes comes after the program and so does not count, although the number is
-/// known otherwise. The short `-n` is not among them: many programs have it.
+/// Returns the message that an option for the number of processes comes after the program and so does not count,
+/// although the number is known otherwise. The short `-n` is not among them: many programs have it.
 pub(super) fn number_after_program(command: &[String]) -> Option<String> {
     let is_number = |option: &&String| {
         ["-np", "--np", "--num-proc"].iter().any(|name| *name == option.split('=').next().unwrap_or_default())

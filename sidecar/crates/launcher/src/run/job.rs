@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use nix::sys::signal::Signal;
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{notice, status_of};
+use ronde_bootstrap::exit::notice;
 use ronde_bootstrap::signals::is_ignored;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -157,8 +157,8 @@ impl<'a> Job<'a> {
         self.state.handle_event(host, event)
     }
 
-    /// Says at once that ranks are ended. The block that names the cause follows after the output of all ranks; if they
-    /// have ended, it is printed now.
+    /// Prints at once, in brief, why ranks are being ended. The block with the cause and its code follows after the
+    /// output of all ranks; if they have ended, it is printed now.
     async fn announce(&mut self, failure: &Failure) {
         if self.state.workers_ended() {
             // Records are named at the end, when all are written.
@@ -172,7 +172,7 @@ impl<'a> Job<'a> {
             1 => "the rank that still runs".to_owned(),
             more => format!("the {more} ranks that still run"),
         };
-        // At once, as the launcher may be killed before the block comes.
+        // Ending the ranks can take seconds, and users see why they wait. Only the block has the code.
         let brief = failure.brief();
         let text = match failure {
             Failure::Interrupted { .. } => format!("{brief}: ending {ranks}; once more kills them at once"),
@@ -320,11 +320,10 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Says why a launcher cannot start; returns its exit code.
+/// Writes why a launcher cannot start; returns its exit code.
 pub(super) fn not_started(error: &anyhow::Error) -> u8 {
-    let text = coded(error, Code::LauncherStart);
-    notice(&text);
-    status_of(&text, Code::LauncherStart)
+    notice(&coded(error, Code::LauncherStart));
+    Code::of_error(error, Code::LauncherStart).exit_status()
 }
 
 /// Writes the report. Returns the exit code: the report's own, or that of a file that cannot be written.
@@ -348,7 +347,7 @@ pub(super) async fn finish_output(printer: Printer, signals: &mut Signals, faile
     lost.map(|reason| Failure::Output { reason })
 }
 
-/// Says that the last output of a job could not be written, when all else had succeeded. Returns the exit code.
+/// Reports that the last output of a job could not be written, when all else had succeeded. Returns the exit code.
 pub(super) async fn report_lost_output(lost: &Failure, report: Option<(Report, &Path)>, settings: &Settings) -> u8 {
     let mut text = lost.code().mark(&lost.to_string());
     // The one that was written says that the job has succeeded.

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::fail;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::{fail, fail_with};
 use ronde_bootstrap::interfaces::Selector;
 use ronde_bootstrap::logs::{LogArgs, LogFormat};
 use ronde_bootstrap::numbers::whole;
@@ -187,7 +187,7 @@ pub fn main(args: RunArgs) -> ExitCode {
     let (settings, shape) = match Settings::new(args) {
         Ok(parsed) => parsed,
         Err(error) => {
-            return fail(Code::CommandLine, &coded(&error, Code::CommandLine));
+            return fail_with(&error, Code::CommandLine);
         }
     };
     // The command of --starter is a launcher, which has such options.

@@ -10,8 +10,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::fail;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::fail_with;
 use ronde_rpc::paths;
 use ronde_wire::{JobName, WorkerNumber};
 use serde::{Deserialize, Serialize};
@@ -36,7 +36,7 @@ pub fn main(args: &WorkerArgs) -> ExitCode {
     let environment = environment(|name| std::env::var(name).ok(), &hostname()).context(Code::WorkerPlace);
     match environment {
         Ok(environment) => exec::become_worker(&args.command, |command| command.envs(environment).env_remove(WORLD)),
-        Err(error) => fail(Code::WorkerPlace, &coded(&error, Code::WorkerPlace)),
+        Err(error) => fail_with(&error, Code::WorkerPlace),
     }
 }
 

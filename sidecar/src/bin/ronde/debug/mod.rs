@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use nix::fcntl::OFlag;
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::{fail_with, print};
 use ronde_bootstrap::flight::{self, FILE_BYTES_MAX, FlightRecord};
 use ronde_wire::Failure;
 
@@ -90,7 +90,7 @@ pub(super) fn main(args: &DebugArgs) -> ExitCode {
             print(&text);
             ExitCode::SUCCESS
         }
-        Err(error) => fail(code, &coded(&error, code)),
+        Err(error) => fail_with(&error, code),
     }
 }
 

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use ronde_bootstrap::codes::coded;
 use ronde_bootstrap::flight::{
     EndRecord, FORMAT, FailureRecord, OperationRecord, OrderedRecord, RankRecord, RequestRecord, SetRecord, VERSION,
     WaitingRecord,

@@ -19,8 +19,8 @@ use clap::{Args, Subcommand};
 use ronde_plugin_host::trust::{Policy, Signature, read_signature};
 use ronde_plugin_host::{Given, Host, HostConfig, LoadError, Parameters, Plugin};
 
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::{fail_with, print};
 use ronde_sidecar::plugins::shipped;
 
 mod build;
@@ -96,7 +96,7 @@ pub(super) fn main(args: &PluginArgs) -> ExitCode {
             print(&text);
             ExitCode::SUCCESS
         }
-        Err(error) => fail(Code::PluginFile, &coded(&error, Code::PluginFile)),
+        Err(error) => fail_with(&error, Code::PluginFile),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tests that need no module. tests/product/test_plugins.py runs the commands with real ones.
 
 use clap::Parser;
+use ronde_bootstrap::codes::coded;
 
 use super::*;
 

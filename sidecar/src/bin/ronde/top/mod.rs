@@ -12,14 +12,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::anyhow;
 use clap::Args;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::codes::{Code, error_with_code};
+use ronde_bootstrap::exit::{fail, fail_with, print};
 use ronde_bootstrap::numbers::whole;
 
 use model::{Model, View, update};
@@ -64,7 +63,7 @@ pub(super) fn main(args: &TopArgs) -> ExitCode {
     }
     let targets = match Targets::new(args.socket.clone(), &args.urls) {
         Ok(targets) => targets,
-        Err(error) => return fail(Code::StatusUnreachable, &coded(&error, Code::StatusUnreachable)),
+        Err(error) => return fail_with(&error, Code::StatusUnreachable),
     };
     let interval = Duration::from_secs(args.interval);
     if args.once {
@@ -73,11 +72,11 @@ pub(super) fn main(args: &TopArgs) -> ExitCode {
                 print(&text);
                 ExitCode::SUCCESS
             }
-            Err(error) => fail(Code::StatusUnreachable, &coded(&error, Code::StatusUnreachable)),
+            Err(error) => fail_with(&error, Code::StatusUnreachable),
         };
     }
     let shown = screen::watch(Model::new(args.view, true), targets, interval);
-    shown.unwrap_or_else(|error| fail(Code::CommandLine, &coded(&error, Code::CommandLine)))
+    shown.unwrap_or_else(|error| fail_with(&error, Code::CommandLine))
 }
 
 /// One frame as text, once the rates are known.
@@ -87,7 +86,8 @@ fn once(targets: &Targets, view: View, interval: Duration) -> anyhow::Result<Str
     let first = poll::sample(targets);
     if !first.answers.iter().any(|(_, answer)| answer.is_ok()) {
         let reason = first.answers.into_iter().find_map(|(_, answer)| answer.err()).or(first.problem);
-        return Err(anyhow!(reason.unwrap_or_else(|| "no sidecar is found".to_owned())));
+        let reason = reason.unwrap_or_else(|| "no sidecar is found".to_owned());
+        return Err(error_with_code(reason, Code::StatusUnreachable));
     }
     update(&mut model, first, began.elapsed());
     std::thread::sleep(interval);

@@ -18,8 +18,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::{fail_with, print};
 use ronde_bootstrap::numbers::whole;
 use ronde_engine::AutotuneSettings;
 use ronde_wire::TuningParameter;
@@ -104,11 +104,11 @@ pub(super) fn main(args: &TuneArgs) -> ExitCode {
     }
 }
 
-/// Says why there is no outcome. A signal of the user is no failure; the job has said that it came.
+/// Writes why there is no outcome. A signal of the user is no failure, and the job has reported it.
 pub(super) fn failed(error: &anyhow::Error) -> ExitCode {
     match error.downcast_ref::<Interrupted>() {
         Some(interrupted) => interrupted.exit_code(),
-        None => fail(Code::TuneFailed, &coded(error, Code::TuneFailed)),
+        None => fail_with(error, Code::TuneFailed),
     }
 }
 

@@ -6,8 +6,8 @@ use anyhow::Context;
 use clap::Args;
 use ronde::blocking::Client;
 use ronde::{Operation, Options, ReduceOp, TensorRef};
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::fail;
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::fail_with;
 
 /// Arguments of `ronde tune-worker`.
 #[derive(Args, Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct TuneWorkerArgs {
 pub(crate) fn main(args: &TuneWorkerArgs) -> ExitCode {
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(Code::TuneFailed, &coded(&error, Code::TuneFailed)),
+        Err(error) => fail_with(&error, Code::TuneFailed),
     }
 }
 

@@ -292,10 +292,11 @@ impl<'a> ElasticJob<'a> {
         })
     }
 
-    /// Says at once that workers are ended. The block that names the cause follows after their output.
+    /// Prints at once, in brief, why workers are being ended. The block with the cause and its code follows after their
+    /// output.
     async fn announce(&mut self, failure: &Failure) {
         if !self.table.workers_ended() {
-            // At once, as the launcher may be killed before the block comes.
+            // Ending the workers can take seconds, and users see why they wait. Only the block has the code.
             let brief = failure.brief();
             let what = match failure {
                 Failure::Interrupted { .. } => format!("{brief}: ending the workers; once more kills them at once"),

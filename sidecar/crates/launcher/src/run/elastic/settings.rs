@@ -283,7 +283,7 @@ mod tests {
             let error = cli().try_get_matches_from([option, value]).expect_err(option).to_string();
             let reason = format!("invalid value '{value}' for '{option} ");
             assert!(
-                error.contains(&reason) && error.contains(&format!("it is a whole number from {range}\n")),
+                error.contains(&reason) && error.contains(&format!("it must be a whole number from {range}\n")),
                 "{error}"
             );
         }

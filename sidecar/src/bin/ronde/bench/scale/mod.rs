@@ -11,8 +11,8 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::exit::{fail_with, print};
 use ronde_bootstrap::profile::Profile;
 
 use self::measured::MACHINE;
@@ -48,12 +48,12 @@ pub(super) fn main(arguments: &[std::ffi::OsString]) -> ExitCode {
     };
     let machine = match args.machine() {
         Ok(machine) => machine,
-        Err(error) => return fail(Code::Profile, &coded(&error, Code::Profile)),
+        Err(error) => return fail_with(&error, Code::Profile),
     };
     print(&document::tables(&machine));
     match args.plot.as_ref().map_or(Ok(()), |path| write(path, &plot::plot(&machine))) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(Code::ResultUnwritable, &coded(&error, Code::ResultUnwritable)),
+        Err(error) => fail_with(&error, Code::ResultUnwritable),
     }
 }
 
