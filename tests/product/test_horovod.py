@@ -83,7 +83,8 @@ def test_frameworks_that_are_not_installed_raise_an_error_that_names_the_package
     last = last_line(installed, name)
     assert last.startswith("ImportError: ")
     assert "not installed" in last
-    assert last.endswith(f"pip install {package}")
+    assert f": pip install {package} (the extra `" in last
+    assert last.endswith("` of ronde's wheel)")
 
 
 @pytest.fixture(scope="module")

@@ -126,9 +126,9 @@ impl Rows {
     }
 
     /// Takes the text of the cursor's row if it is the begin of a plain line, which will not be written again, or longer
-    /// than any progress bar. With `is_prompt`, also if it is written again.
-    pub(crate) fn take_begun(&mut self, is_prompt: bool) -> Option<String> {
-        let is_plain = !self.is_rewritten() || is_prompt || self.rows[self.at].text.len() > BAR_BYTES_MAX;
+    /// than any progress bar. With `also_rewritten`, also if it is written again.
+    pub(crate) fn take_begun(&mut self, also_rewritten: bool) -> Option<String> {
+        let is_plain = !self.is_rewritten() || also_rewritten || self.rows[self.at].text.len() > BAR_BYTES_MAX;
         if !self.is_written || !is_plain {
             return None;
         }
