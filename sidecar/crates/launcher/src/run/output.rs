@@ -389,7 +389,7 @@ fn prefixed(prefix: &str, text: &str) -> String {
     lines.flat_map(|line| line.split('\r')).map(|line| format!("{prefix}{line}\n")).collect()
 }
 
-/// Two files for each worker, which hold exactly what it wrote.
+/// Two files for each worker: what it wrote, except that bytes that are not UTF-8 are replaced.
 struct RankFiles {
     files: BTreeMap<u32, [BufWriter<File>; 2]>,
     /// Where those of other workers are made when they write first.
