@@ -304,13 +304,14 @@ test-python:
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/product
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml -m "not heavy" tests/deploy
 	$(JAX_PYTHON) -m pytest -q -n 2 -c sdk-python/pyproject.toml -m "not heavy" tests/frameworks/test_jax.py
+	$(RONDE_PYTHON) -m pytest -q -c sdk-python/pyproject.toml -m "not heavy" tests/tuning
 	$(MONITOR_PYTHON) -m pytest -q -c sdk-python/pyproject.toml tests/monitor
 
 # What is measured runs alone, after the others. OPTIONS choose among the tests of the SDK, and leave it out.
 .PHONY: heavy-test
 heavy-test: build-tests ## Run the tests that `make test` leaves out for their time: of the Python SDK, and of the search for settings
 	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -rs -n $(PYTEST_WORKERS) -m heavy $(OPTIONS)
-	$(if $(OPTIONS),,$(RONDE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/tuning)
+	$(if $(OPTIONS),,$(RONDE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml -m heavy tests/tuning)
 
 # The binary and the extension are release builds, in a package of their own that nothing else imports.
 .PHONY: bench

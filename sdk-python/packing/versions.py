@@ -3,7 +3,7 @@
     python3 sdk-python/packing/versions.py [--tag v0.2.0]
 
 The crates, the wheel and horovod-compat take their version from Cargo.toml. The chart, the images that it and the
-documents name, and the recipe for conda write theirs down. The plugins have versions of their own. The first job of
+documents name, and the recipe for conda write theirs down. The plugins have their own versions. The first job of
 .github/workflows/release.yml runs this, before anything is built or published.
 """
 

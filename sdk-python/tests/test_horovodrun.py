@@ -345,11 +345,12 @@ def test_the_command_of_ronde_run(tmp_path: pathlib.Path) -> None:
     ronde = tmp_path / "ronde"
     ronde.write_text('#!/bin/sh\nfor word; do echo "<$word>"; done\n')
     ronde.chmod(0o755)
-    arguments = ["-np", "2", "--gloo", "--cycle-time-ms", "1", "--", "python", "train.py", "-np", "3", "a b", "--gloo"]
-    done = horovodrun(*arguments, path=str(tmp_path))
-    exports = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_CYCLE_TIME": "1.0"}
+    worker = ["--", "python", "train.py", "-np", "3", "a b", "--gloo"]
+    arguments = ["-np", "2", "--gloo", "--cycle-time-ms", "1", "--cache-capacity", "7"]
+    done = horovodrun(*arguments, *worker, path=str(tmp_path))
+    exports = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_CACHE_CAPACITY": "7"}
     exported = [f"--export={name}={value}" for name, value in exports.items()]
-    words = ["run", "--num-proc=2", *exported, "--", "python", "train.py", "-np", "3", "a b", "--gloo"]
+    words = ["run", "--num-proc=2", "--cache-capacity=7", *exported, *worker]
     assert done.stdout.splitlines() == [f"<{word}>" for word in words]
     assert done.stderr.splitlines() == [
         "horovodrun: --cycle-time-ms has no effect here: nothing waits for the end of a cycle",
@@ -496,12 +497,13 @@ class TestFunctions:
             run(fail, num_proc=2)
         assert "LookupError: nothing here" in str(e.value)
 
-    def test_horovod_args_run_a_command_or_a_function(self) -> None:
+    def test_horovod_args_run_a_command_or_a_function(self, capfd: pytest.CaptureFixture[str]) -> None:
         arguments = launch._HorovodArgs(num_proc=2, command=["sh", "-c", "exit 4"])
         assert arguments.hosts is None
         with pytest.raises(RuntimeError, match="ended with 4"):
             launch._run(arguments)
-        arguments.command = ["true"]
+        arguments.command, arguments.cycle_time_ms = ["true"], 3.5
         assert launch._run(arguments) is None
+        assert "horovod.run: --cycle-time-ms has no effect here" in capfd.readouterr().err
         arguments.run_func = lambda: number(1)
         assert launch._run(arguments) == [1, 2]

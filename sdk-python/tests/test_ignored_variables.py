@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 
 from conftest import PACKAGE, ronde_binary
 
+from horovod.runner import translation
 from ronde.frameworks import ignored_variables
 
 DOCS = pathlib.Path(__file__).parent.parent.parent / "docs"
@@ -34,6 +35,18 @@ def test_values_that_request_what_happens_in_any_case_are_not_named() -> None:
     assert ignored_variables.notes_of({**variables, "HOROVOD_CYCLE_TIME": "", "HOROVOD_FUSION_THRESHOLD": "0"}) == []
     notes = ignored_variables.notes_of({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_BATCH_D2D_MEMCOPIES": "0"})
     assert [note.partition(" ")[0] for note in notes] == ["HOROVOD_BATCH_D2D_MEMCOPIES=0", "HOROVOD_CONTROLLER=mpi"]
+
+
+def test_a_flag_without_effect_is_reported_by_the_launcher_alone() -> None:
+    given = {"cycle_time_ms": 3.5, "hierarchical_allgather": True, "torus_allreduce": True, "num_nccl_streams": 2}
+    given |= {"gloo_timeout_seconds": 9, "mpi_threads_disable": True, "disable_cache": True}
+    given |= {"mpi_args": "--display-map", "binding_args": "-x"}
+    assert set(given) == set(translation.IGNORED)
+    found = translation.translate({"num_proc": 2, **given})
+    assert len(found.notes) == len(given)
+    assert ignored_variables.notes_of(found.exports) == []
+    # It changes what `mpi_threads_supported` returns.
+    assert found.exports["HOROVOD_MPI_THREADS_DISABLE"] == "1"
 
 
 def test_init_names_each_once_on_one_rank() -> None:

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ REMOVED = ("MPLBACKEND", "PYTEST_CURRENT_TEST")
 def executed(notebook: pathlib.Path, folder: pathlib.Path) -> list[Any]:
     """The cells of code after a kernel has executed them. Raises CellExecutionError with the traceback of a cell.
 
-    The kernel is a process of this Python, with settings in `folder`, where its sockets are, too: it opens no port.
+    The kernel is a process of this Python, with settings in `folder`. It opens no port: its sockets are files in a
+    folder with a short name, as the path of one may have 107 characters.
     """
     needed = "a kernel needs it: tests/setup/environment.py notebook"
     nbclient = pytest.importorskip("nbclient", reason=needed)
@@ -35,18 +37,19 @@ def executed(notebook: pathlib.Path, folder: pathlib.Path) -> list[Any]:
     spec = folder / "kernels" / "python3"
     spec.mkdir(parents=True)
     (spec / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "tests", "language": "python"}))
-    kernel = AsyncKernelManager(
-        kernel_name="python3",
-        kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(folder / "kernels")], ensure_native_kernel=False),
-        connection_file=str(folder / "kernel.json"),
-        transport="ipc",
-        ip=str(folder / "kernel"),
-    )
     environment = {name: value for name, value in os.environ.items() if name not in REMOVED}
     environment.update({name: str(folder / name.lower()) for name in FOLDERS})
     cells = nbformat.read(notebook, as_version=nbformat.NO_CONVERT)
-    client = nbclient.NotebookClient(cells, km=kernel, timeout=TIMEOUT_S)
-    client.execute(env=environment, cwd=str(folder), cleanup_kc=True)
+    with tempfile.TemporaryDirectory(prefix="rk-", dir="/tmp") as sockets:
+        kernel = AsyncKernelManager(
+            kernel_name="python3",
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(folder / "kernels")], ensure_native_kernel=False),
+            connection_file=str(folder / "kernel.json"),
+            transport="ipc",
+            ip=f"{sockets}/kernel",
+        )
+        client = nbclient.NotebookClient(cells, km=kernel, timeout=TIMEOUT_S)
+        client.execute(env=environment, cwd=str(folder), cleanup_kc=True)
     return [cell for cell in cells.cells if cell.cell_type == "code"]
 
 
@@ -76,12 +79,14 @@ def test_a_cell_that_fails_is_reported_with_its_traceback(tmp_path: pathlib.Path
     stored = json.loads(NOTEBOOK.read_text())
     source = "import os, sys\nprint(sys.executable, os.getcwd())\nraise KeyError('gone')"
     cell = next(cell for cell in stored["cells"] if cell["cell_type"] == "code")
-    notebook = tmp_path / "failing.ipynb"
+    folder = tmp_path / ("a-long-name-" * 10)
+    folder.mkdir()
+    notebook = folder / "failing.ipynb"
     notebook.write_text(json.dumps({**stored, "cells": [{**cell, "source": source}]}))
     with pytest.raises(nbclient.exceptions.CellExecutionError) as failed:
-        executed(notebook, tmp_path)
+        executed(notebook, folder)
     assert (failed.value.ename, failed.value.evalue) == ("KeyError", "'gone'")
-    assert f"{sys.executable} {tmp_path}" in str(failed.value), "another Python, or another folder"
+    assert f"{sys.executable} {folder}" in str(failed.value), "another Python, or another folder"
 
 
 def test_the_notebook_is_stored_without_output() -> None:

@@ -33,6 +33,17 @@ hvd.synchronize(optimizer._handles[model.weight][0])
 optimizer.step()
 hvd.shutdown()
 """
+GROUP = """
+import torch, ronde.torch as hvd
+hvd.init()
+model = torch.nn.Sequential(torch.nn.Embedding(5, 3, sparse=True), torch.nn.Linear(3, 1))
+inner = torch.optim.SGD(model.parameters(), lr=0.1)
+groups = [list(model[1].parameters())]
+optimizer = hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters(), groups=groups)
+model(torch.tensor([1, 2])).sum().backward()
+optimizer.step()
+hvd.shutdown()
+"""
 TIMEOUT_S = 120
 
 
@@ -96,6 +107,14 @@ def test_a_step_has_a_range_for_each_submission_and_wait(library: pathlib.Path, 
     for name in ("weight", "bias", "gradients_present.weight"):
         assert lines.count(f"ronde::allreduce.{name}") == 2, lines
     assert lines.count("ronde::synchronize.allreduce") == 2 * 3, lines
+
+
+def test_the_wait_of_a_group_is_one_range_with_its_kind(library: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Of weight and bias. The sparse gradient beside them is gathered in two ranges; the vote alone is an allreduce."""
+    lines = ranges_of(GROUP, 2, library, tmp_path)
+    assert lines.count("ronde::synchronize.grouped_allreduce") == 2, lines
+    assert lines.count("ronde::synchronize.allgather") == 2 * 2, lines
+    assert lines.count("ronde::synchronize.allreduce") == 2, lines
 
 
 def ranges_of(script: str, ranks: int, library: pathlib.Path, folder: pathlib.Path) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import re
 import time
 import uuid
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 from conftest import MPI, WORKER, Build
@@ -63,40 +65,75 @@ def assert_two_ranks(docker: Engine, tag: str, program: str) -> None:
         assert f"rank {rank} of 2 sum [2.0]" in found, found
 
 
-@pytest.fixture
-def network(docker: Engine) -> Iterator[str]:
-    """A network without a way out, on which containers find each other by name."""
+@contextlib.contextmanager
+def network_of_hosts(docker: Engine) -> Iterator[str]:
+    """A network without a way out, on which containers find each other by name. Then removes it, with both of them."""
     name = f"ronde-ssh-{uuid.uuid4().hex[:8]}"
     docker.run("network", "create", "--internal", name)
-    yield name
-    docker.run("network", "rm", name)
+    try:
+        yield name
+    finally:
+        try:
+            # Also one that was made and has not started; the engine passes over one that was not made.
+            docker.run("rm", "--force", f"{name}-alpha", f"{name}-beta")
+        finally:
+            docker.run("network", "rm", name)
+
+
+def joined(network: str, host: str, keys: pathlib.Path) -> list[str]:
+    """The engine's options for the container of a host."""
+    named = ["--name", f"{network}-{host}", "--hostname", host, "--network-alias", host]
+    return ["--network", network, *named, "-v", f"{keys}:{SSH}:ro"]
 
 
 @pytest.fixture
-def beta(docker: Engine, images: dict[str, int], network: str, tmp_path: pathlib.Path) -> Iterator[list[str]]:
-    """The container of a host, in which sshd listens; returns the engine's options for that of another host."""
-    keys = ["-v", f"{tmp_path}:{SSH}"]
-    docker.run("run", "--rm", "--network", "none", "--user", "root", *keys, MPI, "sh", "-euc", MAKE_KEYS)
-    joined = ["--network", network, "-v", f"{tmp_path}:{SSH}:ro"]
-    name = f"{network}-beta"
-    named = ["--name", name, "--hostname", "beta", "--network-alias", "beta"]
-    docker.run("run", "--detach", *joined, *named, MPI, *SSHD.split())
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while "Server listening" not in (printed := docker.run("logs", name)):
-            assert time.monotonic() < deadline, printed
-            time.sleep(0.2)
-        yield [*joined, "--hostname", "alpha", "--network-alias", "alpha"]
-    finally:
-        docker.run("rm", "--force", name)
+def network(docker: Engine) -> Iterator[str]:
+    """The network of alpha and beta."""
+    with network_of_hosts(docker) as name:
+        yield name
 
 
-def test_containers_of_two_hosts_form_a_job_by_ssh(docker: Engine, beta: list[str]) -> None:
+@pytest.fixture
+def keys(docker: Engine, images: dict[str, int], tmp_path: pathlib.Path) -> pathlib.Path:
+    """The folder with the job's keys."""
+    mounted = ["-v", f"{tmp_path}:{SSH}"]
+    docker.run("run", "--rm", "--network", "none", "--user", "root", *mounted, MPI, "sh", "-euc", MAKE_KEYS)
+    return tmp_path
+
+
+def test_containers_of_two_hosts_form_a_job_by_ssh(docker: Engine, network: str, keys: pathlib.Path) -> None:
     """With the port that all of them share."""
+    docker.run("run", "--detach", *joined(network, "beta", keys), MPI, *SSHD.split())
+    deadline = time.monotonic() + PATIENCE_S
+    while "Server listening" not in (printed := docker.run("logs", f"{network}-beta")):
+        assert time.monotonic() < deadline, printed
+        time.sleep(0.2)
     command = ["horovodrun", "-np", "2", "-H", "alpha:1,beta:1", "-p", "12345", "python", "-c", WITH_PYTORCH]
-    found = docker.run("run", "--rm", *beta, MPI, *command, timeout_s=JOB_S)
+    found = docker.run("run", "--rm", *joined(network, "alpha", keys), MPI, *command, timeout_s=JOB_S)
     for rank in range(2):
         assert f"rank {rank} of 2 sum [2.0]" in found, found
+
+
+class Refusing:
+    """An engine that makes a container and cannot start it."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[str, ...]] = []
+
+    def run(self, *words: str) -> str:
+        """Writes down the command."""
+        self.ran.append(words)
+        if words[0] == "run":
+            raise RuntimeError("it does not start")
+        return ""
+
+
+def test_a_container_that_does_not_start_is_removed_before_its_network(tmp_path: pathlib.Path) -> None:
+    engine = Refusing()
+    with pytest.raises(RuntimeError, match="does not start"), network_of_hosts(cast("Engine", engine)) as name:
+        engine.run("run", "--detach", *joined(name, "beta", tmp_path), MPI)
+    assert f"{name}-beta" in engine.ran[1]
+    assert engine.ran[2:] == [("rm", "--force", f"{name}-alpha", f"{name}-beta"), ("network", "rm", name)]
 
 
 def test_the_page_has_these_commands() -> None:

@@ -102,15 +102,20 @@ def unfit_for(suite: str) -> str | None:
     """Why this machine cannot make a system of a release."""
     if not (SCRIPTS / suite).exists():
         return f"debootstrap knows no release {suite!r} (RONDE_NEWCOMER_SUITE); those that it knows are in {SCRIPTS}"
-    keys = KEYRINGS / f"{distribution(suite)}-archive-keyring.gpg"
+    owner = distribution(suite)
+    keys = KEYRINGS / f"{owner}-archive-keyring.gpg"
     if not keys.exists():
-        return f"needs {keys}, the keys that sign {suite}; install the package that has this file"
+        return (
+            f"needs {keys}, the keys that sign {suite} (apt-get install {KEY_PACKAGES[owner]}; "
+            "Debian 12 has no package with Ubuntu's keys)"
+        )
     return None
 
 
 # How debootstrap makes each release, and the keys that sign the releases.
 SCRIPTS = pathlib.Path("/usr/share/debootstrap/scripts")
 KEYRINGS = pathlib.Path("/usr/share/keyrings")
+KEY_PACKAGES = {"debian": "debian-archive-keyring", "ubuntu": "ubuntu-keyring"}
 
 
 def distribution(suite: str) -> str:
@@ -221,7 +226,7 @@ def carry_rust(root: pathlib.Path) -> dict[str, str]:
 
 
 def carry_certificates() -> dict[str, str]:
-    """The certificates with which cargo checks servers, if this machine has some of its own."""
+    """The certificates with which cargo checks servers, if variables of this machine name some."""
     bundle = next((os.environ[name] for name in FILES if os.environ.get(name)), None)
     return {"CARGO_HTTP_CAINFO": bundle} if bundle else {}
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import re
+import subprocess
 
 import newcomer
 import pytest
 from blocks import Block, of_section
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+DEBIAN = ROOT / "tests" / "setup" / "debian.sh"
+KEYS = {"debian-archive-keyring": "debian", "ubuntu-keyring": "ubuntu"}
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +72,26 @@ def test_a_release_that_cannot_be_made_is_refused(tmp_path: pathlib.Path) -> Non
     assert "knows no release 'nobel'" in str(newcomer.unfit_for("nobel"))
     (tmp_path / "keyrings" / "ubuntu-archive-keyring.gpg").unlink()
     assert "ubuntu-archive-keyring.gpg" in str(newcomer.unfit_for("noble"))
+    assert "apt-get install ubuntu-keyring" in str(newcomer.unfit_for("noble"))
+    (tmp_path / "keyrings" / "debian-archive-keyring.gpg").unlink()
+    assert "apt-get install debian-archive-keyring" in str(newcomer.unfit_for("bookworm"))
+
+
+@pytest.mark.parametrize("candidate", ["2023.11.28.1", "(none)"])
+def test_the_setup_installs_the_keys_of_both_distributions_that_apt_has(
+    candidate: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """Without root it names them."""
+    programs = {"id": "echo 1000", "apt-cache": f'echo "$2:\n  Installed: (none)\n  Candidate: {candidate}"'}
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    done = subprocess.run([str(DEBIAN), "newcomer"], capture_output=True, text=True, timeout=60, check=True)
+    named = set(done.stderr.split())
+    for package, distribution in KEYS.items():
+        is_absent = not pathlib.Path(f"/usr/share/keyrings/{distribution}-archive-keyring.gpg").exists()
+        assert (package in named) == (is_absent and candidate != "(none)"), done.stderr
 
 
 def test_the_recipe_runs_in_ci_or_is_reported_as_left_out() -> None:
@@ -76,3 +101,18 @@ def test_the_recipe_runs_in_ci_or_is_reported_as_left_out() -> None:
     assert "make newcomer-test" in workflow
     for part in ("suite: bookworm", "suite: noble", 'RONDE_NEWCOMER_RUSTUP: "1"'):
         assert part in workflow, part
+
+
+def test_a_pull_request_runs_the_recipe_if_it_changes_the_pages_or_the_recipe() -> None:
+    """Others do not: it takes two jobs of up to 90 minutes."""
+    workflow = (ROOT / ".github" / "workflows" / "newcomer.yml").read_text()
+    found = re.search(r"(?m)^  pull_request:\n    paths:\n((?: {6}- .+\n)+)", workflow)
+    assert found is not None
+    paths = re.findall(r"- (.+)", found[1])
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+    own = pathlib.Path(newcomer.__file__)
+    imported = re.findall(r"(?m)^from (\w+) import", own.read_text())
+    modules = [own, *(path for name in imported if (path := own.with_name(f"{name}.py")).exists())]
+    assert len(modules) == 4
+    needed = [newcomer.README, newcomer.QUICKSTART, *modules, DEBIAN]
+    assert {str(path.relative_to(ROOT)) for path in needed} <= set(paths)

@@ -24,6 +24,15 @@ compose)
 esac
 missing=()
 [ "${1:-}" != cross ] || [ -d /usr/aarch64-linux-gnu/lib ] || missing+=(libc6-arm64-cross)
+# The keys that sign both distributions' releases, for a system of the other one: where apt has a package of them.
+has_candidate() {
+    command -v apt-cache >/dev/null && [[ $(LC_ALL=C apt-cache policy "$1") =~ Candidate:\ [0-9] ]]
+}
+if [ "${1:-}" = newcomer ]; then
+    for owner in debian:debian-archive-keyring ubuntu:ubuntu-keyring; do
+        [ -e "/usr/share/keyrings/${owner%:*}-archive-keyring.gpg" ] || ! has_candidate "${owner#*:}" || missing+=("${owner#*:}")
+    done
+fi
 for command in "${!packages[@]}"; do
     PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null || missing+=("${packages[$command]}")
 done

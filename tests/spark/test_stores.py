@@ -61,7 +61,11 @@ def test_a_path_without_a_scheme_is_local(tmp_path: pathlib.Path, monkeypatch: p
     assert (tmp_path / "named" / "deep" / "file").read_bytes() == b"one"
     assert store.read(f"{store.prefix_path}/deep/file") == b"one"
     monkeypatch.chdir(tmp_path)
-    FilesystemStore("relative").write("relative/file", b"two")
+    relative = FilesystemStore("relative", val_path="beside/")
+    assert relative.get_train_data_path(3) == f"file://{pathlib.Path.cwd()}/relative/intermediate_train_data.3"
+    assert relative.get_val_data_path(3) == f"file://{pathlib.Path.cwd()}/beside.3"
+    assert FilesystemStore("file:/shared/").get_runs_path() == "file:/shared/runs"
+    relative.write("relative/file", b"two")
     assert (tmp_path / "relative" / "file").read_bytes() == b"two"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import select
+import signal
 import subprocess
 import sys
 
@@ -23,16 +25,42 @@ def test_sixty_samples_from_a_wrong_start_reach_nine_tenths_of_the_best_point() 
     if not os.environ.get("RONDE_BIN"):
         pytest.skip("RONDE_BIN does not name the binary `ronde`; run the test by `make heavy-test`")
     options = ["--samples", "60", "--rounds", "3", "--grid", "6"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "tuning", *options],
+    status, output = run_group([sys.executable, "-m", "tuning", *options], PATIENCE_S)
+    assert status == 0, output
+    assert "(start) | " in output, output
+
+
+def run_group(command: list[str], timeout_s: float, pass_fds: tuple[int, ...] = ()) -> tuple[int, str]:
+    """Runs a command in its own session; returns its status and output. A timeout kills its jobs, too."""
+    process = subprocess.Popen(
+        command,
         cwd=TESTS,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=PATIENCE_S,
-        check=False,
+        start_new_session=True,
+        pass_fds=pass_fds,
     )
-    assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}"
-    assert "(start) | " in ended.stdout, ended.stdout
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    return process.returncode, output
+
+
+def test_a_run_that_takes_too_long_is_killed_with_its_children() -> None:
+    """All of them inherit the end of a pipe, which is closed with the last of them."""
+    reads, writes = os.pipe()
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            run_group(["sh", "-c", "sleep 300 & wait"], 0.5, (writes,))
+    finally:
+        os.close(writes)
+    with os.fdopen(reads, "rb") as pipe:
+        assert select.select([pipe], [], [], 60)[0], "a child still runs"
+        assert pipe.read() == b""
 
 
 class Rates:

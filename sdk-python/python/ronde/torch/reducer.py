@@ -288,10 +288,11 @@ class Reducer(Watcher):
             together = client.grouped_allreduce_async(
                 compressed, op, name, prescale, postscale, codec=self._codec, process_set=members
             )
-        parts = [_Part(together, index) for index in range(len(group))]
+        whole = _Group(together)
+        parts = [_Part(whole, index) for index in range(len(group))]
         for parameter, gradient, part, (_, context) in zip(group, gradients, parts, pairs):
             read = self._reader(parameter, context)
-            self.in_flight[parameter] = Reduction(part, parameter, gradient, read, context)
+            self.in_flight[parameter] = Reduction(part, parameter, gradient, read, context, kind=None)
 
     def _submit_sparse(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str) -> Reduction:
         op = self.op
@@ -301,7 +302,8 @@ class Reducer(Watcher):
             )
         self._sparse_dimensions[parameter] = gradient.sparse_dim()
         finish = sparse_allreduce_async(gradient, name, op, self.process_set)
-        reduction = self.in_flight[parameter] = Reduction(_Called(finish), parameter, gradient, _as_it_is, None)
+        called = _Called(finish)
+        reduction = self.in_flight[parameter] = Reduction(called, parameter, gradient, _as_it_is, None, kind=None)
         return reduction
 
     def _dense(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -347,6 +349,7 @@ class Reduction:
     """The reduction of one gradient.
 
     context -- the compressor's context for decompression
+    kind    -- what the range of its wait is named after; None: `in_flight` opens ranges itself
     number  -- its handle for `synchronize`, once requested
     """
 
@@ -357,8 +360,10 @@ class Reduction:
         gradient: torch.Tensor,
         read: Callable[[torch.Tensor], torch.Tensor],
         context: Any,
+        kind: str | None = "allreduce",
     ) -> None:
         self.context = context
+        self._kind = kind
         self.number: int | None = None
         self._in_flight = in_flight
         self._parameter = parameter
@@ -382,7 +387,8 @@ class Reduction:
     def wait(self) -> torch.Tensor:
         """Waits, writes the result into the parameter's gradient, and returns that. May be called again."""
         if not self._is_done:
-            result = self._read(world.wait_for("allreduce", self._in_flight))
+            in_flight, kind = self._in_flight, self._kind
+            result = self._read(in_flight.wait() if kind is None else world.wait_for(kind, in_flight))
             with torch.no_grad():
                 _write(result, self._gradient)
                 self._put_back()
@@ -397,6 +403,25 @@ class Reduction:
         elif now is not gradient:
             _write(gradient, now)
             self._gradient = now
+
+
+class _Group:
+    """A group in flight. The wait for all of its results is one range."""
+
+    def __init__(self, together: Finishing) -> None:
+        self._together = together
+        self._results: Any = None
+
+    def poll(self) -> bool:
+        return self._results is not None or self._together.poll()
+
+    def wait(self) -> Any:
+        if self._results is None:
+            self._results = world.wait_for("grouped_allreduce", self._together)
+        return self._results
+
+    def finish(self) -> None:
+        self._together.finish()
 
 
 class _Part:

@@ -104,7 +104,7 @@ def run_translated(
         return _run_elastically(Call(func, tuple(args), dict(kwargs or {})), given, executable)
     if given.get("use_mpi"):
         return _run_by_mpi(Call(func, tuple(args), dict(kwargs or {})), {"num_proc": 1, **given}, executable)
-    _print_notes(translate(given).notes)
+    print_notes(translate(given).notes)
     # These are arguments of `ronde.run`; the others are options of the launcher.
     own = ("num_proc", "hosts", "hostfile")
     rest = translate({name: value for name, value in given.items() if name not in own}).arguments
@@ -128,7 +128,7 @@ def run_translated(
 def _run_elastically(call: Call, given: dict[str, Any], executable: str | os.PathLike[str] | None) -> list[Any]:
     given["num_proc"] = max(given.get("num_proc", 1), given.get("min_num_proc", 1))
     translation = translate(given)
-    _print_notes(translation.notes)
+    print_notes(translation.notes)
 
     def words(report: str) -> list[str]:
         return [command.find(), "run", *translation.arguments, "--report", report, "--"]
@@ -141,14 +141,15 @@ def _run_elastically(call: Call, given: dict[str, Any], executable: str | os.Pat
 
 def _run_by_mpi(call: Call, given: Mapping[str, Any], executable: str | os.PathLike[str] | None) -> list[Any]:
     variables = environment()
-    _print_notes(mpi.launcher(given, variables).notes)
+    print_notes(mpi.launcher(given, variables).notes)
     try:
         return run_by(lambda report: mpi.launcher(given, variables, report).words, call, given["num_proc"], executable)
     except LauncherError as error:
         raise RuntimeError(f"mpirun failed with exit code {error.status}: {error.reason}") from None
 
 
-def _print_notes(notes: Iterable[str]) -> None:
+def print_notes(notes: Iterable[str]) -> None:
+    """Prints messages about flags that act differently here, or have no effect."""
     for note in notes:
         print(f"horovod.run: {note}", file=sys.stderr, flush=True)
 

@@ -127,9 +127,11 @@ class HorovodArgs(argparse.Namespace):
 def _run(args: argparse.Namespace) -> list[Any] | None:
     """Runs a job and waits for its end. Returns the function's results, if the job runs a function.
 
+    Flags that act differently here, or have no effect, are reported on standard error.
+
     Raises what `translate` does, and RuntimeError if a process fails.
     """
-    from horovod.runner import run_translated
+    from horovod.runner import print_notes, run_translated
 
     given = {name: value for name, value in vars(args).items() if value is not None}
     function, executable = given.pop("run_func", None), given.pop("executable", None)
@@ -138,6 +140,7 @@ def _run(args: argparse.Namespace) -> list[Any] | None:
     if function is not None:
         return run_translated(function, (), {}, given, executable)
     launcher = launcher_of(given)
+    print_notes(launcher.notes)
     status = subprocess.call([*launcher.words, *worker])
     if status != 0 and given.get("use_mpi"):
         raise RuntimeError(f"mpirun failed with exit code {status}; its output is above")

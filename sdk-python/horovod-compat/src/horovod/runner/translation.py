@@ -60,6 +60,8 @@ IGNORED = {
     "num_nccl_streams": ("--num-nccl-streams", "each set of ranks has one NCCL communicator"),
     "gloo_timeout_seconds": ("--gloo-timeout-seconds", "there is no Gloo; see --start-timeout"),
 }
+# Its variable changes what `mpi_threads_supported` returns, so that workers have it.
+_WITH_VARIABLE = {"mpi_threads_disable"}
 # Switches without an opposite: off, they have no effect.
 _ONLY_ON = {"disable_cache"}
 # Flags of elastic jobs. One of the first two makes a job elastic.
@@ -142,9 +144,13 @@ def check(given: Mapping[str, Any]) -> None:
 
 
 def exports_of(given: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the variables in which Horovod passes flags to workers."""
+    """Returns the variables in which Horovod passes flags to workers.
+
+    Those of flags without effect are left out: a note reports the flag, and `init` would report the variable again.
+    """
     exports: dict[str, str] = {"HOROVOD_ELASTIC": "1"} if is_elastic(given) else {}
-    set_env_from_args(exports, argparse.Namespace(**{**given, "nics": interfaces(given)[0]}))
+    kept = {name: value for name, value in given.items() if name not in IGNORED or name in _WITH_VARIABLE}
+    set_env_from_args(exports, argparse.Namespace(**{**kept, "nics": interfaces(given)[0]}))
     return exports
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHECKPOINT_FILENAME, LOGS_SUBDIR = "checkpoint", "logs"
+# What a URL begins with, also one without a host, such as "file:/shared".
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 class Store(ABC):
@@ -245,8 +247,8 @@ class RemoteStore:
 class FilesystemStore(Store):
     """A store on a filesystem of fsspec.
 
-    prefix_path -- a URL such as "s3://bucket/folder", or a path. Its package (s3fs, gcsfs, adlfs) must be installed on
-                   the driver and the executors, and Spark must have its own connector for the same URL
+    prefix_path -- a URL such as "s3://bucket/folder", or a local path. Its package (s3fs, gcsfs, adlfs) must be
+                   installed on the driver and the executors, and Spark must have its own connector for the same URL
     train_path, val_path, test_path, runs_path -- default: below the prefix
     save_runs   -- whether training writes checkpoints and logs
     storage_options     -- options of fsspec, such as credentials. They travel to the executors with the store
@@ -325,8 +327,8 @@ class FilesystemStore(Store):
         return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(self.filesystem()))
 
     def get_full_path(self, path: str) -> str:
-        """Returns the path itself; a local one gets "file://", so that Spark does not use its default filesystem."""
-        return f"file://{path.rstrip('/') or '/'}" if path.startswith("/") else path.rstrip("/")
+        """Returns a URL itself, and for a local path the absolute one with "file://", as Spark has another default."""
+        return path.rstrip("/") if _SCHEME.match(path) else "file://" + os.path.abspath(path)
 
     def get_localized_path(self, path: str) -> str:
         """Returns a path as fsspec names it, without its scheme. Its filesystem's package must be installed."""
