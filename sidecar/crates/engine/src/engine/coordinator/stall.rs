@@ -253,7 +253,7 @@ fn group(cx: &Context, agreement: &Agreement, waiting: &Waiting<'_>) -> String {
     if unknown > 0 {
         lacking.push(format!("nobody for {unknown} more"));
     }
-    format!("{}, for {age}; {}.", wording::capitalised(&progress), lacking.join(", "))
+    format!("{}, for {age} now; {}.", wording::capitalised(&progress), lacking.join(", "))
 }
 
 /// The names that wait for each missing rank.

@@ -320,7 +320,7 @@ fn a_group_that_lacks_tensors_is_named() {
     );
     let words = "\nGroup layer.1 of process set 0 has 1 of its 3 tensors (a), for 2.";
     assert!(text.contains(words), "{text}");
-    assert!(text.ends_with(" seconds; some ranks have asked for b, nobody for 1 more."), "{text}");
+    assert!(text.ends_with(" seconds now; some ranks have asked for b, nobody for 1 more."), "{text}");
     cluster.submit(1, grouped("c"));
     cluster.run();
     advance_with_workers(&mut cluster, 1_900, None);
