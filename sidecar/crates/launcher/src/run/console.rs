@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_comes_after_the_states_of_bars_and_its_line_goes_on() {
+    fn an_open_line_comes_after_the_states_of_bars_and_continues() {
         let texts = ["\repoch 0\n", "\rstep 1\x1b[A\r", "\repoch 1\r", "\n(Pdb) ", "more\n", "\r1 %\r", "2 %\r"];
         let of = |kind| {
             let (mut console, now) = both(kind, Some(0));
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_does_not_go_into_the_line_of_an_open_prompt() {
+    fn a_state_does_not_go_into_an_open_line() {
         let (mut console, now) = both(Kind::Pipe, Some(0));
         let mut of = |text| written(console.output((0, Stream::Stdout), "[0]", text, now));
         assert_eq!(of("(Pdb) "), "[0](Pdb) ");
