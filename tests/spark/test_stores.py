@@ -69,6 +69,13 @@ def test_a_path_without_a_scheme_is_local(tmp_path: pathlib.Path, monkeypatch: p
     assert (tmp_path / "relative" / "file").read_bytes() == b"two"
 
 
+def test_a_path_without_a_scheme_is_where_the_prefix_is() -> None:
+    store = FilesystemStore("memory://bucket/prefix", train_path="bucket/train/")
+    assert store.get_train_data_path(3) == "memory://bucket/train.3"
+    store.write(store.get_train_data_path(3) + "/file", b"three")
+    assert fsspec.filesystem("memory").cat("/bucket/train.3/file") == b"three"
+
+
 def test_the_layout_is_that_of_horovod(tmp_path: pathlib.Path) -> None:
     store = LocalStore(str(tmp_path))
     root = f"file://{tmp_path}"

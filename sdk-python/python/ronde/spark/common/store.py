@@ -276,6 +276,7 @@ class FilesystemStore(Store):
             raise ValueError("a store needs a path: give prefix_path, or train_path and val_path")
         # Where only data sets are named, runs are beside them.
         prefix = prefix_path if prefix_path is not None else posixpath.dirname(str(train_path).rstrip("/"))
+        self._scheme = prefix.partition("://")[0] if "://" in prefix else "file"
         self.prefix_path = self.get_full_path(prefix)
         self.storage_options = dict(storage_options or {})
         self._train_path = self._below("intermediate_train_data", train_path)
@@ -327,8 +328,15 @@ class FilesystemStore(Store):
         return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(self.filesystem()))
 
     def get_full_path(self, path: str) -> str:
-        """Returns a URL itself, and for a local path the absolute one with "file://", as Spark has another default."""
-        return path.rstrip("/") if _SCHEME.match(path) else "file://" + os.path.abspath(path)
+        """Returns a URL itself, and any other path with the scheme of `prefix_path`.
+
+        Without one there, a path is local. It becomes absolute, with "file://", because Spark has another default.
+        """
+        if _SCHEME.match(path):
+            return path.rstrip("/")
+        if self._scheme == "file":
+            return "file://" + os.path.abspath(path)
+        return f"{self._scheme}://{path.rstrip('/')}"
 
     def get_localized_path(self, path: str) -> str:
         """Returns a path as fsspec names it, without its scheme. Its filesystem's package must be installed."""
