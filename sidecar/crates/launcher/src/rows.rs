@@ -345,6 +345,21 @@ impl LastLines {
     }
 }
 
+/// The text without control sequences and control characters, except tabs.
+pub(crate) fn without_controls(text: &str) -> String {
+    let (mut plain, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find(|c: char| c.is_control() && c != '\t') {
+        let (before, control) = rest.split_at(at);
+        plain.push_str(before);
+        let length = match control.chars().next() {
+            Some(c) if c != '\x1b' => c.len_utf8(),
+            _ => sequence(control).len(),
+        };
+        rest = &control[length..];
+    }
+    plain + rest
+}
+
 /// Whether a text has nothing but colors and spaces.
 fn is_blank(text: &str) -> bool {
     let mut rest = text.trim_start();
@@ -451,6 +466,12 @@ mod tests {
         assert_eq!(both(&[text]).0, ["\x1b[31mred\x1b[0m end", "b", ""]);
         assert_eq!(both(&["\r\x1b[1m1 %\x1b[0m\r\x1b[1m2 %"]).1, ["\x1b[1m2 %"]);
         assert_eq!(both(&["a\x1b[>4;2mb\x1b[?4mc\x1b[4:3md\x1b[0m\n"]).0, ["abc\x1b[4:3md\x1b[0m"], "modes");
+    }
+
+    #[test]
+    fn a_text_without_controls_has_its_tabs_and_other_characters() {
+        let text = "\x07\x1b[?25h\ta\x1b]0;title\x07b\u{85}\x1b[31m\u{e9}\x1b(B\r\x1b[0m c\x1b";
+        assert_eq!(without_controls(text), "\tab\u{e9} c");
     }
 
     #[test]
