@@ -480,6 +480,7 @@ mod tests {
         assert_eq!(both(&["\x1b[31mone\n\n", "two\n\x1b[0m", "three\n"]).0, [&red("one"), "", &red("two"), "three"]);
         assert_eq!(both(&["\x1b[31mone\n\x1b[0m10 %\r", "20 %\n"]).0, [&red("one"), "20 %"]);
         assert_eq!(both(&["\x1b[31mone\n", "1\x1b[0m\r", "two\x1b[A\rthree\n\n."]).0, [&red("one"), "three"]);
+        assert_eq!(both(&["\x1b[53mone\n\x1b[0m"]).0, ["\x1b[53mone\x1b[0m"]);
         assert_eq!(both(&["\x1b[31m50 %\r    \r\x1b[0m"]), (vec![], vec![]), "wiped out");
         let mut rows = Rows::default();
         rows.write("\x1b[31mone", |_| {});
