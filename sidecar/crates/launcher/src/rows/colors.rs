@@ -6,8 +6,8 @@ use std::fmt;
 /// The sequence that ends all colors and attributes.
 pub(super) const RESET: &str = "\x1b[0m";
 
-/// The parameters that are in effect, by what they set: [`TEXT`], [`BACKGROUND`], [`UNDERLINE`], [`FONT`], [`IDEOGRAM`],
-/// or the attribute.
+/// The parameters that are in effect, by what they set: [`TEXT`], [`BACKGROUND`], [`UNDERLINE`], [`FONT`],
+/// [`IDEOGRAM`], or the attribute.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Colors(BTreeMap<u8, String>);
 
