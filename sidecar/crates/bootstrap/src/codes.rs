@@ -270,6 +270,7 @@ impl Entry {
             }
             Code::WorkerNotRun => format!("{}, or {EXIT_NOT_FOUND} if the command does not exist", self.exit),
             Code::Interrupted => format!("{EXIT_SIGNAL} + N for signal N, such as 130 for Ctrl-C"),
+            Code::StartTimeout | Code::Bug => format!("{}, or that of the worker if its program raised it", self.exit),
             code if ONLY_OF_WORKERS.contains(&code) => {
                 "that of the worker, such as 1 if its program does not handle the exception".to_owned()
             }
@@ -348,10 +349,18 @@ mod tests {
             (Code::WorkerNotRun, "126, or 127 if the command does not exist"),
             (Code::Interrupted, "128 + N for signal N, such as 130 for Ctrl-C"),
             (Code::RanksDisagree, "that of the worker, such as 1 if its program does not handle the exception"),
-            (Code::Bug, "70"),
+            (Code::Bug, "70, or that of the worker if its program raised it"),
         ] {
             let text = code.entry().to_string();
             assert!(text.ends_with(&format!("\n\nExit code: {exit}")), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_exit_status_of_an_exception_is_that_of_its_worker() {
+        for (cause, code) in CAUSES {
+            let text = code.entry().exit_text();
+            assert!(text.contains("that of the worker") || text.contains("that of the process"), "{cause}: {text}");
         }
     }
 

@@ -46,6 +46,17 @@ struct Row {
     is_begun: bool,
     /// Whether colors are in effect at the end of the text.
     is_colored: bool,
+    /// Whether it was written to after the cursor had returned to its begin, or moved up to it.
+    is_rewritten: bool,
+}
+
+/// A line that is complete, or taken before its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Line {
+    /// The text, which colors nothing after it.
+    pub(crate) text: String,
+    /// Whether it replaces what its row had before.
+    pub(crate) is_rewritten: bool,
 }
 
 impl Row {
@@ -67,9 +78,9 @@ impl Row {
         self.is_colored |= self.text.contains('\x1b');
     }
 
-    /// The text, which colors nothing after it.
-    fn into_line(self) -> String {
-        if self.is_colored { self.text + RESET } else { self.text }
+    fn into_line(self) -> Line {
+        let text = if self.is_colored { self.text + RESET } else { self.text };
+        Line { text, is_rewritten: self.is_rewritten }
     }
 }
 
@@ -91,7 +102,7 @@ impl Default for Rows {
 
 impl Rows {
     /// Adds a text; passes each line that is now complete to `complete`, unless its text was taken before.
-    pub(crate) fn write(&mut self, text: &str, mut complete: impl FnMut(&str)) {
+    pub(crate) fn write(&mut self, text: &str, mut complete: impl FnMut(Line)) {
         let mut rest = text;
         while !rest.is_empty() {
             let plain = rest.find(|c: char| c.is_control() && c != '\t').unwrap_or(rest.len());
@@ -125,9 +136,9 @@ impl Rows {
         self.rows.iter().map(|row| row.text.as_str()).filter(|text| !is_blank(text))
     }
 
-    /// Takes the text of the cursor's row if it is the begin of a plain line, which will not be written again, or longer
-    /// than any progress bar. With `also_rewritten`, also if it is written again.
-    pub(crate) fn take_begun(&mut self, also_rewritten: bool) -> Option<String> {
+    /// Takes the cursor's row if it is the begin of a plain line, which will not be written again, or longer than any
+    /// progress bar. With `also_rewritten`, also if it is written again.
+    pub(crate) fn take_begun(&mut self, also_rewritten: bool) -> Option<Line> {
         let is_plain = !self.is_rewritten() || also_rewritten || self.rows[self.at].text.len() > BAR_BYTES_MAX;
         if !self.is_written || !is_plain {
             return None;
@@ -139,7 +150,7 @@ impl Rows {
     /// The incomplete rows that have changed since this was last called, from the top.
     pub(crate) fn take_new(&mut self) -> Vec<String> {
         let is_new = |row: &mut Row| std::mem::take(&mut row.is_new) && !is_blank(&row.text);
-        self.rows.iter_mut().filter_map(|row| is_new(row).then(|| row.clone().into_line())).collect()
+        self.rows.iter_mut().filter_map(|row| is_new(row).then(|| row.clone().into_line().text)).collect()
     }
 
     /// Removes all text. The cursor stays in its row.
@@ -185,10 +196,11 @@ impl Rows {
         }
         row.text.push_str(text);
         row.is_colored = !self.colors.is_empty();
+        row.is_rewritten |= self.is_live;
         (row.is_new, row.is_begun, self.is_written) = (true, true, true);
     }
 
-    fn line_feed(&mut self, complete: &mut impl FnMut(&str)) {
+    fn line_feed(&mut self, complete: &mut impl FnMut(Line)) {
         self.is_returned = false;
         let row = &mut self.rows[self.at];
         if !row.is_begun && self.height == 1 {
@@ -207,11 +219,17 @@ impl Rows {
         while self.rows.len() > self.height {
             self.at -= 1;
             if let Some(row) = self.rows.pop_front().filter(|row| row.is_new) {
-                complete(&row.into_line());
+                complete(row.into_line());
             }
         }
-        if let Some(above) = self.at.checked_sub(1) {
-            self.rows[above].cut();
+        if let Some(above) = self.at.checked_sub(1)
+            && self.rows[above].text.len() > BAR_BYTES_MAX
+        {
+            // No bar is so long: it is a line that a program writes above its bars.
+            let row = std::mem::take(&mut self.rows[above]);
+            if row.is_new {
+                complete(row.into_line());
+            }
         }
     }
 
@@ -319,14 +337,14 @@ impl LastLines {
     /// Adds a text, whose last line may be incomplete.
     pub(crate) fn push(&mut self, text: &str) {
         let Self { rows, complete, lines_max, bytes_max } = self;
-        rows.write(text, |line| {
-            if is_blank(line) {
+        rows.write(text, |Line { text, .. }| {
+            if is_blank(&text) {
                 return;
             }
             if complete.len() == *lines_max {
                 complete.pop_front();
             }
-            complete.push_back(line[..line.floor_char_boundary(*bytes_max)].to_owned());
+            complete.push_back(text[..text.floor_char_boundary(*bytes_max)].to_owned());
         });
         rows.cut(*bytes_max);
     }
@@ -337,6 +355,21 @@ impl LastLines {
         let lines: Vec<&str> = complete.chain(self.rows.shown()).collect();
         lines[lines.len().saturating_sub(self.lines_max)..].iter().map(|line| (*line).to_owned()).collect()
     }
+}
+
+/// The text without control sequences and control characters, except tabs.
+pub(crate) fn without_controls(text: &str) -> String {
+    let (mut plain, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find(|c: char| c.is_control() && c != '\t') {
+        let (before, control) = rest.split_at(at);
+        plain.push_str(before);
+        let length = match control.chars().next() {
+            Some(c) if c != '\x1b' => c.len_utf8(),
+            _ => sequence(control).len(),
+        };
+        rest = &control[length..];
+    }
+    plain + rest
 }
 
 /// Whether a text has nothing but colors and spaces.
@@ -399,7 +432,7 @@ mod tests {
     fn both(texts: &[&str]) -> (Vec<String>, Vec<String>) {
         let (mut rows, mut complete) = (Rows::default(), Vec::new());
         for text in texts {
-            rows.write(text, |line| complete.push(line.to_owned()));
+            rows.write(text, |line| complete.push(line.text));
         }
         (complete, rows.shown().map(str::to_owned).collect())
     }
@@ -448,15 +481,22 @@ mod tests {
     }
 
     #[test]
+    fn a_text_without_controls_has_its_tabs_and_other_characters() {
+        let text = "\x07\x1b[?25h\ta\x1b]0;title\x07b\u{85}\x1b[31m\u{e9}\x1b(B\r\x1b[0m c\x1b";
+        assert_eq!(without_controls(text), "\tab\u{e9} c");
+    }
+
+    #[test]
     fn a_line_has_the_colors_before_it_and_ends_them() {
         let red = |text: &str| format!("\x1b[31m{text}\x1b[0m");
         assert_eq!(both(&["\x1b[31mone\n\n", "two\n\x1b[0m", "three\n"]).0, [&red("one"), "", &red("two"), "three"]);
         assert_eq!(both(&["\x1b[31mone\n\x1b[0m10 %\r", "20 %\n"]).0, [&red("one"), "20 %"]);
         assert_eq!(both(&["\x1b[31mone\n", "1\x1b[0m\r", "two\x1b[A\rthree\n\n."]).0, [&red("one"), "three"]);
+        assert_eq!(both(&["\x1b[53mone\n\x1b[0m"]).0, ["\x1b[53mone\x1b[0m"]);
         assert_eq!(both(&["\x1b[31m50 %\r    \r\x1b[0m"]), (vec![], vec![]), "wiped out");
         let mut rows = Rows::default();
         rows.write("\x1b[31mone", |_| {});
-        assert_eq!(rows.take_begun(false), Some(red("one")));
+        assert_eq!(rows.take_begun(false).map(|line| line.text), Some(red("one")));
         assert!(!rows.is_idle(), "the color goes on");
         rows.write("\x1b[A\rtwo", |_| {});
         assert_eq!(rows.take_new(), [red("two")]);
@@ -491,10 +531,11 @@ mod tests {
     fn rows_that_can_still_change_are_bounded() {
         let long = "x".repeat(10 * BAR_BYTES_MAX);
         for end in ["\x1b[A", "\x1b[F", "\n", "\x1b[B"] {
-            let mut rows = Rows::default();
-            rows.write(&format!("\n\n\x1b[2A\r{long}{end}"), |_| {});
+            let (mut rows, mut complete) = (Rows::default(), String::new());
+            rows.write(&format!("\n\n\x1b[2A\r{long}{end}"), |line| complete.push_str(&line.text));
             let kept: usize = rows.rows.iter().map(|row| row.text.len()).sum();
-            assert_eq!(kept, BAR_BYTES_MAX, "{end:?}");
+            let expected = if end == "\n" { (0, long.as_str()) } else { (BAR_BYTES_MAX, "") };
+            assert_eq!((kept, complete.as_str()), expected, "{end:?}");
         }
         let (complete, _) = both(&[&format!("{long}\n\r{long}\n")]);
         assert_eq!(complete, [long.as_str(), &long], "complete lines are not cut");
@@ -505,12 +546,13 @@ mod tests {
     #[test]
     fn the_begin_of_a_plain_line_can_be_taken() {
         let mut rows = Rows::default();
+        let line = |text: &str, is_rewritten| Some(Line { text: text.to_owned(), is_rewritten });
         rows.write("(Pdb) ", |_| {});
-        assert_eq!(rows.take_begun(false).as_deref(), Some("(Pdb) "));
+        assert_eq!(rows.take_begun(false), line("(Pdb) ", false));
         assert!(rows.is_idle() && rows.take_begun(false).is_none());
         rows.write("\r10 %", |_| {});
         assert_eq!(rows.take_begun(false), None);
-        assert_eq!(rows.take_begun(true).as_deref(), Some("10 %"));
+        assert_eq!(rows.take_begun(true), line("10 %", true));
         rows.write(&format!("\r{}", "x".repeat(BAR_BYTES_MAX + 1)), |_| {});
         assert!(rows.take_begun(false).is_some(), "nothing grows without bound");
     }

@@ -6,7 +6,8 @@ use std::fmt;
 /// The sequence that ends all colors and attributes.
 pub(super) const RESET: &str = "\x1b[0m";
 
-/// The parameters that are in effect, by what they set: [`TEXT`], [`BACKGROUND`], [`UNDERLINE`], or the attribute.
+/// The parameters that are in effect, by what they set: [`TEXT`], [`BACKGROUND`], [`UNDERLINE`], [`FONT`],
+/// [`IDEOGRAM`], or the attribute.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Colors(BTreeMap<u8, String>);
 
@@ -18,12 +19,16 @@ impl Colors {
             let Some(number) = number(parameter) else { continue };
             let mut text = parameter.to_owned();
             if matches!(number, TEXT | BACKGROUND | UNDERLINE) && !parameter.contains(':') {
-                let parts = match rest.next() {
-                    Some("5") => ["5"].into_iter().chain(rest.by_ref().take(1)).collect::<Vec<_>>(),
-                    Some("2") => ["2"].into_iter().chain(rest.by_ref().take(3)).collect(),
+                let (form, count) = match rest.next() {
+                    Some("5") => ("5", 1),
+                    Some("2") => ("2", 3),
                     _ => return,
                 };
-                text = format!("{parameter};{}", parts.join(";"));
+                let parts: Vec<&str> = rest.by_ref().take(count).collect();
+                if parts.len() < count {
+                    return;
+                }
+                text = format!("{parameter};{form};{}", parts.join(";"));
             }
             self.apply(number, text);
         }
@@ -37,20 +42,29 @@ impl Colors {
     fn apply(&mut self, number: u8, text: String) {
         let ended: &[u8] = match number {
             0 => return self.0.clear(),
+            10 => &[FONT],
             22 => &[1, 2],
             24 => &[4, 21],
             25 => &[5, 6],
-            23 | 27..=29 => &[number - 20],
+            23 => &[3, 20],
+            27..=29 => &[number - 20],
             39 => &[TEXT],
             49 => &[BACKGROUND],
+            50 => &[26],
+            54 => &[51, 52],
+            55 => &[53],
             59 => &[UNDERLINE],
+            65 => &[IDEOGRAM],
+            75 => &[73, 74],
             _ => &[],
         };
         self.0.retain(|set, _| !ended.contains(set));
         let set = match number {
             30..=TEXT | 90..=97 => TEXT,
             40..=BACKGROUND | 100..=107 => BACKGROUND,
-            1..=9 | 21 | UNDERLINE => number,
+            FONT..=19 => FONT,
+            IDEOGRAM..=64 => IDEOGRAM,
+            1..=9 | 20 | 21 | 26 | 51..=53 | UNDERLINE | 73 | 74 => number,
             _ => return,
         };
         if text.len() <= PARAMETER_BYTES_MAX {
@@ -79,6 +93,10 @@ fn number(parameter: &str) -> Option<u8> {
 const TEXT: u8 = 38;
 const BACKGROUND: u8 = 48;
 const UNDERLINE: u8 = 58;
+/// The first of the alternative fonts.
+const FONT: u8 = 11;
+/// The first of the lines around or below ideograms.
+const IDEOGRAM: u8 = 60;
 /// Longer than any valid one.
 const PARAMETER_BYTES_MAX: usize = 24;
 
@@ -111,8 +129,18 @@ mod tests {
     }
 
     #[test]
+    fn rare_attributes_are_followed_too() {
+        assert_eq!(after(&["51;53", "11", "12;73"]), "\x1b[12;51;53;73m");
+        let all = "10;11;19;20;26;51;52;53;60;64;73;74";
+        assert_eq!(after(&[all]), "\x1b[19;20;26;51;52;53;64;73;74m");
+        assert_eq!(after(&[all, "10;23;50;54;55;65;75"]), "");
+    }
+
+    #[test]
     fn what_is_not_a_color_is_ignored() {
-        assert_eq!(after(&["38", "38;7;1", "48;", "999", "11", "26", "75"]), "");
+        assert_eq!(after(&["38", "38;7;1", "48;", "999", "56", "66", "75"]), "");
+        assert_eq!(after(&["48;5;1", "38;5"]), "\x1b[48;5;1m", "a part of it is missing");
+        assert_eq!(after(&["41:57;38;2;53"]), "\x1b[41:57m", "parts of it are missing");
         assert_eq!(after(&[&format!("38:{}", "1".repeat(PARAMETER_BYTES_MAX))]), "");
     }
 
@@ -122,7 +150,7 @@ mod tests {
             let mut colors = Colors::default();
             colors.set(&parameters);
             let sequence = colors.to_string();
-            prop_assert!(sequence.len() <= 14 * (PARAMETER_BYTES_MAX + 1) + 3);
+            prop_assert!(sequence.len() <= 23 * (PARAMETER_BYTES_MAX + 1) + 3);
             let mut again = Colors::default();
             if let Some(parameters) = sequence.strip_prefix("\x1b[").and_then(|text| text.strip_suffix('m')) {
                 again.set(parameters);

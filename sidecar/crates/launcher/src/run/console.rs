@@ -98,8 +98,8 @@ impl Console {
         prefix.clone_into(&mut live.prefix);
         let mut is_open = self.open.take().is_some();
         live.rows.write(text, |line| {
-            lines.push_str(if std::mem::take(&mut is_open) { "" } else { prefix });
-            lines.push_str(line);
+            lines.push_str(&begin_of_line(prefix, &mut is_open, line.is_rewritten));
+            lines.push_str(&line.text);
             lines.push('\n');
         });
         let is_reader = self.reader == Some(source.0);
@@ -107,8 +107,8 @@ impl Console {
             if is_reader {
                 lines.push_str(&live.end_states(&mut is_open));
             }
-            lines.push_str(if is_open { "" } else { prefix });
-            lines.push_str(&begun);
+            lines.push_str(&begin_of_line(prefix, &mut is_open, begun.is_rewritten));
+            lines.push_str(&begun.text);
             // A long line comes in pieces; they are lines of the console, since other ranks write between them.
             if is_reader { is_open = true } else { lines.push('\n') }
         }
@@ -117,6 +117,7 @@ impl Console {
             let new = live.new_lines();
             if !new.is_empty() {
                 live.printed = now;
+                lines.push_str(&self.complete());
                 lines.push_str(&new);
             }
         }
@@ -172,6 +173,15 @@ impl Console {
         let shown: Vec<String> = rows.take(room).map(line).collect();
         self.drawn = shown.len();
         Drawing { clear, lines, draw: shown.concat() }
+    }
+}
+
+/// What comes before the text of a line: nothing if it continues the open line, which it ends if it replaces its text.
+fn begin_of_line(prefix: &str, is_open: &mut bool, is_rewritten: bool) -> String {
+    match (std::mem::take(is_open), is_rewritten) {
+        (true, false) => String::new(),
+        (true, true) => format!("\n{prefix}"),
+        (false, _) => prefix.to_owned(),
     }
 }
 
@@ -359,6 +369,22 @@ mod tests {
         let mut of = |text| written(console.output((0, Stream::Stdout), "[0]", text, now));
         assert_eq!(of("(Pdb) "), "[0](Pdb) ");
         assert_eq!(of("below\x1b[Aabove"), "\n[0]below\n[0]above");
+    }
+
+    #[test]
+    fn states_of_the_reader_do_not_run_together() {
+        let (mut console, now) = both(Kind::Pipe, Some(0));
+        let mut at = |seconds, text| {
+            written(console.output((0, Stream::Stdout), "[0]", text, now + Duration::from_secs(seconds)))
+        };
+        assert_eq!(
+            ["\r", "10 %", "\r", "20 %", "\r30 %\n"].map(|text| at(0, text)).concat(),
+            "[0]10 %\n[0]20 %\n[0]30 %\n"
+        );
+        assert_eq!(at(0, "(Pdb) ") + &at(0, "more\r\n"), "[0](Pdb) more\n");
+        assert_eq!(at(0, "(Pdb) ") + &at(0, "\r1 %\r"), "[0](Pdb) ");
+        assert_eq!(at(11, "2 %\r"), "\n[0]2 %\n", "the prompt ends before a state");
+        assert_eq!(written(console.finish()), "");
     }
 
     #[test]

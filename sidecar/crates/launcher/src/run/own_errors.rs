@@ -9,10 +9,14 @@ use std::collections::BTreeSet;
 
 use ronde_bootstrap::codes::Code;
 
+use crate::rows::without_controls;
+
 /// The codes of the last exception in these lines, and of those that it was raised from.
 pub(super) fn codes(lines: &[String]) -> BTreeSet<Code> {
     let (mut codes, mut is_within, mut is_chained) = (BTreeSet::new(), false, false);
     for line in lines {
+        // Python and others color their lines, and a program may show the cursor again before a report.
+        let line = without_controls(line);
         // Groups of exceptions are drawn with bars.
         let line = short_report(line.trim_start_matches([' ', '\t', '|', '+']).trim_end());
         if line.contains(TRACEBACK) {
@@ -153,6 +157,18 @@ mod tests {
                 [Code::LeftEarly]
             );
             assert_eq!(of(&[&format!("{bar}ShutDownError: rank 1 left [RONDE-E305]")]), [], "no report of ronde's");
+        }
+    }
+
+    #[test]
+    fn control_sequences_do_not_hide_an_exception() {
+        for line in [
+            "\x1b[?25hPeerLostError: rank 1 was killed [RONDE-E301] (at train.py:9)",
+            "\x07PeerLostError: rank 1 was killed [RONDE-E301] (at train.py:9)",
+            "50 %\x1b[?25hPeerLostError: rank 1 was killed [RONDE-E301] (at train.py:9)",
+            "\x1b[1;35mronde.errors.PeerLostError\x1b[0m: \x1b[35mrank 1 was killed [RONDE-E301]\x1b[0m",
+        ] {
+            assert_eq!(of(&[line]), [Code::WorkerFailed], "{line:?}");
         }
     }
 
