@@ -36,7 +36,7 @@ class Parameter(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a name stands for: a statement of a module of ours, a whole module, or with None something of others."""
+    """What a name refers to: a statement of a module of ours, a whole module, or with None something of others."""
 
     module: str
     node: Any
@@ -215,7 +215,7 @@ def attribute(owner: Found, name: str) -> Found | None:
 
 
 def target_of(found: Found) -> Found:
-    """What an assigned name stands for, where another name is assigned to it."""
+    """What an assigned name refers to, where another name is assigned to it."""
     while isinstance(found.node, (ast.Assign, ast.AnnAssign)):
         if not isinstance(found.node.value, (ast.Name, ast.Attribute)):
             return found
@@ -279,7 +279,7 @@ def assigns(node: ast.Assign | ast.AnnAssign, name: str) -> bool:
 
 
 def resolve(module: str, expression: ast.expr) -> Found | None:
-    """What a name in a module, with dots or without, stands for."""
+    """What a name in a module, with dots or without, refers to."""
     if isinstance(expression, ast.Name):
         return find(module, expression.id)
     if isinstance(expression, ast.Attribute):

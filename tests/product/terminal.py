@@ -38,7 +38,7 @@ def spaced(line: str) -> str:
 
 
 def pattern(line: str) -> re.Pattern[str]:
-    """Returns the pattern of a line of a page, in which `…` stands for any text."""
+    """Returns the pattern of a line of a page, in which `…` matches any text."""
     return re.compile(".*".join(map(re.escape, spaced(line).split("…"))))
 
 

@@ -3,7 +3,7 @@
 Every block in a language that can be run is run, page by page in order, in a folder of the page's own, with the wheel
 installed; or a comment above gives the reason: `<!-- not run: REASON -->`. The first line of a block that is a file
 names it and the command that runs it: `# mean.py: ronde run -np 4 python mean.py`. The one before it prints each line
-of a text under `<!-- output -->`, in which `…` stands for text that varies. Programs in Rust are compiled as
+of a text under `<!-- output -->`, in which `…` matches text that varies. Programs in Rust are compiled as
 documentation tests of sdk-rust/src/lib.rs.
 """
 
@@ -193,7 +193,7 @@ def test_output_that_is_not_printed_is_a_failure(tmp_path: pathlib.Path) -> None
         ("mean 1.5, sum 6.0", False),
         ("[1]<stdout>:mean 1.5", False),
         ("[1]<stdout>:mean 1.5, sum …1.0", False),
-        # Nothing but `…` stands for other text.
+        # Nothing but `…` matches other text.
         ("[.]<stdout>:mean 1.5, sum 6.0", False),
         ("[1]<stdout>:mean .*", False),
     ],
