@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::envelope::Stream;
-use crate::rows::Rows;
+use crate::rows::{Rows, without_controls};
 
 /// What a console is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,14 +185,10 @@ fn begin_of_line(prefix: &str, is_open: &mut bool, is_rewritten: bool) -> String
     }
 }
 
-/// The line without sequences that move the cursor, cut to the width.
+/// The line without control sequences, cut to the width.
 fn fitted(line: &str, width: usize) -> String {
-    let (mut fits, mut used, mut rest) = (String::new(), 0, line.chars());
-    while let Some(c) = rest.next() {
-        if c == '\x1b' {
-            skip_sequence(&mut rest);
-            continue;
-        }
+    let (mut fits, mut used) = (String::new(), 0);
+    for c in without_controls(line).chars() {
         // Characters of East Asia and pictures take two columns.
         let columns = if c.is_control() {
             0
@@ -210,13 +206,6 @@ fn fitted(line: &str, width: usize) -> String {
         }
     }
     fits
-}
-
-/// Skips a control sequence up to its last character, a letter.
-fn skip_sequence(rest: &mut std::str::Chars<'_>) {
-    if rest.clone().next() == Some('[') {
-        let _ = rest.find(char::is_ascii_alphabetic);
-    }
 }
 
 /// How often the state of a line that is written again and again is printed to a pipe.
