@@ -218,7 +218,7 @@ fn rank(lookup: &impl Fn(&str) -> Option<String>) -> Result<Rank, String> {
     let text = lookup("RONDE_RANK").or_else(launched);
     let text = text.ok_or("RONDE_RANK is not set; it is this worker's number in the job, from 0")?;
     let rank = text.parse::<u32>().ok().filter(|rank| (*rank as usize) < limits::RANKS_MAX);
-    rank.map(Rank).ok_or_else(|| format!("RONDE_RANK is {text:?}; it is a number from 0 to {}", limits::RANKS_MAX - 1))
+    rank.map(Rank).ok_or_else(|| format!("RONDE_RANK is {text:?}; it must be a whole number from 0 to {}", limits::RANKS_MAX - 1))
 }
 
 fn worker(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<WorkerNumber>, String> {
@@ -282,7 +282,7 @@ fn seconds(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Optio
     let Some(text) = lookup(name) else { return Ok(None) };
     let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
     let duration = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    duration.map(Some).ok_or_else(|| format!("{name} is {text:?}; it is a positive number of seconds"))
+    duration.map(Some).ok_or_else(|| format!("{name} is {text:?}; it must be a number of seconds above 0"))
 }
 
 /// Instead of a timeline's file: the program starts the timeline later.

@@ -74,7 +74,7 @@ def test_a_job_without_a_number_of_workers_has_one_in_each_pod() -> None:
         ({"RONDE_NODES": ""}, "none of RONDE_NODES, PET_NNODES is set"),
         ({"RONDE_NODES": "1:4"}, "RONDE_NODES is '1:4', which is not a whole number"),
         ({"RONDE_NODES": "1025"}, "from 1 to 1024"),
-        ({"RONDE_NODE": "3"}, "RONDE_NODE is 3; it is a number from 0 to 2"),
+        ({"RONDE_NODE": "3"}, "RONDE_NODE is 3; it must be a whole number from 0 to 2"),
         ({"RONDE_NODE": "-1"}, "not a whole number"),
         ({"RONDE_WORKERS_PER_NODE": "65"}, "from 1 to 64"),
         ({"RONDE_WORKERS_PER_NODE": "", "PET_NPROC_PER_NODE": "auto"}, "set numProcPerNode in the TrainJob"),

@@ -326,5 +326,5 @@ def _seconds(name: str, text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise RondeError(f"{name} is {text!r}; it is a number of seconds, above 0", "settings")
+        raise RondeError(f"{name} is {text!r}; it must be a number of seconds above 0", "settings")
     return seconds

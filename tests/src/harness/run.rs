@@ -268,14 +268,16 @@ impl Job {
         }
     }
 
-    /// Runs another command of ronde beside the job, as its user: `ronde <arguments>`.
+    /// Runs another command of ronde beside the job, as its user: `ronde <arguments>`. One that does not end within two minutes
+    /// is ended, with status 124.
     ///
     /// # Panics
     /// When it cannot be started.
     #[must_use]
     pub fn beside(&self, arguments: &[&str]) -> Ended {
-        let mut command = Command::new(ronde_binary());
-        command.args(arguments).env("XDG_RUNTIME_DIR", self.runtime_dir.path()).env_remove("RONDE_JOB");
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", "120"]).arg(ronde_binary()).args(arguments);
+        command.env("XDG_RUNTIME_DIR", self.runtime_dir.path()).env_remove("RONDE_JOB");
         let output = command.output().expect("the ronde binary is there and can be started");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ended::new(output.status, text(&output.stdout), text(&output.stderr))

@@ -194,5 +194,5 @@ def _seconds(options: Mapping[str, Any], name: str, default: float) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 86_400:
-        raise ValueError(f"{name} of --rdzv-conf is {text!r}; it is a number of seconds, above 0, at most 86400")
+        raise ValueError(f"{name} of --rdzv-conf is {text!r}; it must be a number of seconds above 0, at most 86400")
     return seconds

@@ -186,7 +186,7 @@ impl Tuning {
         let is_threshold_given = self.fusion_threshold_bytes.is_some();
         if let (false, Some(text)) = (is_threshold_given, lookup(FUSION_THRESHOLD)) {
             let bytes = text.trim().parse();
-            let bytes = bytes.ok().with_context(|| format!("{FUSION_THRESHOLD} is {text}; it is a number of bytes"))?;
+            let bytes = bytes.ok().with_context(|| format!("{FUSION_THRESHOLD} is {text}; it must be a whole number of bytes"))?;
             self.fusion_threshold_bytes = Some(bytes);
         }
         if !self.hierarchical_allreduce && !self.no_hierarchical_allreduce {
@@ -325,13 +325,13 @@ fn timeout_ms(text: &str) -> Result<u64, String> {
 
 /// A number of operations; more than there can be is as many as there can be.
 fn capacity(text: &str) -> Result<usize, String> {
-    let count: u32 = text.trim().parse().map_err(|error| format!("{error}; it is a number of operations"))?;
+    let count: u32 = text.trim().parse().map_err(|error| format!("{error}; it must be a whole number of operations"))?;
     Ok(usize::try_from(count).unwrap_or(usize::MAX).min(limits::SCHEDULE_TENSORS_MAX))
 }
 
 /// A chunk size.
 fn chunk(text: &str) -> Result<u32, String> {
-    let bytes: u64 = text.trim().parse().map_err(|error| format!("{error}; it is a number of bytes"))?;
+    let bytes: u64 = text.trim().parse().map_err(|error| format!("{error}; it must be a whole number of bytes"))?;
     chunk_bytes(bytes).map_err(|error| error.to_string())
 }
 
@@ -386,7 +386,7 @@ mod tests {
             assert_eq!(given.hierarchical_allreduce(), expected, "{line:?} with {variable:?}");
         }
         let error = tuning("").with_variables(|_| Some("7x".to_owned())).expect_err("neither").to_string();
-        assert!(error.contains("HOROVOD_FUSION_THRESHOLD is 7x; it is a number of bytes"), "{error}");
+        assert!(error.contains("HOROVOD_FUSION_THRESHOLD is 7x; it must be a whole number of bytes"), "{error}");
         let perhaps = |name: &str| (name == HIERARCHICAL_ALLREDUCE).then(|| "perhaps".to_owned());
         let error = tuning("").with_variables(perhaps).expect_err("neither").to_string();
         assert!(error.contains("HOROVOD_HIERARCHICAL_ALLREDUCE is \"perhaps\""), "{error}");

@@ -49,12 +49,12 @@ impl Settings {
                 .parse()
                 .ok()
                 .filter(|value| (least..=most).contains(value))
-                .ok_or_else(|| wrong(format!("{name} is {text:?}; it is a number from {least} to {most}"))),
+                .ok_or_else(|| wrong(format!("{name} is {text:?}; it must be a whole number from {least} to {most}"))),
         };
         let (least, most) = (limits::STREAM_RING_BYTES_MIN, limits::STREAM_RING_BYTES_MAX);
         let ring_bytes = number_of("RONDE_NCCL_RING_BYTES", most, least, most)?;
         if !ring_bytes.is_power_of_two() {
-            return Err(wrong(format!("RONDE_NCCL_RING_BYTES is {ring_bytes}; it is a power of two")));
+            return Err(wrong(format!("RONDE_NCCL_RING_BYTES is {ring_bytes}; it must be a power of two")));
         }
         let speed = number_of("RONDE_NCCL_SPEED_MBPS", SPEED_MBPS, 1, 10_000_000)?;
         Ok(Self {

@@ -144,7 +144,7 @@ def check_validation(validation: Any, df: Any = None) -> None:
     if validation is None:
         return
     if isinstance(validation, bool) or not isinstance(validation, (int, float, str)):
-        raise ValueError(f"validation is {validation!r}; it is a share from 0 to below 1, or the name of a column")
+        raise ValueError(f"validation is {validation!r}; it must be a share from 0 to below 1, or the name of a column")
     if not isinstance(validation, str):
         if not 0 <= validation < 1:
             raise ValueError(f"validation is {validation}; as a share of the rows it is at least 0 and below 1")
