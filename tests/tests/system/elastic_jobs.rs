@@ -267,6 +267,11 @@ fn a_command_that_fails_everywhere_ends_the_job_with_its_code() {
     let ended = Run::new(2).options(options).start(["sh", "-c", "echo broken >&2; exit 7"]).wait(DEADLINE);
     assert_eq!(ended.code, Some(7), "{ended}");
     assert!(ended.stderr.contains("RONDE-E301") && ended.stderr.contains("broken"), "{ended}");
+    let mut losses: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("exited with code 7")).collect();
+    let printed = losses.len();
+    losses.sort_unstable();
+    losses.dedup();
+    assert!(printed == losses.len() && printed > 0, "each loss is printed once: {ended}");
 }
 
 #[test]
@@ -278,6 +283,8 @@ fn the_reset_limit_ends_the_job_with_horovods_words() {
     let ended = counting.job.wait(DEADLINE);
     assert_eq!(ended.code, Some(69), "{ended}");
     assert!(ended.stderr.contains("number of resets during elastic job exceeded limit: 0"), "{ended}");
+    assert_eq!(ended.stderr.matches("worker 1 (rank 1)").count(), 1, "the loss is in the block at the end: {ended}");
+    assert!(ended.stderr.contains("RONDE-E301"), "with its own code, too: {ended}");
 }
 
 #[test]

@@ -86,7 +86,7 @@ impl ElasticJob<'_> {
     pub(super) fn follow(&mut self, consequence: Consequence) {
         self.pending.extend(consequence.event);
         if let Some(loss) = consequence.loss {
-            self.report_loss(&loss);
+            self.report_loss(loss);
         }
         if let Some(agent) = consequence.unusable {
             self.drop_agent(agent);

@@ -185,6 +185,11 @@ impl Loss {
         }
     }
 
+    /// Its text with its error code.
+    pub(super) fn marked(&self) -> String {
+        self.code().mark(&self.to_string())
+    }
+
     /// Its error code.
     pub(super) fn code(&self) -> Code {
         match self {

@@ -23,6 +23,7 @@ use super::super::{Settings, address};
 use super::discovery::{Answer, Discovery};
 use super::exclusion::Time;
 use super::failure::{ElasticFailure, Loss};
+use super::notices::Text;
 use super::plan::hosts::Listed;
 use super::plan::{Cause, End, Event, Plan};
 use super::report::MembershipReport;
@@ -67,7 +68,7 @@ pub(super) struct ElasticJob<'a> {
     /// What the plan has yet to learn of.
     pub(super) pending: VecDeque<Event>,
     /// Texts for the user, which are printed when the plan has nothing to do.
-    pub(super) notices: Vec<String>,
+    pub(super) notices: Vec<Text>,
     pub(super) memberships: Vec<MembershipReport>,
     pub(super) began: Instant,
     pub(super) printer: Printer,
@@ -134,12 +135,18 @@ impl<'a> ElasticJob<'a> {
         }
         self.open_socket();
         loop {
-            let end = self.act();
-            for notice in std::mem::take(&mut self.notices) {
-                self.printer.notice(notice).await;
+            let outcome = match self.act() {
+                Some(end) => Some(self.outcome(end).await),
+                None => None,
+            };
+            // The block at the end has the loss that ends the job: users read it there.
+            let failure = outcome.as_ref().and_then(|outcome| outcome.as_ref().err()).map(ToString::to_string);
+            let is_in_block = |notice: &Text| failure.as_ref().is_some_and(|failure| notice.is_in(failure));
+            for notice in std::mem::take(&mut self.notices).into_iter().filter(|notice| !is_in_block(notice)) {
+                self.printer.notice(notice.to_string()).await;
             }
-            if let Some(end) = end {
-                return self.outcome(end).await;
+            if let Some(outcome) = outcome {
+                return outcome;
             }
             let due = self.plan.deadline(self.now()).map(|due| self.began + due);
             tokio::select! {
@@ -172,7 +179,9 @@ impl<'a> ElasticJob<'a> {
         match answer {
             Ok(hosts) => self.list(hosts),
             Err(error) if !self.has_hosts => return Err(ElasticFailure::Discovery(error).into()),
-            Err(error) => self.notices.push(format!("{error}\nits last answer is used until it has another one")),
+            Err(error) => {
+                self.notices.push(Text::Other(format!("{error}\nits last answer is used until it has another one")));
+            }
         }
         Ok(())
     }
@@ -228,7 +237,8 @@ impl<'a> ElasticJob<'a> {
             }
             AgentEvent::RemoteShellOutput(text) => {
                 if self.settings.verbose {
-                    self.notices.push(format!("host {}: {text}", self.table.host_of_agent(agent)));
+                    let host = self.table.host_of_agent(agent);
+                    self.notices.push(Text::Other(format!("host {host}: {text}")));
                 }
                 self.table.agent(agent).output.push(&text);
                 Consequence::default()
@@ -238,8 +248,8 @@ impl<'a> ElasticJob<'a> {
         }
     }
 
-    pub(super) fn report_loss(&mut self, loss: &Loss) {
-        self.notices.push(loss.code().mark(&loss.to_string()));
+    pub(super) fn report_loss(&mut self, loss: Loss) {
+        self.notices.push(Text::Loss(loss));
     }
 
     /// Turns the plan's end into the job's.
@@ -262,11 +272,11 @@ impl<'a> ElasticJob<'a> {
                     have,
                     needed,
                     seconds,
-                    last: cause.map(|cause| self.loss_of(cause).to_string()),
+                    last: cause.map(|cause| self.loss_of(cause).marked()),
                 }
             }
             End::ResetLimit { limit, cause } => {
-                ElasticFailure::ResetLimit { limit, last: Some(self.loss_of(cause).to_string()) }
+                ElasticFailure::ResetLimit { limit, last: Some(self.loss_of(cause).marked()) }
             }
             End::NeverJoined { worker } => {
                 let agent = self.table.worker(worker).agent;

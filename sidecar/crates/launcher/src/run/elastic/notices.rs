@@ -1,5 +1,6 @@
 //! What users are notified of: memberships, losses, what is left out, what the job waits for.
 
+use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -10,6 +11,30 @@ use super::job::ElasticJob;
 use super::plan::{Cause, Members, Notice};
 use super::report::MembershipReport;
 
+/// A text for users that has not been printed yet.
+pub(super) enum Text {
+    Loss(Loss),
+    Other(String),
+}
+
+impl Text {
+    /// Whether a job's failure has it, too. Of a loss that is its first line: more of a worker's last lines may be known by
+    /// then.
+    pub(super) fn is_in(&self, failure: &str) -> bool {
+        let Self::Loss(loss) = self else { return false };
+        loss.to_string().lines().next().is_some_and(|first| failure.contains(first))
+    }
+}
+
+impl fmt::Display for Text {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loss(loss) => formatter.write_str(&loss.marked()),
+            Self::Other(text) => formatter.write_str(text),
+        }
+    }
+}
+
 impl ElasticJob<'_> {
     /// Prints a notice, and records a loss or a membership.
     pub(super) fn notify(&mut self, notice: &Notice) {
@@ -17,8 +42,8 @@ impl ElasticJob<'_> {
             return self.committed(members, *cause, *since);
         }
         match self.loss_in(notice) {
-            Some(loss) => self.report_loss(&loss),
-            None => self.notices.extend(self.text_of(notice)),
+            Some(loss) => self.report_loss(loss),
+            None => self.notices.extend(self.text_of(notice).map(Text::Other)),
         }
     }
 
@@ -150,7 +175,8 @@ impl ElasticJob<'_> {
         let hosts_text = if hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
         let after = if is_recovery { format!(", {seconds:.3} s after the loss") } else { String::new() };
         let number = members.number;
-        self.notices.push(format!("membership {number}: {ranks_text} on {hosts_text}, because {cause}{after}"));
+        let text = format!("membership {number}: {ranks_text} on {hosts_text}, because {cause}{after}");
+        self.notices.push(Text::Other(text));
         self.memberships.push(MembershipReport {
             number,
             began_s: now.as_secs_f64(),

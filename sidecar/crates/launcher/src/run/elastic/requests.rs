@@ -3,6 +3,7 @@
 use ronde_bootstrap::directory;
 
 use super::job::ElasticJob;
+use super::notices::Text;
 use super::plan::Refusal;
 use crate::job::messages::{Answer, JobStatus, PastMembership, Request};
 use crate::job::socket::{self, Asked};
@@ -13,7 +14,8 @@ impl ElasticJob<'_> {
         match socket::open(&directory::default_base(), &self.settings.job) {
             Ok(socket) => self.socket = Some(socket),
             Err(error) => {
-                self.notices.push(format!("`ronde job` cannot reach this job, which goes on: {error:#}"));
+                let text = format!("`ronde job` cannot reach this job, which goes on: {error:#}");
+                self.notices.push(Text::Other(text));
             }
         }
     }
@@ -39,7 +41,7 @@ impl ElasticJob<'_> {
 
     /// The answer to a command; the launcher's own output has it, too.
     fn done(&mut self, text: String) -> Answer {
-        self.notices.push(format!("by `ronde job`: {text}"));
+        self.notices.push(Text::Other(format!("by `ronde job`: {text}")));
         Answer::Done { text }
     }
 
