@@ -46,11 +46,20 @@ TIME = (1980, 1, 1, 0, 0, 0)
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:
     """Builds the wheel. Returns its name. Says which of Horovod's variables for builds have no effect."""
+    return pack(wheel_directory, {str(path.relative_to(HERE / "src")): path.read_bytes() for path in sources()})
+
+
+def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:
+    """Builds a wheel that leads Python to this folder, for `pip install -e` (PEP 660). Returns its name."""
+    return pack(wheel_directory, {f"_{NAME}.pth": f"{HERE / 'src'}\n".encode()})
+
+
+def pack(wheel_directory: str, files: dict[str, bytes]) -> str:
+    """Packs files and the metadata as a wheel. Returns its name."""
     functions = runpy.run_path(str(HERE / "src" / "horovod" / "build_variables.py"))
     for name in functions["build_variables"](os.environ):
         print(f"{name} has no effect: nothing is compiled, and one wheel serves all frameworks", file=sys.stderr)
     info = f"{NAME}-{version()}.dist-info"
-    files = {str(path.relative_to(HERE / "src")): path.read_bytes() for path in sources()}
     points = "".join(f"{command} = {function}\n" for command, function in COMMANDS.items())
     files[f"{info}/METADATA"] = metadata().encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: backend.py\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

@@ -12,8 +12,10 @@ program as a script in the environment's `bin` folder: the command runs without 
 
 from __future__ import annotations
 
+import filecmp
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -47,13 +49,15 @@ class Artefacts(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Sets the wheel's files and its tag."""
         check_system(sys.platform, os.environ.get(PLATFORM_VARIABLE, ""))
-        if version == "editable":
-            return
         binary, extension, nccl_net = given() or self.built()
-        platform = os.environ.get(PLATFORM_VARIABLE) or sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["pure_python"] = False
-        build_data["tag"] = f"{PYTHON_TAG}-{platform}"
-        build_data["force_include"][extension] = "ronde/_ronde.abi3.so"
+        if version == "editable":
+            # Python imports from the checkout, so the extension has to be there.
+            place(pathlib.Path(extension), pathlib.Path(self.root, "python", "ronde", "_ronde.abi3.so"))
+        else:
+            platform = os.environ.get(PLATFORM_VARIABLE) or sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["pure_python"] = False
+            build_data["tag"] = f"{PYTHON_TAG}-{platform}"
+            build_data["force_include"][extension] = "ronde/_ronde.abi3.so"
         build_data["shared_scripts"][binary] = "ronde"
         build_data["shared_data"][nccl_net] = "share/ronde/nccl/libnccl-net-ronde.so"
         folder = pathlib.Path(os.environ.get(PLUGINS_VARIABLE) or pathlib.Path(binary).parent.parent / "plugins")
@@ -100,6 +104,15 @@ def check_system(system: str, wanted: str) -> None:
         "identities over Unix sockets as only Linux does (sealed memory, SO_PEERCRED). On macOS and Windows run it in "
         "a Linux container or virtual machine, for example with the images of compose/Dockerfile (docs/DEPLOYMENT.md)"
     )
+
+
+def place(source: pathlib.Path, to: pathlib.Path) -> None:
+    """Copies a file under its name at once, as programs may have the old one open. One that is the same is kept."""
+    if to.exists() and filecmp.cmp(source, to, shallow=False):
+        return
+    new = to.with_name(f".{to.name}.new")
+    shutil.copy(source, new)
+    new.replace(to)
 
 
 def given() -> tuple[str, str, str] | None:

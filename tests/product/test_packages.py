@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 import runpy
@@ -90,6 +91,36 @@ def test_variables_for_builds_are_answered(
     printed = capsys.readouterr().err.splitlines()
     assert [line.split()[0] for line in printed] == [f"HOROVOD_{name}" for name in names]
     assert all("nothing is compiled" in line for line in printed)
+
+
+def test_both_distributions_install_from_the_checkout_as_editable(tmp_path: pathlib.Path) -> None:
+    """With the artefacts of `make build` in place of a release build."""
+    target = pathlib.Path(os.environ["RONDE_BIN"]).parent
+    extension = SDK / "python" / "ronde" / "_ronde.abi3.so"
+    artefacts = {"BINARY": target / "ronde", "EXTENSION": extension, "NCCL_NET": target / "libnccl_net_ronde.so"}
+    variables = {f"RONDE_WHEEL_{name}": str(path) for name, path in artefacts.items()}
+    variables["RONDE_WHEEL_PLUGINS"] = str(target.parent / "plugins")
+    program = "import sys; from hatchling import build; print(build.build_editable(sys.argv[1]))"
+    command = [packing_python(), "-c", program, str(tmp_path)]
+    subprocess.run(command, check=True, cwd=SDK, env={**os.environ, **variables}, timeout=300)
+    BACKEND["build_editable"](str(tmp_path))
+    wheels = sorted(str(path) for path in tmp_path.glob("*.whl"))
+    assert len(wheels) == 2, wheels
+
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=300)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(python), "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, *wheels], check=True, timeout=300)
+    origins = "import importlib.util as util; print(*(util.find_spec(name).origin for name in ('ronde', 'horovod')))"
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [python, "-c", origins], check=True, capture_output=True, text=True, env=outside, cwd=tmp_path
+    )
+    expected = [SDK / "python" / "ronde", SDK / "horovod-compat" / "src" / "horovod"]
+    assert done.stdout.split() == [str(folder / "__init__.py") for folder in expected]
+    done = subprocess.run([python.parent / "ronde", "version"], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith(f"ronde {BACKEND['version']()}")
+    assert (python.parent / "horovodrun").is_file()
 
 
 def test_the_recipe_for_conda_renders() -> None:

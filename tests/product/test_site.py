@@ -126,14 +126,17 @@ def test_the_site_has_a_start_page_before_the_first_release(
     """Runs the step that publishes, with programs in the place of git and mike that only write down their arguments."""
     calls = tmp_path / "calls"
     programs = {
-        "git": "true",
-        "python3": f"echo {tmp_path}/python",
-        "mike": f"echo \"$*\" >>{calls}; echo '{versions}'",
+        "system/git": "true",
+        "system/python3": f"echo {tmp_path}/environment/python",
+        "environment/mkdocs": "true",
+        # The real one builds the site with the mkdocs of PATH.
+        "environment/mike": f"set -e; mkdocs; echo \"$*\" >>{calls}; echo '{versions}'",
     }
     for program, commands in programs.items():
+        (tmp_path / program).parent.mkdir(exist_ok=True)
         (tmp_path / program).write_text(f"#!/bin/sh\n{commands}\n")
         (tmp_path / program).chmod(0o755)
     step = textwrap.dedent(WORKFLOW.read_text().partition("- name: Publish")[2].partition("run: |\n")[2])
-    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "REF_TYPE": kind, "REF_NAME": name}
+    variables = {"PATH": f"{tmp_path}/system:/usr/bin:/bin", "REF_TYPE": kind, "REF_NAME": name}
     subprocess.run(["bash", "-e", "-c", step], check=True, env=variables, cwd=tmp_path)
     assert [call for call in calls.read_text().splitlines() if "set-default" in call] == ([default] if default else [])

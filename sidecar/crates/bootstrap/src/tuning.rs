@@ -184,7 +184,8 @@ impl Tuning {
 
     fn with_variables(mut self, lookup: impl Fn(&str) -> Option<String>) -> anyhow::Result<Self> {
         let is_threshold_given = self.fusion_threshold_bytes.is_some();
-        if let (false, Some(text)) = (is_threshold_given, lookup(FUSION_THRESHOLD)) {
+        let threshold = lookup(FUSION_THRESHOLD).filter(|text| !text.trim().is_empty());
+        if let (false, Some(text)) = (is_threshold_given, threshold) {
             let bytes = text.trim().parse();
             let bytes = bytes.ok().with_context(|| format!("{FUSION_THRESHOLD} is {text}; it must be a whole number of bytes"))?;
             self.fusion_threshold_bytes = Some(bytes);
@@ -385,6 +386,8 @@ mod tests {
             let given = tuning(line).with_variables(lookup).expect("good");
             assert_eq!(given.hierarchical_allreduce(), expected, "{line:?} with {variable:?}");
         }
+        let empty = tuning("").with_variables(|_| Some(" ".to_owned())).expect("an empty variable is not set");
+        assert_eq!(empty.fusion_threshold_bytes, None);
         let error = tuning("").with_variables(|_| Some("7x".to_owned())).expect_err("neither").to_string();
         assert!(error.contains("HOROVOD_FUSION_THRESHOLD is 7x; it must be a whole number of bytes"), "{error}");
         let perhaps = |name: &str| (name == HIERARCHICAL_ALLREDUCE).then(|| "perhaps".to_owned());

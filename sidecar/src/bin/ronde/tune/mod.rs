@@ -239,7 +239,8 @@ impl TuneArgs {
 
     /// Facts for the profile, as TOML.
     fn facts(&self, search: &Search) -> String {
-        let hosts = self.hosts.clone().unwrap_or_else(|| "localhost".to_owned());
+        let file = || self.hostfile.as_ref().map(|path| path.display().to_string());
+        let hosts = self.hosts.clone().or_else(file).unwrap_or_else(|| "localhost".to_owned());
         let samples = search.samples.len();
         let (score, gain) = (search.outcome.score, search.gain());
         format!(

@@ -1,6 +1,7 @@
 //! The tables of `ronde bench scale`, and the page docs/SCALE.md, which has them.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
 #[cfg(test)]
 use ronde_collectives::CostModel;
@@ -14,6 +15,9 @@ use super::workloads::{Exchange, Workload, workloads};
 pub(super) const GPUS_PER_HOST: u32 = 4;
 pub(super) const HOSTS: [u32; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024];
 pub(super) const LINKS_GBIT: [f64; 3] = [25.0, 100.0, 400.0];
+/// Among the models: the two of Horovod's headline, and the others.
+const HEADLINE: Range<usize> = 0..2;
+const LARGER: Range<usize> = 2..4;
 const GPUS: [u32; 9] = [2, 4, 8, 16, 32, 64, 128, 256, 512];
 
 /// All tables.
@@ -21,9 +25,10 @@ pub(super) fn tables(machine: &Machine) -> String {
     let Machine { alpha_us, gamma_us_per_byte, cpu_us_per_byte, cores, link_gbit, .. } = machine;
     format!(
         "Modelled, not measured, from alpha {alpha_us} us, gamma {gamma_us_per_byte:.3e} us a byte, {cpu_us_per_byte:.3e} \
-         us of processor time a byte, {cores} cores.\n\n{}\n{link_gbit} Gbit/s, {GPUS_PER_HOST} GPUs a host:\n\n{}\n{}\n{}",
+         us of processor time a byte, {cores} cores.\n\n{}\n{link_gbit} Gbit/s, {GPUS_PER_HOST} GPUs a host:\n\n{}\n{}\n{}\n{}",
         assumptions(),
-        by_gpus(machine),
+        by_gpus(machine, HEADLINE),
+        by_gpus(machine, LARGER),
         by_hosts(machine),
         by_link(machine)
     )
@@ -36,7 +41,8 @@ pub(super) fn page() -> String {
     let mut text = include_str!("page.template").to_owned();
     for (name, table) in [
         ("assumptions", assumptions()),
-        ("by_gpus", by_gpus(machine)),
+        ("by_gpus", by_gpus(machine, HEADLINE)),
+        ("larger_by_gpus", by_gpus(machine, LARGER)),
         ("by_hosts", by_hosts(machine)),
         ("by_link", by_link(machine)),
         ("headline", headline(machine)),
@@ -76,10 +82,10 @@ fn assumptions() -> String {
     text
 }
 
-/// The two models of Horovod's headline.
-fn by_gpus(machine: &Machine) -> String {
+/// Two models by the number of GPUs.
+fn by_gpus(machine: &Machine, models: Range<usize>) -> String {
     let all = workloads();
-    let models = &all[..2];
+    let models = &all[models];
     let mut text = "| GPUs | hosts |".to_owned();
     for workload in models {
         let _ = write!(text, " {}: step | efficiency | first limit |", workload.name);
