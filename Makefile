@@ -177,7 +177,7 @@ framework-test: build-tests ## Train with TensorFlow, Keras and JAX, and data of
 .PHONY: page-test
 page-test: build-tests ## Look at the page of a sidecar with Chromium, which it installs: 1 minute (RONDE_SCREENSHOTS=FOLDER keeps pictures)
 	@tests/setup/debian.sh page
-	@$(PYTHON) tests/setup/environment.py page
+	@$(PYTHON) tests/setup/environment.py tools page
 	$(PAGE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml tests/page $(OPTIONS)
 
 .PHONY: mxnet-test

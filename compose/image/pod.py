@@ -100,5 +100,6 @@ def _number(environment: Mapping[str, str], names: list[str], default: str | Non
             hint = "; set numProcPerNode in the TrainJob, because a sidecar has to know how many workers come"
         raise PodError(f"{found} is {text!r}, which is not a whole number{hint}")
     if int(text) not in valid:
-        raise PodError(f"{found or names[0]} is {text}; it must be a whole number from {valid.start} to {valid.stop - 1}")
+        limits = f"from {valid.start} to {valid.stop - 1}"
+        raise PodError(f"{found or names[0]} is {text}; it must be a whole number {limits}")
     return int(text)

@@ -20,7 +20,8 @@ from conftest import ROOT
 from hosts import Hosts, run
 
 IMAGE = ROOT / "compose" / "image"
-PATIENCE_S = 60
+# Beside other tests a process may take ten seconds to start, and some start one after another.
+PATIENCE_S = 120
 
 
 class Pod:
@@ -102,7 +103,7 @@ class Pod:
         container = self.container(name)
         assert self.running[name].poll() is None, self.running[name].communicate()[0]
         probe = self.command(container, container["startupProbe"]["exec"]["command"])
-        return run(probe, 30, env={}).returncode == 0
+        return run(probe, PATIENCE_S, env={}).returncode == 0
 
     def await_start(self, name: str) -> None:
         """Waits until the startup probe of a container succeeds."""

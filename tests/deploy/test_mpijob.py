@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, WORKER, Rendered, leave_out, results
-from containers import Pod
+from containers import PATIENCE_S, Pod
 from hosts import Hosts, run
 
 JOB = "digits"
@@ -35,10 +35,10 @@ class MpiJob:
             (container,) = worker.spec["containers"]
             worker.start(container)
         for worker in self.workers:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + PATIENCE_S
             probe = "import socket, sys; socket.create_connection((sys.argv[1], 2222), 5)"
             on = self.launcher.hosts.on(0, [sys.executable, "-c", probe, self.launcher.hosts.address(worker.host)])
-            while run(on, 20).returncode:
+            while run(on, PATIENCE_S).returncode:
                 assert time.monotonic() < deadline
                 assert worker.running["worker"].poll() is None, worker.running["worker"].communicate()[0]
                 time.sleep(0.1)
@@ -49,7 +49,7 @@ class MpiJob:
         # This machine has no /etc/mpi where the operator's file could be.
         words = [word.replace("/etc/mpi/hostfile", "/tmp/hostfile") for word in container["command"]]
         command = self.launcher.command(container, [*words, sys.executable, str(WORKER), *arguments])
-        return run(command, 90, env={})
+        return run(command, 2 * PATIENCE_S, env={})
 
 
 @pytest.fixture

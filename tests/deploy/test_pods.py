@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, WORKER, Rendered, results
-from containers import Pod
+from containers import PATIENCE_S, Pod
 from hosts import Hosts, run
 
 KUBERNETES = ROOT / "compose" / "kubernetes"
@@ -47,7 +47,7 @@ class Job:
 
     def outcome(self, pod: Pod) -> tuple[int, str]:
         process = pod.running.pop("node")
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=PATIENCE_S)
         return process.returncode, output
 
     def end(self) -> list[dict[str, tuple[int, str]]]:
@@ -201,7 +201,7 @@ def test_certificates_are_renewed_while_a_job_runs(
     for content in ({**first, "ca.pem": both}, {**second, "ca.pem": both}):
         for pod in trained.pods:
             pod.write_secret(pod.folder / "ronde-secret", content, 0o440)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         expected = [content["sidecar-0-key.pem"], content["sidecar-1-key.pem"]]
         while [key.read_bytes() for key in keys] != expected or keys[0].with_name("ca.pem").read_bytes() != both:
             assert time.monotonic() < deadline

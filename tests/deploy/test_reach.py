@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import select
 import signal
 import subprocess
 import sys
@@ -82,12 +83,16 @@ def test_a_host_that_is_stopped_gives_notice(folder: pathlib.Path, ronde: str) -
 
 
 def await_line(job: subprocess.Popen[str], seen: list[str], *texts: str) -> None:
-    """Reads the output up to all of these texts."""
+    """Reads the output up to all of these texts, for a bounded time."""
     assert job.stdout is not None
-    while not all(any(text in line for line in seen) for text in texts):
-        line = job.stdout.readline()
-        assert line, f"the job has ended\n{''.join(seen)}"
-        seen.append(line)
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(text in "".join(seen) for text in texts):
+        ready, _, _ = select.select([job.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, f"no {texts} within {PATIENCE_S} s\n{''.join(seen)}"
+        # Not by the file object, which reads ahead: `select` would not see those lines.
+        part = os.read(job.stdout.fileno(), 65_536)
+        assert part, f"the job has ended\n{''.join(seen)}"
+        seen.append(part.decode(errors="replace"))
 
 
 def test_a_host_that_does_not_serve_is_reported(folder: pathlib.Path) -> None:

@@ -24,8 +24,9 @@ from installed_wheel import describe_wheel
 SCRIPT = ROOT / "compose" / "slurm" / "train.sbatch"
 STUBS = pathlib.Path(__file__).with_name("stubs")
 TRAIN = [sys.executable, str(WORKER)]
-TIMEOUT_S = 60
+# Of a whole job, and of one step of it: beside other tests a process may take ten seconds to start.
 TRAINING_TIMEOUT_S = 180
+PATIENCE_S = 120
 MakeHosts = Callable[[Sequence[Sequence[str]]], Hosts]
 
 
@@ -37,7 +38,7 @@ class Allocation:
     environment: dict[str, str]
 
     def sbatch(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        return run(["bash", str(SCRIPT), *command], TIMEOUT_S, env=self.environment)
+        return run(["bash", str(SCRIPT), *command], TRAINING_TIMEOUT_S, env=self.environment)
 
     def calls(self) -> list[list[str]]:
         """The arguments of each call of srun."""
@@ -65,7 +66,7 @@ def allocation(make_hosts: MakeHosts, folder: pathlib.Path, ronde: str) -> Alloc
         "HOME": str(folder),
         "RONDE": ronde,
         "RONDE_SHARED": str(folder / "shared"),
-        "RONDE_CONNECT_WITHIN": "30",
+        "RONDE_CONNECT_WITHIN": str(PATIENCE_S),
         "SLURM_JOB_ID": "4711",
         "SLURM_JOB_NODELIST": "alpha,beta",
         "SLURM_TASKS_PER_NODE": "2(x2)",
@@ -78,8 +79,8 @@ def allocation(make_hosts: MakeHosts, folder: pathlib.Path, ronde: str) -> Alloc
 def test_the_script_is_clean(tools: pathlib.Path) -> None:
     scripts = [SCRIPT, ROOT / "compose" / "slurm" / "remote-shell"]
     for script in scripts:
-        assert run(["bash", "-n", str(script)], 10).returncode == 0
-        checked = run([str(tools / "shellcheck"), str(script)], 30)
+        assert run(["bash", "-n", str(script)], PATIENCE_S).returncode == 0
+        checked = run([str(tools / "shellcheck"), str(script)], PATIENCE_S)
         assert checked.returncode == 0, checked.stdout
 
 
@@ -131,10 +132,10 @@ def test_a_failed_worker_is_named_by_all_others(allocation: Allocation) -> None:
 def test_a_sidecar_with_another_secret_is_rejected(allocation: Allocation, ronde: str) -> None:
     other = allocation.folder / "other"
     other.mkdir(mode=0o700)
-    assert run([ronde, "certs", "secret", str(other / "job-secret")], 10).returncode == 0
+    assert run([ronde, "certs", "secret", str(other / "job-secret")], PATIENCE_S).returncode == 0
     nodes = json.loads(allocation.environment["STUB_NODES"])
     nodes[1]["environment"] = {"RONDE_PRIVATE": str(other)}
-    allocation.environment |= {"STUB_NODES": json.dumps(nodes), "RONDE_CONNECT_WITHIN": "5"}
+    allocation.environment |= {"STUB_NODES": json.dumps(nodes), "RONDE_CONNECT_WITHIN": "30"}
     done = allocation.sbatch(TRAIN)
     assert done.returncode != 0
     assert results(done.stdout) == [], "ranks trained although the sidecars do not trust each other"
@@ -184,6 +185,8 @@ while listener.accept()[0].recv(1):
 def test_workers_send_nothing_to_a_sidecar_of_another_user(allocation: Allocation) -> None:
     nobody, folder = 65_534, allocation.folder / "tmp-beta"
     folder.chmod(0o777)
+    # The workers of the other node wait this long, as their sidecar lacks a peer.
+    allocation.environment["RONDE_CONNECT_WITHIN"] = "5"
     command = [sys.executable, "-c", IMPOSTOR, str(folder / f"ronde-{os.getuid()}-4711"), str(nobody)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as impostor:
         try:
@@ -201,26 +204,25 @@ def test_workers_send_nothing_to_a_sidecar_of_another_user(allocation: Allocatio
 @pytest.mark.heavy
 def test_a_program_that_never_joins_ends_the_job_in_bounded_time(allocation: Allocation) -> None:
     allocation.environment["RONDE_CONNECT_WITHIN"] = "3"
-    start = time.monotonic()
     done = allocation.sbatch(["true"])
     assert done.returncode != 0, "the sidecars waited for workers that never came, and nobody noticed"
-    assert time.monotonic() - start < 30
+    assert "they are ended" not in done.stderr, "the sidecars did not end by themselves within 30 s of the workers' end"
 
 
 def test_a_signal_ends_everything_and_removes_the_secret(allocation: Allocation) -> None:
-    command = ["bash", str(SCRIPT), "sleep", "50"]
+    command = ["bash", str(SCRIPT), "sleep", "600"]
     batch = subprocess.Popen(command, env=allocation.environment, stderr=subprocess.PIPE, start_new_session=True)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not list(allocation.folder.glob("tmp-*/*/rpc.sock")):
         assert time.monotonic() < deadline
         assert batch.poll() is None
         time.sleep(0.1)
     assert next(iter(allocation.folder.glob("shared/*/job-secret"))).stat().st_mode & 0o777 == 0o600
     os.killpg(batch.pid, signal.SIGTERM)
-    batch.communicate(timeout=40)
+    batch.communicate(timeout=PATIENCE_S)
     assert batch.returncode == 143
     # The signal has ended the stub of srun, too, so the batch script did not wait for the shells on the nodes.
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while allocation.left() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert allocation.left() == []
@@ -248,7 +250,7 @@ def test_the_launcher_starts_the_job_by_srun(allocation: Allocation, ronde: str)
     nodes = json.loads(allocation.environment["STUB_NODES"])
     shell = ROOT / "compose" / "slurm" / "remote-shell"
     job = [ronde, "run", "-np", "4", "-H", "alpha:2,beta:2", "--remote-shell", str(shell), *TRAIN]
-    done = run([*nodes[0]["enter"], *job], TIMEOUT_S, env=allocation.environment)
+    done = run([*nodes[0]["enter"], *job], TRAINING_TIMEOUT_S, env=allocation.environment)
     assert done.returncode == 0, done.stderr
     lines = "\n".join(line.split(":", 1)[1] for line in done.stdout.splitlines())
     assert [(result["rank"], result["local_rank"]) for result in results(lines)] == [(0, 0), (1, 1), (2, 0), (3, 1)]

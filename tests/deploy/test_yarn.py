@@ -14,18 +14,32 @@ from conftest import ROOT, WORKER
 
 SCRIPT = ROOT / "compose" / "yarn" / "worker"
 TIMEOUT_S = 180
+# Below the ports that the kernel gives to sockets that ask for any: one of those may be free now and taken before a
+# sidecar binds it. Each process of tests has its own part.
+PORTS_BEGIN, PORTS_OF_PROCESS, PROCESSES = 28_000, 1_000, 4
+# A sidecar uses the ports after its own for its lanes.
+PORTS_OF_SIDECAR = 20
 
 
 def addresses(count: int) -> list[str]:
-    """Addresses as TonY reserves them. Sidecars use the ports after each one, too, so they are apart."""
-    found: list[str] = []
-    while len(found) < count:
-        with socket.socket() as reserved:
-            reserved.bind(("127.0.0.1", 0))
-            port = reserved.getsockname()[1]
-        if port < 65000 and all(abs(port - int(each.rpartition(":")[2])) > 8 for each in found):
-            found.append(f"127.0.0.1:{port}")
-    return found
+    """Addresses as TonY reserves them, whose ports nothing uses."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % PROCESSES
+    begin = PORTS_BEGIN + process * PORTS_OF_PROCESS
+    firsts = range(begin, begin + PORTS_OF_PROCESS, PORTS_OF_SIDECAR)
+    free = [first for first in firsts if all(is_free(first + index) for index in range(PORTS_OF_SIDECAR))]
+    assert len(free) >= count, f"only {len(free)} groups of ports are free from {begin}"
+    return [f"127.0.0.1:{first}" for first in free[:count]]
+
+
+def is_free(port: int) -> bool:
+    """Whether a port can be bound over TCP and over UDP. A sidecar uses both."""
+    with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
+        try:
+            tcp.bind(("127.0.0.1", port))
+            udp.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import select
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REPOSITORY = pathlib.Path(__file__).parent.parent.parent
-WITHIN_S = 60.0
+# Beside other tests a process may take ten seconds to start, and those of a job start one after another.
+WITHIN_S = 120.0
 # Writes as tqdm does: the state first, then the rest of the line.
 PROGRESS = """
 import os, sys, time
@@ -280,6 +282,7 @@ def test_a_status_that_is_watched_ends_with_the_job(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder) as job:
         try:
             assert job.stdout is not None
+            assert select.select([job.stdout], [], [], WITHIN_S)[0], "no rank serves"
             assert "serving" in job.stdout.readline()
             once = subprocess.run(
                 [ronde, "status", "--json"], capture_output=True, text=True, env=environment, timeout=60, check=True

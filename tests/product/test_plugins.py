@@ -33,6 +33,9 @@ SETTINGS = {
     "trimmed-mean": [["trim=0"], ["trim=0.5"]],
 }
 
+# Several compilations beside other tests.
+BUILD_TIMEOUT_S = 1_200
+
 Ronde = "Callable[..., subprocess.CompletedProcess[str]]"
 
 
@@ -120,7 +123,8 @@ def test_a_new_plugin_builds_and_conforms(kind: str, ronde: Ronde, tmp_path: pat
     package = tmp_path / "my-own"
     assert "exists" in refused(ronde("new", "my-own", cwd=tmp_path), "E802")
     environment = {**os.environ, "CARGO_TARGET_DIR": str(tmp_path / "target")}
-    tested = subprocess.run(["cargo", "test", "--offline", "--quiet"], cwd=package, env=environment, check=False)
+    tests = ["cargo", "test", "--offline", "--quiet"]
+    tested = subprocess.run(tests, cwd=package, env=environment, timeout=BUILD_TIMEOUT_S, check=False)
     assert tested.returncode == 0
     text = passed(ronde("build", cwd=package))
     assert text.startswith("./my-own.wasm: my-own@0.1.0, ")
@@ -143,7 +147,7 @@ def test_the_plugin_in_c_conforms(ronde: Ronde, tmp_path: pathlib.Path) -> None:
     assert source.file is not None
     (tmp_path / source.file[0]).write_text(source.text)
     clang, test = commands.text.splitlines()
-    subprocess.run(clang.split(), cwd=tmp_path, check=True)
+    subprocess.run(clang.split(), cwd=tmp_path, timeout=BUILD_TIMEOUT_S, check=True)
     assert "nonzero@1.0.0 passes" in passed(ronde(*test.split()[2:], cwd=tmp_path))
 
 

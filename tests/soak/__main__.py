@@ -1,6 +1,6 @@
 """Runs a job of 8 workers on 4 hosts under random faults, and checks every element of every result.
 
-    python -m soak [--seconds 1200] [--seed N] [--only FAULT] [--hosts 4] [--ranks-per-host 2]
+    python -m soak [--seconds 1200] [--kinds N] [--seed N] [--only FAULT] [--hosts 4] [--ranks-per-host 2]
 
 Ends with a table. The exit status is 1 when there was a hang, a wrong element or a wrong culprit, or when a sidecar's
 memory or descriptors have grown. Needs root, for the network namespaces of the hosts.
@@ -31,6 +31,8 @@ LOG_MB = 4
 # Without faults, at the beginning.
 QUIET_S = 5.0
 BETWEEN_S = 2.0
+# After the time is up, for the kinds of faults that have not come yet.
+OVERTIME_S = 240.0
 STOPPED_S = 60.0
 
 
@@ -38,6 +40,7 @@ def main() -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1200.0)
+    parser.add_argument("--kinds", type=int, default=0, help="of faults that come even if that takes longer")
     parser.add_argument("--seed", type=int, default=None, help="of the order of faults; drawn and printed without it")
     parser.add_argument("--only", choices=sorted(FAULTS), action="append", help="a fault, instead of all")
     parser.add_argument("--hosts", type=int, default=4)
@@ -56,7 +59,7 @@ def main() -> int:
         supervisor = Supervisor(job, random.Random(seed), given.only or list(FAULTS))
         try:
             began = time.monotonic()
-            _run(supervisor, given.seconds)
+            _run(supervisor, given.seconds, given.kinds)
             text, is_good = table(supervisor, time.monotonic() - began), _is_good(supervisor)
         finally:
             job.end()
@@ -65,14 +68,14 @@ def main() -> int:
     return 0 if is_good else 1
 
 
-def _run(supervisor: Supervisor, seconds: float) -> None:
-    """Faults until the time is up, then the end that all ranks agree on."""
+def _run(supervisor: Supervisor, seconds: float, kinds: int) -> None:
+    """Faults until the time is up and enough kinds have come, then the end that all ranks agree on."""
     job, began = supervisor.job, time.monotonic()
     job.start()
     if not supervisor.await_progress(began, "start"):
         return
     time.sleep(QUIET_S)
-    while time.monotonic() - began < seconds:
+    while time.monotonic() - began < seconds + (OVERTIME_S if len(supervisor.tally.faults) < kinds else 0.0):
         supervisor.note_usage()
         name, faults_began = supervisor.inject(), time.monotonic()
         time.sleep(max(0.0, BETWEEN_S - (time.monotonic() - faults_began)))

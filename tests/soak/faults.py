@@ -83,10 +83,8 @@ def stop_sidecar(job: Job, rng: random.Random) -> Iterator[Expected]:
 @fault("link cut for 3 s")
 def cut_link(job: Job, rng: random.Random) -> Iterator[Expected]:
     """Cuts the link of a host for less than the peer timeout."""
-    host = rng.randrange(job.network.hosts)
-    job.network.set_link(host, False)
-    time.sleep(CUT_S)
-    job.network.set_link(host, True)
+    with job.network.cut(rng.randrange(job.network.hosts)):
+        time.sleep(CUT_S)
     yield None
 
 

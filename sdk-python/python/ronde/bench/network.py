@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import pathlib
     from collections.abc import Sequence
 
-REMOVAL_SECONDS_MAX = 20.0
+# The kernel removes a namespace in fractions of a second, unless the machine is busy.
+REMOVAL_SECONDS_MAX = 120.0
 
 
 class Network:
