@@ -63,6 +63,9 @@ def test_the_page_follows_a_job_to_its_end(browser: Chrome, job: Job) -> None:
     browser.get(job.pages[0] + "/")
     await_text(browser, "state", lambda words: words == "runs")
     await_text(browser, "sealed", lambda words: words.endswith("MB/s"))
+    await_text(browser, "contributed", lambda words: words.endswith("MB/s"))
+    plotted: Any = browser.execute_script("return document.getElementById('line-contributed').getAttribute('points')")
+    assert plotted
     await_text(browser, "operations", lambda words: words.endswith("/s") and words != "0 /s")
     ranks = browser.find_elements("css selector", "#map .rank")
     assert [rank.text for rank in ranks] == [str(rank) for rank in range(RANKS)]

@@ -145,7 +145,7 @@ fn state_of(targets: Vec<Target>, args: &StatusArgs) -> anyhow::Result<State> {
     let text = |(target, now): &(Target, Page)| {
         let before = before(target)?;
         let seconds = now.at.duration_since(before.at).as_secs_f64();
-        Some(render::render(&before.content, &now.content, seconds))
+        Some(render::render(target.address, &before.content, &now.content, seconds))
     };
     let texts: Vec<String> = second.iter().filter_map(text).collect();
     Ok(State { text: texts.join("\n"), silent: silent_line(&silent) })
