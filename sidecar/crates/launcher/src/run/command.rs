@@ -45,8 +45,8 @@ pub(super) fn number_after_program(command: &[String]) -> Option<String> {
 
 /// An option without its number: `-np` of `-np4` and of `-np=4`.
 fn name_of(option: &str) -> &str {
-    let name = option.trim_end_matches(|c: char| c.is_ascii_digit());
-    name.strip_suffix('=').unwrap_or(name)
+    let name = option.split('=').next().unwrap_or_default();
+    name.trim_end_matches(|c: char| c.is_ascii_digit())
 }
 
 fn belongs_to_program(option: &str, program: &str) -> String {
