@@ -54,7 +54,8 @@ pub(super) fn given(command: &Command, arguments: &[OsString]) -> BTreeMap<Strin
 /// would be taken for the name of a program. Other suggestions stay.
 pub(super) fn without_wrong_suggestion(cli: &Command, arguments: &[OsString], mut error: clap::Error) -> clap::Error {
     let subcommand = arguments.get(1).and_then(|name| cli.find_subcommand(name));
-    if !subcommand.is_some_and(|found| found.get_positionals().any(Arg::is_trailing_var_arg_set)) {
+    let runs_command = subcommand.is_some_and(|found| found.get_positionals().any(Arg::is_trailing_var_arg_set));
+    if !runs_command {
         return error;
     }
     if let Some(ContextValue::StyledStrs(mut suggestions)) = error.remove(ContextKind::Suggested) {
