@@ -63,6 +63,9 @@ def test_the_page_follows_a_job_to_its_end(browser: Chrome, job: Job) -> None:
     browser.get(job.pages[0] + "/")
     await_text(browser, "state", lambda words: words == "runs")
     await_text(browser, "sealed", lambda words: words.endswith("MB/s"))
+    await_text(browser, "contributed", lambda words: words.endswith("MB/s"))
+    plotted: Any = browser.execute_script("return document.getElementById('line-contributed').getAttribute('points')")
+    assert plotted
     await_text(browser, "operations", lambda words: words.endswith("/s") and words != "0 /s")
     ranks = browser.find_elements("css selector", "#map .rank")
     assert [rank.text for rank in ranks] == [str(rank) for rank in range(RANKS)]
@@ -106,6 +109,29 @@ def test_the_page_of_another_sidecar_shows_the_waits_of_its_ranks(browser: Chrom
     found = browser.execute_script("late(arguments[0]); return document.getElementById('late').innerText;", page)
     assert "rank 3" in found
     assert "2.0 s" in found
+
+
+def judged(browser: Chrome, **changes: object) -> list[str]:
+    """How the page judges a status page with these changes: a style and a sentence."""
+    request = {"rank": 3, "name": "allreduce.w", "collective": "ALLREDUCE", "ordered": False, "scheduled": False}
+    page = {
+        "phase": "active",
+        "pending_requests": [request | {"age_ms": 13_000} | changes],
+        **{name: [] for name in ("suspect_sidecars", "suspect_ranks", "links", "ranks_missing", "waiting_tensors")},
+    }
+    judgement: list[str] = browser.execute_script("return judge(arguments[0])", page)
+    return judgement
+
+
+def test_a_request_that_waits_is_what_the_page_says_first(browser: Chrome, job: Job) -> None:
+    """Also of a sidecar that is not the coordinator, which does not know the missing ranks."""
+    browser.get(job.pages[1] + "/")
+    assert judged(browser) == ["wait", "rank 3 has waited in allreduce.w for 13 s"]
+    words = "allreduce.w has been in flight under a schedule for 13 s"
+    assert judged(browser, ordered=True, scheduled=True) == ["wait", words]
+    of_no_delay: list[dict[str, object]] = [{"age_ms": 3_900}, {"ordered": True}, {"collective": "JOIN"}]
+    for changes in of_no_delay:
+        assert judged(browser, **changes) == ["good", "runs"], changes
 
 
 def test_a_page_that_was_refused_its_events_tries_again(browser: Chrome, job: Job) -> None:

@@ -18,8 +18,9 @@ NOT_RUN = re.compile(r"<!-- (output, )?not run: (?P<reason>.{8,}) -->")
 OUTPUT = "<!-- output -->"
 # Of a block that is not run here either.
 OUTPUT_NOT_RUN = "<!-- output, not run: "
-# In the first line of a file: its name, and how it is run. Without a command a later block runs it.
-FILE = re.compile(r"(#|//) (?P<name>[\w.-]+\.\w+)(: (?P<command>.+))?")
+# In the first line of a file: its name, and how it is run. Without a command a later block runs it. The mark of a
+# command that has to fail may be copied with it: it is a comment of the shell.
+FILE = re.compile(r"(#|//) (?P<name>[\w.-]+\.\w+)(: (?P<command>.+?)(?P<fails> +# it fails)?)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +39,12 @@ class Block:
 
     @property
     def file(self) -> tuple[str, str | None] | None:
-        """The file that the block is, and the command that runs it."""
+        """The file that the block is, and the command that runs it; it has to fail if the page says so."""
         match = FILE.fullmatch(self.text.split("\n", 1)[0])
-        return (match["name"], match["command"]) if match else None
+        if match is None:
+            return None
+        command = match["command"]
+        return match["name"], f"if {command}; then exit 1; fi" if match["fails"] else command
 
     def __str__(self) -> str:
         """Where it is, as editors open it."""

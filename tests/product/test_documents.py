@@ -2,9 +2,9 @@
 
 Every block in a language that can be run is run, page by page in order, in a folder of the page's own, with the wheel
 installed; or a comment above gives the reason: `<!-- not run: REASON -->`. The first line of a block that is a file
-names it and the command that runs it: `# mean.py: ronde run -np 4 python mean.py`. The one before it prints each line
-of a text under `<!-- output -->`, in which `…` matches text that varies. Programs in Rust are compiled as
-documentation tests of sdk-rust/src/lib.rs.
+names it and the command that runs it: `# mean.py: ronde run -np 4 python mean.py`; with `  # it fails` after it, the
+command has to fail. The one before it prints each line of a text under `<!-- output -->`, in which `…` matches text
+that varies. Programs in Rust are compiled as documentation tests of sdk-rust/src/lib.rs.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
-from blocks import RUN, SHOWN, Block, blocks
+from blocks import RUN, SHOWN, Block, blocks, of_section
 from installed import provide_numpy, wheelhouse
 from terminal import BlockError, Terminal
 
@@ -80,10 +81,35 @@ def test_the_blocks_of_a_page_work(page: str, terminal: Terminal) -> None:
 
 
 def test_every_kind_of_block_is_found_and_run() -> None:
-    readme = blocks("README.md", (ROOT / "README.md").read_text())
+    readme, quickstart = (blocks(page, (ROOT / page).read_text()) for page in ("README.md", "docs/QUICKSTART.md"))
     assert {"sh", "python", "rust"} <= {block.language for block in readme}
-    assert any(block.file and block.file[1] for block in readme), "README.md has no program with its command"
+    assert any(block.file and block.file[1] is None for block in readme), "README.md has no program"
+    assert any(block.file and block.file[1] for block in quickstart), "QUICKSTART.md has no program with its command"
     assert any(block.is_output for block in readme), "README.md shows no output"
+
+
+def test_the_job_of_the_quickstart_runs_while_its_status_is_read(terminal: Terminal, tmp_path: pathlib.Path) -> None:
+    """`ronde status` prints what the page shows, and a reader has a minute for it."""
+    page = ROOT / "docs" / "QUICKSTART.md"
+    program, start, status, shown = of_section(page, "Watch a running job")
+    lasts = re.search(r"range\((\d+)\).*sleep\(([\d.]+)\)", program.text, re.DOTALL)
+    assert lasts, program
+    assert int(lasts[1]) * float(lasts[2]) >= 60
+    # Other jobs of this user are not shown.
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    terminal.environment["XDG_RUNTIME_DIR"] = str(runtime)
+    terminal.run(program)
+    terminal.execute(start, f"{start.text} &")
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            terminal.run(status)
+            return terminal.compare(shown)
+        except BlockError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
 
 
 def compiled_pages() -> set[str]:
@@ -171,6 +197,17 @@ def test_a_failing_block_is_reported_with_its_place_and_output(
     assert words in str(failed.value)
     assert "page.md:7" in str(failed.value)
     assert "after" not in terminal.output
+
+
+def test_a_command_fails_if_its_page_says_so(tmp_path: pathlib.Path) -> None:
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    terminal = Terminal(tmp_path, {**os.environ, "PATH": path})
+    program = "# a.py: python a.py  # it fails\nimport sys\nprint('before')\nsys.exit({})"
+    terminal.run(Block("page.md", 1, "", "python", program.format(3)))
+    assert terminal.output == "before\n"
+    with pytest.raises(BlockError, match="status 1"):
+        terminal.run(Block("page.md", 1, "", "python", program.format(0)))
+    assert Block("page.md", 1, "", "python", "# a.py: python a.py # 1").file == ("a.py", "python a.py # 1")
 
 
 def test_output_that_is_not_printed_is_a_failure(tmp_path: pathlib.Path) -> None:

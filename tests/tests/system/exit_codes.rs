@@ -1,9 +1,11 @@
 //! One error has one exit code, whichever command meets it (docs/ERRORS.md).
 
+use std::fs::OpenOptions;
 use std::net::UdpSocket;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use ronde_tests::harness::{DEADLINE, Ended, Run};
+use ronde_tests::harness::{DEADLINE, Ended, Run, ronde_binary};
 
 /// Runs a command in a directory, with an interpreter that does not exist.
 fn ronde(words: &[&str], directory: &Path) -> Ended {
@@ -78,6 +80,28 @@ fn a_job_and_its_sidecar_have_the_exit_code_of_the_same_error() {
         check_ended(&Run::new(1).options(options).start(["true"]).wait(DEADLINE), code, status);
         let words = [&["sidecar", "--local-ranks", "1"][..], options].concat();
         check_ended(&ronde(&words, directory.path()), code, status);
+    }
+}
+
+#[test]
+fn an_answer_that_cannot_be_written_fails_its_command_unless_nobody_reads() {
+    let ended = |line: &str, stdout: Stdio| {
+        let words = line.split(' ');
+        let output = Command::new(ronde_binary()).args(words).stdin(Stdio::null()).stdout(stdout).output();
+        let output = output.expect("it starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for line in ["completions bash", "explain --list", "version", "check", "check --json", "--help", "run --help"] {
+        let full = OpenOptions::new().write(true).open("/dev/full").expect("Linux has it");
+        let (status, stderr) = ended(line, full.into());
+        let reason = "cannot write the answer to standard output: No space left on device";
+        assert!(stderr.contains(reason) && stderr.contains("[RONDE-E209]\n"), "{line}: {stderr}");
+        assert_eq!(status, Some(74), "{line}: {stderr}");
+    }
+    for line in ["completions bash", "--help"] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        assert_eq!(ended(line, writer.into()), (Some(0), String::new()), "{line}");
     }
 }
 

@@ -48,7 +48,7 @@ pub enum Code {
     NoAddress = 207,
     /// Not everything started in time.
     StartTimeout = 208,
-    /// The workers' output cannot be written.
+    /// The workers' output, or the answer of a command, cannot be written.
     OutputLost = 209,
     /// The user ended the job.
     Interrupted = 210,

@@ -1,7 +1,9 @@
 //! How a command ends: exit statuses, what it prints, and why it fails.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
+
+use anyhow::Context;
 
 use crate::codes::{Code, coded};
 
@@ -66,7 +68,11 @@ pub const EXITS: &[ExitEntry] = &[
         meaning: "a file cannot be made: of --report, --output-filename, --autotune-log-file, --plot or --output, or a flight record or its timeline",
         commands: "`run`, `sidecar`, `debug`, `tune`, `bench`",
     },
-    ExitEntry { status: "74", meaning: "the output of the workers cannot be written", commands: "`run`" },
+    ExitEntry {
+        status: "74",
+        meaning: "the output of the workers, or the answer of a command, cannot be written",
+        commands: "all",
+    },
     ExitEntry { status: "126", meaning: "the worker's command cannot be executed", commands: "`run`, `worker`" },
     ExitEntry { status: "127", meaning: "the worker's command does not exist", commands: "`run`, `worker`" },
     ExitEntry {
@@ -109,9 +115,46 @@ fn write_line(out: &mut impl Write, line: &str) {
     let _ = out.write_all(format!("{line}\n").as_bytes());
 }
 
-/// Writes an answer to standard output. A reader that has gone is no error.
-pub fn print(text: &str) {
-    let _ = std::io::stdout().write_all(text.as_bytes());
+/// Writes an answer to standard output. Returns the exit status of a command that ends with it.
+pub fn answer(text: &str) -> ExitCode {
+    status_of(print(text))
+}
+
+/// Returns the exit status of a command that ends with an answer that somebody else has written.
+pub fn answered(written: std::io::Result<()>) -> ExitCode {
+    status_of(unless_reader_left(written.and_then(|()| std::io::stdout().flush())))
+}
+
+/// Writes to standard output.
+///
+/// # Errors
+/// When it cannot be written. A reader that has gone is no error.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    print_to(&mut std::io::stdout().lock(), text)
+}
+
+fn print_to(out: &mut impl Write, text: &str) -> anyhow::Result<()> {
+    unless_reader_left(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// Returns the error of an answer that was not written, with its code. A reader that has gone is no error.
+///
+/// # Errors
+/// When it was not written for another reason, such as a full disk.
+pub fn unless_reader_left(written: std::io::Result<()>) -> anyhow::Result<()> {
+    match written {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(error).context("cannot write the answer to standard output").context(Code::OutputLost)
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+fn status_of(written: anyhow::Result<()>) -> ExitCode {
+    match written {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail_with(&error, Code::OutputLost),
+    }
 }
 
 #[cfg(test)]
@@ -136,5 +179,16 @@ mod tests {
         let (reader, mut out) = std::io::pipe().expect("a pipe");
         drop(reader);
         write_line(&mut out, "nobody reads this");
+        print_to(&mut out, "nor this").expect("no error");
+    }
+
+    #[test]
+    fn an_answer_that_a_full_disk_does_not_take_is_an_error() {
+        let mut full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has it");
+        let error = print_to(&mut full, "an answer\n").expect_err("nothing fits");
+        assert_eq!(Code::of_error(&error, Code::Bug), Code::OutputLost);
+        let text = coded(&error, Code::Bug);
+        assert!(text.starts_with("cannot write the answer to standard output: No space left on device"), "{text}");
+        assert!(text.ends_with("[RONDE-E209]"), "{text}");
     }
 }

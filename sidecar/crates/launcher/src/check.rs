@@ -69,7 +69,9 @@ pub fn main(args: &CheckArgs) -> ExitCode {
         answer.add(Some(host.as_str()), remote.check(host, args.ports, &own), args.json);
     }
     let summary = answer.summary();
-    print(&if args.json { answer.json() + "\n" } else { format!("{summary}\n") });
+    if let Err(error) = print(&if args.json { answer.json() + "\n" } else { format!("{summary}\n") }) {
+        return refuse_with(&error, Code::OutputLost);
+    }
     match answer.worst() {
         Mark::Fail => refuse(Code::HostUnfit, "jobs cannot run on these hosts; fix what the lines marked fail name"),
         Mark::Ok | Mark::Warn => ExitCode::SUCCESS,

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction, Command};
 
 /// Rewrites the single-dash long options before the worker command of `run` and `tune`; the worker's arguments stay as they
@@ -48,6 +50,23 @@ pub(super) fn given(command: &Command, arguments: &[OsString]) -> BTreeMap<Strin
     found
 }
 
+/// Leaves out the suggestion to put `--` before an unknown option if the subcommand runs what follows as a command: the option
+/// would be taken for the name of a program. Other suggestions stay.
+pub(super) fn without_wrong_suggestion(cli: &Command, arguments: &[OsString], mut error: clap::Error) -> clap::Error {
+    let subcommand = arguments.get(1).and_then(|name| cli.find_subcommand(name));
+    let runs_command = subcommand.is_some_and(|found| found.get_positionals().any(Arg::is_trailing_var_arg_set));
+    if !runs_command {
+        return error;
+    }
+    if let Some(ContextValue::StyledStrs(mut suggestions)) = error.remove(ContextKind::Suggested) {
+        suggestions.retain(|suggestion: &StyledStr| !suggestion.to_string().starts_with("to pass "));
+        if !suggestions.is_empty() {
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(suggestions));
+        }
+    }
+    error
+}
+
 /// The subcommands that start workers.
 const LAUNCHING: [&str; 2] = ["run", "tune"];
 
@@ -56,9 +75,13 @@ fn is_option(argument: &OsStr) -> bool {
     argument.to_str().is_some_and(|text| text.len() > 1 && text.starts_with('-') && text != "--")
 }
 
-/// Turns `-np` and `-np=4` into `--num-proc` and `--num-proc=4`; others stay.
+/// Turns `-np` into `--num-proc`, and `-np=4` and `-np4` into `--num-proc=4`; others stay.
 fn long_form(argument: &OsStr) -> OsString {
     let text = argument.to_string_lossy();
+    let attached = ["-np", "-n"].into_iter().find_map(|short| text.strip_prefix(short));
+    if let Some(number) = attached.filter(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit())) {
+        return format!("--num-proc={number}").into();
+    }
     let (name, value) = text.split_once('=').map_or((&*text, None), |(name, value)| (name, Some(value)));
     match SINGLE_DASH.iter().find(|(short, _)| *short == name) {
         Some((_, long)) => value.map_or_else(|| (*long).into(), |value| format!("{long}={value}").into()),
@@ -116,6 +139,9 @@ mod tests {
         assert_eq!(normalised("ronde run -np 4 sh -np 5"), "ronde run --num-proc 4 sh -np 5");
         assert_eq!(normalised("ronde run -n 4 sh -n 5"), "ronde run --num-proc 4 sh -n 5");
         assert_eq!(normalised("ronde run -np=4 --verbose sh"), "ronde run --num-proc=4 --verbose sh");
+        assert_eq!(normalised("ronde run -np4 --verbose sh -np5"), "ronde run --num-proc=4 --verbose sh -np5");
+        assert_eq!(normalised("ronde run -n16 sh -n5"), "ronde run --num-proc=16 sh -n5");
+        assert_eq!(normalised("ronde run -n4x -nx sh"), "ronde run -n4x -nx sh");
         assert_eq!(normalised("ronde run -H a:1 -hostfile f sh -np 5"), "ronde run -H a:1 --hostfile f sh -np 5");
         assert_eq!(
             normalised("ronde run --network-interface eth0 -np 4 sh"),
@@ -141,6 +167,7 @@ mod tests {
         };
         assert_eq!(given("--num-proc 2 -H a:1 --verbose sh --hostfile x"), "hosts=a:1 num-proc=2 verbose");
         assert_eq!(given("--hostfile=f --verbose -- --num-proc 3"), "hostfile=f verbose");
+        assert_eq!(given("-np2 --verbose sh"), "num-proc=2 verbose");
         assert_eq!(given("-Ha:1 --unknown"), "hosts");
     }
 

@@ -15,7 +15,7 @@ use ronde_wire::{JobName, SidecarIndex, limits};
 
 use files::{NewFile, create_all, replace, replace_all};
 use ronde_bootstrap::codes::{Code, coded};
-use ronde_bootstrap::exit::{fail_with, print};
+use ronde_bootstrap::exit::{answer, fail_with, print};
 use ronde_bootstrap::numbers::whole;
 use ronde_sidecar::process::credentials::{
     AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE, code_of, directory, private_file,
@@ -141,10 +141,7 @@ type Indices = BTreeSet<u32>;
 /// Runs the subcommand; prints what was made or found.
 pub(super) fn main(args: &CertsArgs) -> ExitCode {
     match perform(&args.command) {
-        Ok(text) => {
-            print(&text);
-            ExitCode::SUCCESS
-        }
+        Ok(text) => answer(&text),
         Err(error) => fail_with(&error, Code::CertificateFiles),
     }
 }
@@ -299,7 +296,7 @@ fn inspect(args: &InspectArgs) -> anyhow::Result<String> {
         }
     }
     if bad > 0 {
-        print(&text);
+        print(&text)?;
         return Err(anyhow!("{bad} of {} directories cannot be used", args.directories.len()))
             .context(Code::CertificatesUnusable);
     }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use ronde_bootstrap::codes::{Code, TABLE};
-use ronde_bootstrap::exit::{EXITS, fail, print};
+use ronde_bootstrap::exit::{EXITS, answer, fail};
 
 /// Arguments of `ronde explain`.
 #[derive(Args, Debug)]
@@ -25,14 +25,10 @@ pub(super) struct ExplainArgs {
 /// Prints one explanation or the list.
 pub(super) fn main(args: &ExplainArgs) -> ExitCode {
     let Some(given) = &args.code else {
-        print(&if args.exit_codes { exit_codes() } else { list() });
-        return ExitCode::SUCCESS;
+        return answer(&if args.exit_codes { exit_codes() } else { list() });
     };
     match Code::parse(given).or_else(|| Code::of_cause(given)) {
-        Some(code) => {
-            print(&format!("{}\n", code.entry()));
-            ExitCode::SUCCESS
-        }
+        Some(code) => answer(&format!("{}\n", code.entry())),
         None => fail(Code::NotExplained, &format!("{given:?} is not an error code; see `ronde explain --list`")),
     }
 }

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::exit::{answer, answered, fail};
 use ronde_launcher::{agent, check, job, run};
 use ronde_sidecar::process;
 use ronde_sidecar::process::arguments::SidecarArgs;
@@ -114,7 +114,7 @@ fn main() -> ExitCode {
     let parsed = cli.try_get_matches_from(arguments.clone()).and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => return refused(&error),
+        Err(error) => return refused(&arguments::without_wrong_suggestion(&Cli::command(), &arguments, error)),
     };
     match cli.command {
         Command::Run(args) => run_job(*args, &arguments),
@@ -134,15 +134,11 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::main(&args),
         Command::Completions(args) => {
             let mut script = Vec::new();
-            clap_complete::generate(args.shell, &mut Cli::command(), "ronde", &mut script);
-            print(&String::from_utf8_lossy(&script));
-            ExitCode::SUCCESS
+            clap_complete::generate(args.shell, &mut shown(&Cli::command()), "ronde", &mut script);
+            answer(&String::from_utf8_lossy(&script))
         }
         Command::Explain(args) => explain::main(&args),
-        Command::Version => {
-            print(&version());
-            ExitCode::SUCCESS
-        }
+        Command::Version => answer(&version()),
     }
 }
 
@@ -150,6 +146,12 @@ fn main() -> ExitCode {
 /// such a number for an option that does not exist.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     command.allow_negative_numbers(true).mut_subcommands(with_negative_numbers)
+}
+
+/// The command with the subcommands that its help shows: shells would offer the others as well.
+fn shown(whole: &clap::Command) -> clap::Command {
+    let subcommands = whole.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    clap::Command::new("ronde").version(env!("CARGO_PKG_VERSION")).subcommands(subcommands)
 }
 
 /// The variables that are valid Unicode; an option cannot have another value.
@@ -173,9 +175,7 @@ fn run_job(args: run::RunArgs, arguments: &[std::ffi::OsString]) -> ExitCode {
 /// Prints help and version as answers; everything else is a wrong command line.
 fn refused(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        // Writing to a closed terminal fails; ignore it.
-        let _ = error.print();
-        return ExitCode::SUCCESS;
+        return answered(error.print());
     }
     let text = error.render();
     let text = if std::io::stderr().is_terminal() { text.ansi().to_string() } else { text.to_string() };
@@ -249,10 +249,35 @@ mod tests {
     fn every_shell_gets_a_script_that_knows_the_subcommands() {
         for shell in clap::ValueEnum::value_variants() {
             let mut script = Vec::new();
-            clap_complete::generate::<clap_complete::Shell, _>(*shell, &mut Cli::command(), "ronde", &mut script);
+            let command = &mut shown(&Cli::command());
+            clap_complete::generate::<clap_complete::Shell, _>(*shell, command, "ronde", &mut script);
             let script = String::from_utf8(script).expect("a script is text");
-            assert!(script.contains("certs") && script.contains("num-proc"), "{shell:?}");
+            for word in ["certs", "num-proc", "completions", "version"] {
+                assert!(script.contains(word), "{shell:?}: {word}");
+            }
+            // Help texts of options have the word `agent`, too; bash has no help texts.
+            for hidden in ["exec-worker", "tune-worker", "Start and supervise processes", " sidecar agent "] {
+                assert!(!script.contains(hidden), "{shell:?} offers {hidden}");
+            }
         }
+    }
+
+    #[test]
+    fn an_unknown_option_is_not_suggested_as_the_command() {
+        let text = |line: &str| {
+            let words: Vec<_> = line.split(' ').map(Into::into).collect();
+            let arguments = arguments::normalise(&Cli::command(), words);
+            let error = Cli::command().try_get_matches_from(arguments.clone()).expect_err(line);
+            arguments::without_wrong_suggestion(&Cli::command(), &arguments, error).to_string()
+        };
+        for line in ["run --admin-listen X -np 2 sh", "tune --bogus X -np 2", "worker --bogus x", "run -np 2 -z sh"] {
+            let text = text(&format!("ronde {line}"));
+            assert!(text.contains("unexpected argument '-") && !text.contains("tip:"), "{line}: {text}");
+        }
+        let similar = text("ronde run --verbos -np 2 python x");
+        assert!(similar.contains("tip: a similar argument exists: '--verbose'"), "{similar}");
+        assert!(!similar.contains("-- --verbos"), "{similar}");
+        assert!(text("ronde explain --E203").contains("'-- --E203'"), "it is an argument there");
     }
 
     #[test]

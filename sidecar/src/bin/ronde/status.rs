@@ -11,7 +11,7 @@ use clap::Args;
 use serde_json::Value;
 
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{fail_with, notice, print};
+use ronde_bootstrap::exit::{fail_with, notice, print, unless_reader_left};
 use ronde_bootstrap::numbers::whole;
 use ronde_wire::Failure;
 
@@ -48,9 +48,10 @@ pub(super) fn main(args: &StatusArgs) -> ExitCode {
     let shown = if args.watch {
         watch(state, &mut std::io::stdout(), &mut std::io::stderr(), std::io::stdout().is_terminal() && !args.json)
     } else {
-        state().map(|state| {
-            print(&state.text);
+        state().and_then(|state| {
+            let printed = print(&state.text);
             state.silent.iter().for_each(|line| notice(line));
+            printed
         })
     };
     match shown {
@@ -79,8 +80,9 @@ fn watch(
     let mut named = None;
     loop {
         let clear = if is_terminal { CLEAR } else { "" };
-        if write!(output, "{clear}{}", now.text).and_then(|()| output.flush()).is_err() {
-            return Ok(());
+        let written = write!(output, "{clear}{}", now.text).and_then(|()| output.flush());
+        if written.is_err() {
+            return unless_reader_left(written);
         }
         // In a terminal the line would be cleared with the rest.
         if let Some(line) = now.silent.as_ref().filter(|_| is_terminal || named != now.silent) {
@@ -145,7 +147,7 @@ fn state_of(targets: Vec<Target>, args: &StatusArgs) -> anyhow::Result<State> {
     let text = |(target, now): &(Target, Page)| {
         let before = before(target)?;
         let seconds = now.at.duration_since(before.at).as_secs_f64();
-        Some(render::render(&before.content, &now.content, seconds))
+        Some(render::render(target.address, &before.content, &now.content, seconds))
     };
     let texts: Vec<String> = second.iter().filter_map(text).collect();
     Ok(State { text: texts.join("\n"), silent: silent_line(&silent) })
@@ -285,8 +287,12 @@ mod tests {
         assert_eq!(String::from_utf8_lossy(&output), "\x1b[H\x1b[Jstate 1\n\x1b[H\x1b[Jstate 0\n");
         let error = watch(states(0), &mut Vec::new(), &mut Vec::new(), false).expect_err("there was none");
         assert_eq!(error.to_string(), "no sidecar answers");
+        let (reader, mut pipe) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        watch(states(9), &mut pipe, &mut Vec::new(), false).expect("nobody reads");
         let full: &mut [u8] = &mut [];
-        watch(states(9), &mut std::io::Cursor::new(full), &mut Vec::new(), false).expect("nobody reads");
+        let error = watch(states(9), &mut std::io::Cursor::new(full), &mut Vec::new(), false).expect_err("no space");
+        assert_eq!(Code::of_error(&error, Code::StatusUnreachable), Code::OutputLost);
     }
 
     #[test]

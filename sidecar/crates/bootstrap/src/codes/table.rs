@@ -108,8 +108,8 @@ pub const TABLE: &[Entry] = &[
     Entry {
         code: Code::OutputLost,
         exit: EXIT_IO,
-        title: "the workers' output cannot be written",
-        meaning: "Standard output or a file of --output-filename does not accept what the workers write: the pipe's reader has ended, or the disk is full.",
+        title: "output cannot be written",
+        meaning: "Standard output or a file of --output-filename does not accept what the workers write, or what a command answers: the disk is full, or the reader of the workers' output has ended.",
         remedy: "Keep the reader of the pipe running, or make room on the disk.",
     },
     Entry {

@@ -17,7 +17,8 @@ impl Answer {
         for finding in findings {
             if !is_quiet {
                 let prefix = host.map(|host| format!("{host}: ")).unwrap_or_default();
-                print(&format!("{prefix}{finding}\n"));
+                // The summary comes last: if that cannot be written either, the command fails.
+                let _ = print(&format!("{prefix}{finding}\n"));
             }
             self.findings.push((host.map(str::to_owned), finding));
         }

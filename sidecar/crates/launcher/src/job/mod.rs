@@ -16,7 +16,7 @@ use anyhow::{anyhow, ensure};
 use clap::{Args, Subcommand};
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::directory;
-use ronde_bootstrap::exit::{fail_with, print};
+use ronde_bootstrap::exit::{answer, fail_with};
 use ronde_bootstrap::numbers::whole;
 use ronde_wire::JobName;
 
@@ -92,10 +92,7 @@ struct ScaleArgs {
 /// Asks a running job, or changes it.
 pub fn main(args: &JobArgs) -> ExitCode {
     match run(&args.command) {
-        Ok(text) => {
-            print(&text);
-            ExitCode::SUCCESS
-        }
+        Ok(text) => answer(&text),
         Err(error) => fail_with(&error, Code::JobUnreachable),
     }
 }

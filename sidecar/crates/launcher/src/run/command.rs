@@ -27,7 +27,7 @@ pub(super) fn interpreter_of(command: &[String]) -> Option<String> {
 /// message names one that was meant for ronde.
 pub(super) fn number_is_missing(command: &[String]) -> String {
     let names = ["-np", "-n", "--np", "--num-proc", "--nproc-per-node"];
-    let is_number = |option: &&String| names.iter().any(|name| *name == option.split('=').next().unwrap_or_default());
+    let is_number = |option: &&String| names.contains(&name_of(option));
     let missing = "the number of processes is not given; give -np N (--num-proc), or hosts with -H HOST:SLOTS";
     match command.iter().skip(1).find(is_number) {
         Some(option) => format!("{missing}. {}", belongs_to_program(option, &command[0])),
@@ -38,11 +38,15 @@ pub(super) fn number_is_missing(command: &[String]) -> String {
 /// Returns the message that an option for the number of processes comes after the program and so does not count,
 /// although the number is known otherwise. The short `-n` is not among them: many programs have it.
 pub(super) fn number_after_program(command: &[String]) -> Option<String> {
-    let is_number = |option: &&String| {
-        ["-np", "--np", "--num-proc"].iter().any(|name| *name == option.split('=').next().unwrap_or_default())
-    };
+    let is_number = |option: &&String| ["-np", "--np", "--num-proc"].contains(&name_of(option));
     let option = command.iter().skip(1).find(is_number)?;
     Some(belongs_to_program(option, &command[0]))
+}
+
+/// An option without its number: `-np` of `-np4` and of `-np=4`.
+fn name_of(option: &str) -> &str {
+    let name = option.split('=').next().unwrap_or_default();
+    name.trim_end_matches(|c: char| c.is_ascii_digit())
 }
 
 fn belongs_to_program(option: &str, program: &str) -> String {
@@ -77,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_number_after_the_program_is_noticed_when_another_one_counts() {
-        for line in ["python train.py -np 2", "python train.py --num-proc=2"] {
+        for line in ["python train.py -np 2", "python train.py --num-proc=2", "python train.py -np2"] {
             let text = number_after_program(&words(line)).expect("the program gets it");
             assert!(text.contains(" comes after python, so it is an argument of that program"), "{text}");
         }
@@ -88,7 +92,7 @@ mod tests {
 
     #[test]
     fn an_option_after_the_program_is_named() {
-        for line in ["python train.py -np 2", "python train.py --num-proc=2", "sh -n"] {
+        for line in ["python train.py -np 2", "python train.py --num-proc=2", "python train.py -n2", "sh -n"] {
             let option = line.split(' ').find(|word| word.starts_with('-')).expect("one is there");
             let text = number_is_missing(&words(line));
             assert!(text.contains(&format!(". {option} comes after {}", &words(line)[0])), "{text}");

@@ -298,7 +298,7 @@ impl Job<'_> {
             let directory = serving.socket_dir.display();
             self.verbose_notice(|| {
                 format!(
-                    "the sidecar of {served} on host {host} serves in {directory}, metrics at http://{}",
+                    "the sidecar of {served} on host {host} serves in {directory}, page and metrics at http://{}/",
                     serving.admin
                 )
             })

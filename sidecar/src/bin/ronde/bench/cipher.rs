@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{fail, print};
+use ronde_bootstrap::exit::{answer, fail};
 use ronde_transport::{CIPHER_RECORD_BYTES, CipherRate, cipher_rates};
 use serde::Serialize;
 
@@ -49,9 +49,7 @@ pub(super) fn main(arguments: &[std::ffi::OsString]) -> ExitCode {
         Ok(rates) => Report::of(&rates),
         Err(error) => return fail(Code::Bug, &format!("{:#}", anyhow::Error::new(error))),
     };
-    let text = if args.json { report.json() } else { report.table() };
-    print(&text);
-    ExitCode::SUCCESS
+    answer(&if args.json { report.json() } else { report.table() })
 }
 
 impl Report {

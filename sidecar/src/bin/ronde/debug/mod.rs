@@ -19,7 +19,7 @@ use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use nix::fcntl::OFlag;
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{fail_with, print};
+use ronde_bootstrap::exit::{answer, fail_with};
 use ronde_bootstrap::flight::{self, FILE_BYTES_MAX, FlightRecord};
 use ronde_wire::Failure;
 
@@ -86,10 +86,7 @@ pub(super) fn main(args: &DebugArgs) -> ExitCode {
         DebugCommand::Analyze(args) => (analyze(args), Code::FlightRecord),
     };
     match done {
-        Ok(text) => {
-            print(&text);
-            ExitCode::SUCCESS
-        }
+        Ok(text) => answer(&text),
         Err(error) => fail_with(&error, code),
     }
 }

@@ -74,7 +74,7 @@ pub(super) fn test(args: &TestArgs) -> anyhow::Result<String> {
     });
     let label = plugin.label();
     if failed > 0 {
-        print(&text);
+        print(&text)?;
         return Err(anyhow!("{label} fails {failed} of {} checks", passed + failed)).context(Code::PluginFailed);
     }
     text.push_str(&format!("{label} passes {passed} checks\n"));

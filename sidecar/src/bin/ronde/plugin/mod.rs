@@ -20,7 +20,7 @@ use ronde_plugin_host::trust::{Policy, Signature, read_signature};
 use ronde_plugin_host::{Given, Host, HostConfig, LoadError, Parameters, Plugin};
 
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{fail_with, print};
+use ronde_bootstrap::exit::{answer, fail_with};
 use ronde_sidecar::plugins::shipped;
 
 mod build;
@@ -92,10 +92,7 @@ pub(super) fn main(args: &PluginArgs) -> ExitCode {
         PluginCommand::Verify(args) => trust::verify(args),
     };
     match done {
-        Ok(text) => {
-            print(&text);
-            ExitCode::SUCCESS
-        }
+        Ok(text) => answer(&text),
         Err(error) => fail_with(&error, Code::PluginFile),
     }
 }

@@ -1,18 +1,21 @@
 //! Renders a status page as text.
 
 use std::fmt::Write;
+use std::net::SocketAddr;
 
 use ronde_wire::Failure;
 use serde_json::Value;
 
-/// Renders two status pages of one sidecar, taken `seconds` apart. Fields that another version lacks are left out.
-pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
+/// Renders two status pages of the sidecar whose admin pages are at an address, taken `seconds` apart. Fields that another
+/// version lacks are left out.
+pub(super) fn render(address: SocketAddr, before: &Value, now: &Value, seconds: f64) -> String {
     let mut text = String::new();
     // A string cannot fail to be written to. Anything may serve at the port of a sidecar, and the text goes to a terminal.
     let mut line = |words: String| {
         let _ = writeln!(text, "{}", printable(&words));
     };
     line(head(now));
+    line(format!("  page: http://{address}/"));
     let ranks = |name: &str| list(&now[name]);
     line(format!("  ranks here: {} in the epoch, {} wait for it", ranks("ranks_in_epoch"), ranks("ranks_waiting")));
     if let (Some(live), Some(ring)) = (now["sessions"]["live"].as_u64(), now["sessions"]["over_ring"].as_u64()) {
@@ -32,6 +35,7 @@ pub(super) fn render(before: &Value, now: &Value, seconds: f64) -> String {
         line(format!("  silent: ranks {}, sidecars {}", ranks("suspect_ranks"), ranks("suspect_sidecars")));
     }
     entries(&now["links"]).for_each(|link| link_lines(link, now).into_iter().for_each(&mut line));
+    contributed(before, now, seconds).into_iter().for_each(&mut line);
     line(traffic(before, now, seconds));
     if let (Some(operations), Some(steps)) = (now["schedule"]["operations"].as_u64(), now["schedule"]["steps"].as_u64())
     {
@@ -180,24 +184,41 @@ fn nccl(streams: &Value) -> Option<String> {
     Some(format!("  NCCL: {connections} connections, {} sent and {} received", bytes(sent), bytes(received)))
 }
 
+/// What the ranks of this sidecar have put into operations, also where nothing leaves the host.
+fn contributed(before: &Value, now: &Value, seconds: f64) -> Option<String> {
+    let name = "contributed_bytes";
+    now["traffic"][name].as_u64()?;
+    let (rate, all) = (rate(before, now, seconds, name), all(now, name));
+    Some(format!("  contributed by the ranks here: {rate}/s; {all} so far"))
+}
+
+/// What this sidecar and others have sent each other.
 fn traffic(before: &Value, now: &Value, seconds: f64) -> String {
-    let total = |page: &Value, name: &str| page["traffic"][name].as_u64().unwrap_or_default();
-    let rate = |name: &str| {
-        let grown = total(now, name).saturating_sub(total(before, name));
-        #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
-        let per_second = grown as f64 / seconds.max(f64::EPSILON);
-        bytes(per_second)
-    };
-    #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
-    let all = |name: &str| bytes(total(now, name) as f64);
+    let rate = |name: &str| rate(before, now, seconds, name);
     let operations = total(now, "operations").saturating_sub(total(before, "operations"));
     format!(
         "  traffic: {}/s out, {}/s in, {operations} operations in {seconds:.1} s; {} out and {} in so far",
         rate("sealed_bytes"),
         rate("opened_bytes"),
-        all("sealed_bytes"),
-        all("opened_bytes")
+        all(now, "sealed_bytes"),
+        all(now, "opened_bytes")
     )
+}
+
+fn total(page: &Value, name: &str) -> u64 {
+    page["traffic"][name].as_u64().unwrap_or_default()
+}
+
+fn rate(before: &Value, now: &Value, seconds: f64, name: &str) -> String {
+    let grown = total(now, name).saturating_sub(total(before, name));
+    #[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
+    let per_second = grown as f64 / seconds.max(f64::EPSILON);
+    bytes(per_second)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
+fn all(page: &Value, name: &str) -> String {
+    bytes(total(page, name) as f64)
 }
 
 /// Formats three digits and a unit.
@@ -268,6 +289,11 @@ mod tests {
 
     use super::*;
 
+    /// The pages of a sidecar on this host.
+    fn render(before: &Value, now: &Value, seconds: f64) -> String {
+        super::render(SocketAddr::from(([127, 0, 0, 1], 41_234)), before, now, seconds)
+    }
+
     #[test]
     fn a_status_page_is_rendered_as_lines_of_text() {
         let mut now = json!({
@@ -292,12 +318,13 @@ mod tests {
                 { "rank": 0, "name": "allreduce.v", "collective": "ALLREDUCE", "ordered": true, "age_ms": 900 },
             ],
             "last_failure": { "reason": "rank 3 is gone" },
-            "traffic": { "sealed_bytes": 1_000, "opened_bytes": 0, "operations": 1 },
+            "traffic": { "sealed_bytes": 1_000, "opened_bytes": 0, "operations": 1, "contributed_bytes": 0 },
         });
         let before = now.clone();
-        now["traffic"] = json!({ "sealed_bytes": 5_001_000, "opened_bytes": 4_000, "operations": 8 });
+        now["traffic"] = json!({ "sealed_bytes": 5_001_000, "opened_bytes": 4_000, "operations": 8, "contributed_bytes": 6_000_000 });
         let expected = "\
 job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0.1.0
+  page: http://127.0.0.1:41234/
   ranks here: 0 1 in the epoch, none wait for it
   NCCL: 4 connections, 2.0 MB sent and 500 B received
   GPUs: 2 with NCCL 2.23.4, 64.0 MB of workers' memory; operations: 7 by NCCL, 120 in two levels, 3 copied to the host
@@ -306,6 +333,7 @@ job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0
   link to sidecar 1: QUIC for control, TLS over TCP for data, TLS_X, KX, at 10.0.1.2:7400, round trip 120 us, datagrams of 1452 bytes, 1 of 9 packets lost
     certificate until then, the peer's until later
   link to sidecar 2: down
+  contributed by the ranks here: 3.0 MB/s; 6.0 MB so far
   traffic: 2.5 MB/s out, 2.0 kB/s in, 7 operations in 2.0 s; 5.0 MB out and 4.0 kB in so far
   runs ahead: 161 tensors in 12 operations a step, 40 steps without negotiation so far
   allreduce allreduce.w has waited 3 s for ranks 2 3
@@ -341,7 +369,7 @@ job night: sidecar 0 (coordinator) of 4 ranks, epoch 2 active, up 2 min, ronde 0
         assert!(!shown.contains(|c: char| (c.is_control() && c != '\n') || c == '\u{202e}'), "{shown:?}");
         assert!(shown.starts_with("job \\u{1b}]0;x\\u{7}\\n\\u{202e}é: sidecar 0"), "{shown}");
         assert!(shown.trim_end().ends_with(&"x".repeat(10_000)), "no line is cut");
-        assert_eq!(shown.lines().count(), 11, "a page cannot add lines: {shown}");
+        assert_eq!(shown.lines().count(), 12, "a page cannot add lines: {shown}");
     }
 
     #[test]

@@ -102,17 +102,28 @@ impl<'a> Job<'a> {
             return (Tone::Waits, format!("waits for {} to attach", ranks(&page.ranks_missing)));
         }
         let late = page.waiting_tensors.iter().find(|waiting| waiting.age_ms >= LATE_AFTER_MS).map(sentence);
-        match late.or_else(|| self.late_under_schedule()) {
+        match late.or_else(|| self.late_request()) {
             Some(words) => (Tone::Waits, words),
             None => (Tone::Good, phase(&page.phase).to_owned()),
         }
     }
 
-    /// The oldest operation that a schedule has admitted, if it has been in flight for long. The coordinator does not know
-    /// the missing ranks then; those that take part and have no request are named.
-    fn late_under_schedule(&self) -> Option<String> {
-        let requests = self.requests();
-        let oldest = requests.iter().find(|request| request.scheduled && request.age_ms >= LATE_AFTER_MS)?;
+    /// The oldest request that other ranks may not have submitted, if it has waited for long. Its sidecar does not know which
+    /// ranks are missing.
+    fn late_request(&self) -> Option<String> {
+        // A rank that has joined waits for the others' last operation, however long they train.
+        let is_late = |request: &&&Pending| request.age_ms >= LATE_AFTER_MS && request.collective != JOIN;
+        let oldest = *self.requests().iter().find(is_late)?;
+        if oldest.scheduled {
+            return Some(self.late_under_schedule(oldest));
+        }
+        let what = operation(&oldest.collective, &oldest.name);
+        Some(format!("rank {} has waited in {what} for {}", oldest.rank, duration(oldest.age_ms)))
+    }
+
+    /// An operation in flight that a schedule has admitted. The coordinator does not know the missing ranks then; those that
+    /// take part and have no request are named.
+    fn late_under_schedule(&self, oldest: &Pending) -> String {
         let what = operation(&oldest.collective, &oldest.name);
         let rows = self.ranks();
         let without = rows.iter().filter(|row| self.takes_part(row.rank, oldest.set) && self.is_without_request(row));
@@ -122,7 +133,7 @@ impl<'a> Job<'a> {
             [one] => format!("; rank {one} has no request in flight"),
             many => format!("; {} have no request in flight", ranks(many)),
         };
-        Some(format!("{what} has been in flight under a schedule for {}{which}", duration(oldest.age_ms)))
+        format!("{what} has been in flight under a schedule for {}{which}", duration(oldest.age_ms))
     }
 
     /// Whether a rank has to submit the operations of a process set. Of a set that no page lists, none is known to.
@@ -358,6 +369,8 @@ fn milliseconds(time: Duration) -> u64 {
 
 /// An operation that waits for so long is worth a sentence.
 const LATE_AFTER_MS: u64 = 4_000;
+/// The collective of a rank that has no more data.
+const JOIN: &str = "JOIN";
 
 /// The sum of two figures, or the one that is known.
 fn either<T>(one: Option<T>, other: Option<T>, sum: impl Fn(T, T) -> T) -> Option<T> {
@@ -493,5 +506,25 @@ mod tests {
         assert!(!job.sees_coordinator());
         assert!(job.ranks().iter().all(|row| row.state == "in the epoch" && row.waited_us.is_none()));
         assert_eq!(job.requests().len(), 1);
+    }
+
+    #[test]
+    fn without_the_coordinators_page_a_request_that_waits_is_the_verdict() {
+        let verdict = |collective: &str, age_ms: u64, ordered: bool| {
+            let mut page = fixtures::page(1, 0);
+            for request in &mut page.pending_requests {
+                (request.collective, request.age_ms, request.ordered) = (collective.to_owned(), age_ms, ordered);
+            }
+            let mut model = Model::new(View::Overview, true);
+            let answers = vec![fixtures::answered(1, page)];
+            update(&mut model, Sample { answers, ..Sample::default() }, Duration::ZERO);
+            model.shown().verdict()
+        };
+        let runs = (Tone::Good, "runs".to_owned());
+        let words = "rank 2 has waited in allreduce.layer4.weight for 13 s";
+        assert_eq!(verdict("ALLREDUCE", 13_000, false), (Tone::Waits, words.to_owned()));
+        assert_eq!(verdict("ALLREDUCE", 3_900, false), runs, "a step may take as long");
+        assert_eq!(verdict("ALLREDUCE", 13_000, true), runs, "it is performed: all ranks have submitted it");
+        assert_eq!(verdict("JOIN", 13_000, false), runs, "the others train on");
     }
 }

@@ -18,7 +18,7 @@ use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 
 use ronde_bootstrap::codes::{Code, error_with_code};
-use ronde_bootstrap::exit::{fail, fail_with, print};
+use ronde_bootstrap::exit::{answer, fail, fail_with};
 use ronde_bootstrap::numbers::whole;
 
 use model::{Model, View, update};
@@ -68,10 +68,7 @@ pub(super) fn main(args: &TopArgs) -> ExitCode {
     let interval = Duration::from_secs(args.interval);
     if args.once {
         return match once(&targets, args.view, interval) {
-            Ok(text) => {
-                print(&text);
-                ExitCode::SUCCESS
-            }
+            Ok(text) => answer(&text),
             Err(error) => fail_with(&error, Code::StatusUnreachable),
         };
     }

@@ -37,7 +37,7 @@ pub(super) struct Watched {
     pub(super) page: Option<Page>,
     /// `None` until there are two pages.
     pub(super) rates: Option<Rates>,
-    /// Bytes a second that were encrypted and decrypted, oldest first.
+    /// Bytes a second that its ranks have contributed, oldest first.
     pub(super) history: VecDeque<u64>,
     pub(super) answer: Answering,
 }
@@ -235,7 +235,7 @@ impl Watched {
     /// Notes the rate of this sample: nothing if the sidecar does not answer. Histories of all sidecars end with the same sample,
     /// because the plot adds them up.
     fn note_rate(&mut self) {
-        let bytes = self.rates.as_ref().map_or(0.0, |rates| rates.sealed + rates.opened);
+        let bytes = self.rates.as_ref().map_or(0.0, |rates| rates.contributed);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,

@@ -19,7 +19,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, anyhow};
 use clap::Args;
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{fail_with, print};
+use ronde_bootstrap::exit::{answer, fail_with};
 use ronde_bootstrap::numbers::whole;
 use ronde_engine::AutotuneSettings;
 use ronde_wire::TuningParameter;
@@ -96,10 +96,7 @@ struct Gradients {
 /// Searches, and writes the profile; prints the outcome.
 pub(super) fn main(args: &TuneArgs) -> ExitCode {
     match run(args) {
-        Ok(text) => {
-            print(&text);
-            ExitCode::SUCCESS
-        }
+        Ok(text) => answer(&text),
         Err(error) => failed(&error),
     }
 }

@@ -50,7 +50,9 @@ pub(super) fn main(arguments: &[std::ffi::OsString]) -> ExitCode {
         Ok(machine) => machine,
         Err(error) => return fail_with(&error, Code::Profile),
     };
-    print(&document::tables(&machine));
+    if let Err(error) = print(&document::tables(&machine)) {
+        return fail_with(&error, Code::OutputLost);
+    }
     match args.plot.as_ref().map_or(Ok(()), |path| write(path, &plot::plot(&machine))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail_with(&error, Code::ResultUnwritable),

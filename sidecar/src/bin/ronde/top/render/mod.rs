@@ -158,7 +158,7 @@ fn first_row(rows: usize, room: usize, cursor: usize) -> usize {
     cursor.saturating_sub(room / 2).min(rows.saturating_sub(room))
 }
 
-/// Bytes a second that all sidecars have encrypted and decrypted.
+/// Bytes a second that the ranks of all sidecars have contributed to operations.
 fn throughput(frame: &mut Frame<'_>, area: Rect, job: &Job<'_>) {
     let mut rest = area;
     let longest = job.sidecars.iter().map(|watched| watched.history.len()).max().unwrap_or(0);
@@ -168,7 +168,7 @@ fn throughput(frame: &mut Frame<'_>, area: Rect, job: &Job<'_>) {
     };
     let sums: Vec<u64> = (1..=longest.min(usize::from(area.width))).rev().map(at).collect();
     let top = super::rates::number(sums.iter().copied().max().unwrap_or(0));
-    let words = format!("Bytes encrypted and decrypted by these sidecars; the top is {}/s", bytes(top));
+    let words = format!("Bytes that ranks have contributed to operations; the top is {}/s", bytes(top));
     frame.render_widget(Paragraph::new(rule(&words, area.width)), take(&mut rest, 1));
     frame.render_widget(Sparkline::default().data(sums).style(Style::new().fg(Color::Cyan)), rest);
 }

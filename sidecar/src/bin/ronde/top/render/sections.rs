@@ -41,7 +41,8 @@ fn cells<'a, const COUNT: usize>(cells: [Span<'a>; COUNT]) -> Row<'a> {
     Row::new(cells)
 }
 
-/// The sidecars, with what each does in a second.
+/// The sidecars, with what each does in a second. Nothing is encrypted between the ranks of one sidecar; what they contribute
+/// shows that they work.
 pub(super) fn sidecars<'a>(job: &Job<'_>, width: u16) -> Section<'a> {
     let row = |watched: &&Watched| {
         let rate = |of: fn(&Rates) -> f64| watched.rates.as_ref().map(of);
@@ -58,23 +59,37 @@ pub(super) fn sidecars<'a>(job: &Job<'_>, width: u16) -> Section<'a> {
             plain(name),
             toned(tone, state),
             plain(ranks),
+            plain(per_second(|rates| rates.contributed)),
             plain(per_second(|rates| rates.sealed)),
             plain(per_second(|rates| rates.opened)),
-            plain(count(|rates| rates.operations)),
         ];
-        if width >= ROOMY {
+        if width >= COUNTED {
+            row.push(plain(count(|rates| rates.operations)));
+        }
+        if width >= ADDRESSED {
             row.push(plain(watched.address.clone()));
         }
         Row::new(row)
     };
     let mut section = Section {
         title: "Sidecars".to_owned(),
-        header: vec!["", "state", "ranks", "encrypted", "decrypted", "operations"],
-        widths: vec![Constraint::Length(3), REST, Constraint::Length(11), RATE, RATE, RATE],
+        header: vec!["", "state", "ranks", "contributed", "encrypted", "decrypted"],
+        widths: vec![
+            Constraint::Length(3),
+            REST,
+            Constraint::Length(11),
+            Constraint::Length(11),
+            Constraint::Length(9),
+            Constraint::Length(9),
+        ],
         rows: job.sidecars.iter().map(row).collect(),
         empty: "No sidecar is found.".to_owned(),
     };
-    if width >= ROOMY {
+    if width >= COUNTED {
+        section.header.push("operations");
+        section.widths.push(RATE);
+    }
+    if width >= ADDRESSED {
         section.header.push("admin page");
         section.widths.push(Constraint::Length(21));
     }
@@ -446,7 +461,10 @@ fn percent(share: f64) -> String {
 const UNDER_A_SCHEDULE: &str =
     "A schedule runs: operations are not negotiated, so the coordinator does not know which ranks are missing.";
 const RATE: Constraint = Constraint::Length(10);
-/// The width from which on a table has its additional columns.
+/// The width from which on the table of links has its additional columns.
 const ROOMY: u16 = 110;
+/// The widths from which on that of sidecars has operations, and the addresses of admin pages.
+const COUNTED: u16 = 90;
+const ADDRESSED: u16 = 120;
 /// A rank that others wait for in this share of the time slows the job down (docs/OPERATIONS.md has the same alert).
 const LATE_SHARE: f64 = 0.2;

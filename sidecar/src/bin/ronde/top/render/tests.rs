@@ -47,9 +47,9 @@ job night: 4 ranks, epoch 2, up 61 s, transport auto, ronde 0.2.0
 runs
  1 overview   2 ranks   3 links   4 waits   5 engine
 Sidecars ───────────────────────────────────────────────────────────────────────
-     state                       ranks        encrypted   decrypted   operations
-0    runs, coordinator           0, 1         2.0 GB/s    1.5 GB/s    120/s
-1    runs                        2, 3         2.0 GB/s    1.5 GB/s    120/s
+     state                        ranks        contributed  encrypted  decrypted
+0    runs, coordinator            0, 1         3.0 GB/s     2.0 GB/s   1.5 GB/s
+1    runs                         2, 3         3.0 GB/s     2.0 GB/s   1.5 GB/s
 Operations that wait for ranks ─────────────────────────────────────────────────
 missing                   waited    operation
 3                         3 s       allreduce.layer4.weight
@@ -74,9 +74,22 @@ q quit  ? help  tab or 1-5 view  arrows select  p pause  s sort";
 fn the_overview_of_a_large_terminal_has_two_columns_and_a_plot() {
     let found = text(&fixtures::model(View::Overview), 200, 50);
     println!("{found}");
-    holds(&found, &["the top is 7.0 GB/s", "Engine of sidecar 0", "membership", "AES_128_GCM_SHA256", "█"]);
+    holds(&found, &["the top is 6.0 GB/s", "Engine of sidecar 0", "membership", "AES_128_GCM_SHA256", "█"]);
     let first = found.lines().find(|line| line.starts_with("Sidecars ")).expect("a title");
     assert!(first.contains("Operations that wait for ranks"), "side by side: {first}");
+}
+
+#[test]
+fn the_throughput_of_a_job_on_one_sidecar_is_shown() {
+    let model = changed(View::Overview, |page| {
+        page.traffic.sealed_bytes = 0;
+        page.traffic.opened_bytes = 0;
+    });
+    let found = text(&model, 100, 30);
+    println!("{found}");
+    holds(&found, &["contributed  encrypted  decrypted  operations", "3.0 GB/s     0 B/s      0 B/s      120/s"]);
+    assert!(!found.contains("admin page"), "{found}");
+    holds(&text(&model, 120, 30), &["operations  admin page", "120/s       127.0.0.1:41000"]);
 }
 
 #[test]
