@@ -16,7 +16,11 @@ pub(super) fn resolve(command: &Command, given: &BTreeSet<&str>, from: &mut Valu
     if given.contains("bootstrap") {
         return;
     }
-    for (one, other) in pairs(command).into_iter().filter(|pair| !is_alternative(pair)) {
+    let (modes, others): (Vec<_>, Vec<_>) = pairs(command).into_iter().partition(is_of_mode);
+    for (one, other) in modes {
+        keep_stronger(command, (one.get_id().as_str(), other.get_id().as_str()), given, from, mistakes);
+    }
+    for (one, other) in others.into_iter().filter(|pair| !is_alternative(pair)) {
         let set = |arg| Set::find(arg, given, from);
         if let (Some(one), Some(other)) = (set(one), set(other)) {
             note(&one, &other, mistakes);
@@ -32,12 +36,18 @@ fn pairs(command: &Command) -> Vec<(&Arg, &Arg)> {
             command.get_arg_conflicts_with(arg).into_iter().map(|other| other.get_id().as_str()).collect();
         known.iter().copied().filter(|other| ids.contains(&other.get_id().as_str())).collect()
     };
-    known.iter().flat_map(|arg| conflicts(arg).into_iter().map(move |other| (*arg, other))).collect()
+    known.iter().copied().flat_map(|arg| conflicts(arg).into_iter().map(move |other| (arg, other))).collect()
 }
 
 fn is_alternative((one, other): &(&Arg, &Arg)) -> bool {
     let (one, other) = (one.get_id().as_str(), other.get_id().as_str());
     ALTERNATIVES.contains(&(one, other)) || ALTERNATIVES.contains(&(other, one))
+}
+
+/// Whether the pair is of a sidecar without peers and an option of one with peers: programs start the former by themselves,
+/// whatever the environment and the file have for the latter.
+fn is_of_mode((one, other): &(&Arg, &Arg)) -> bool {
+    [one, other].iter().any(|arg| arg.get_id().as_str() == "local_ranks")
 }
 
 /// An option that is set, and where.

@@ -145,6 +145,7 @@ fn a_launchers_sidecar_is_not_concerned_with_variables_of_another_one() {
     let error = layered(Cli::command(), &words("ronde sidecar"), &variables).map(drop).expect_err("a conflict");
     let expected = "RONDE_SIDECAR_CERTS: it cannot be used with RONDE_SIDECAR_LOCAL_RANKS; set only one of both";
     assert!(error.to_string().contains(expected), "{error}");
+    layered(Cli::command(), &words("ronde sidecar --local-ranks 2"), &variables).expect("the command line is stronger");
 }
 
 #[test]
