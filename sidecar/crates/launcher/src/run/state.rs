@@ -254,7 +254,7 @@ impl State {
     /// The failure that ended the job when that command has failed.
     pub(super) fn starter_failure(&self) -> Option<Failure> {
         let status = self.starter.as_ref()?.ended.filter(|status| !status.is_success())?;
-        Some(Failure::Starter { command: self.command.clone(), status })
+        Some(Failure::Starter { command: self.command.clone(), status, stderr_tail: self.starter_output() })
     }
 
     /// The last lines of that command's standard error.

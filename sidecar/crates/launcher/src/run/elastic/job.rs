@@ -319,6 +319,7 @@ impl<'a> ElasticJob<'a> {
     /// Ends everything that runs, in order: workers, sidecars, agents. Every wait is bounded.
     async fn end(&mut self, failed: bool) {
         (self.discovery, self.socket) = (None, None);
+        self.table.note_end();
         if failed {
             self.broadcast(&ToAgent::StopWorkers { grace_ms: u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX) });
         }
@@ -365,18 +366,18 @@ impl<'a> ElasticJob<'a> {
         self.links.values().for_each(|link| link.send(command.clone()));
     }
 
-    /// The line about the workers that failed because of what the job ends with.
-    fn followers(&self, failure: &Failure) -> Option<String> {
-        let Failure::Elastic(failure) = failure else { return None };
-        self.table.followers(failure.culprit())
+    /// The lines about the workers that failed besides what the job ends with.
+    fn others(&self, failure: &Failure) -> Vec<String> {
+        let Failure::Elastic(failure) = failure else { return Vec::new() };
+        self.table.others(failure.culprit())
     }
 
     /// Writes the report and the last notices.
     async fn close(mut self, failure: Option<&Failure>) -> u8 {
         let mut exit = failure.map_or(0, Failure::exit_code);
         if let Some(failure) = failure {
-            let lines = [self.followers(failure), self.table.records.line()];
-            let below: String = lines.into_iter().flatten().map(|line| format!("\n{line}")).collect();
+            let lines = self.others(failure).into_iter().chain(self.table.records.line());
+            let below: String = lines.map(|line| format!("\n{line}")).collect();
             self.printer.block(failure.code().mark(&format!("{failure}{below}"))).await;
         }
         let report = self.settings.report.as_deref().map(|path| (self.report(failure, exit), path));

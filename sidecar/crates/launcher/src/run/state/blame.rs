@@ -42,21 +42,21 @@ impl State {
         }
     }
 
-    /// The text below the failure that ended the job: the numbers of operations, and who failed because of it.
+    /// The text below the failure that ended the job: the numbers of operations, and who failed besides.
     pub(in super::super) fn consequences(&self, failure: &Failure) -> String {
         let cause = match failure {
             Failure::Worker { rank, .. } => RootCause::Rank(*rank),
             Failure::LeftEarly { rank, .. } => RootCause::LeftEarly(*rank),
             Failure::Sidecar { sidecar, .. } => RootCause::Sidecar(*sidecar),
-            // It names the host by its text, which the line about followers does not need.
+            // It names the host by its text, which the lines about others do not need.
             Failure::Lost { .. } => RootCause::Host(0),
             _ => return String::new(),
         };
         let reports = self.reports();
         let counts = outcome::operations(&reports).filter(|_| matches!(cause, RootCause::LeftEarly(_)));
         let counts = counts.map(|counts| format!("\noperations: {counts}")).unwrap_or_default();
-        let followers = outcome::followers(&reports, cause).map(|text| format!("\n{text}")).unwrap_or_default();
-        counts + &followers
+        let others = outcome::others(&reports, cause).into_iter().map(|line| format!("\n{line}"));
+        counts + &others.collect::<String>()
     }
 
     fn root_cause(&self) -> Option<RootCause> {
