@@ -91,6 +91,8 @@ pub(super) struct SidecarState {
     pub(super) exited: Option<Status>,
     /// Whether it ended with a failure while it was needed.
     is_lost: bool,
+    /// Why it cannot continue, as it has reported.
+    fatal: Option<String>,
     log: Tail,
 }
 
@@ -372,7 +374,11 @@ impl State {
             | FromSidecar::Unreachable { .. } => {}
             FromSidecar::Recorded { path } => self.records.add(host_name, &path),
             FromSidecar::Ended { summary } => state.summary = Some(summary),
-            FromSidecar::Fatal { reason } => return Err(Failure::Fatal { served, host: host_name, reason }),
+            FromSidecar::Fatal { reason } => {
+                state.log.push(&reason);
+                state.fatal = Some(reason.clone());
+                return Err(Failure::Fatal { served, host: host_name, reason });
+            }
         }
         Ok(())
     }

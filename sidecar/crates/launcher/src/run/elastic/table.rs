@@ -112,6 +112,8 @@ pub(super) struct Consequence {
     pub(super) loss: Option<Loss>,
     /// An agent that is of no use any more.
     pub(super) unusable: Option<u32>,
+    /// A text for users.
+    pub(super) text: Option<String>,
 }
 
 impl Consequence {
@@ -193,7 +195,7 @@ impl Table {
         let facts = self.agent(agent);
         let loss = Loss::Unusable { host: facts.host.clone(), reason, code, output: facts.output.lines() };
         facts.loss.get_or_insert_with(|| loss.clone());
-        Consequence { event: Some(Event::AgentLost { agent }), loss: Some(loss), unusable: Some(agent) }
+        Consequence { event: Some(Event::AgentLost { agent }), loss: Some(loss), unusable: Some(agent), text: None }
     }
 
     /// The connection to an agent has ended.
@@ -210,7 +212,7 @@ impl Table {
             None => Loss::unreachable(host, status, output),
         };
         facts.loss = Some(loss.clone());
-        Consequence { event: Some(Event::AgentLost { agent }), loss: Some(loss), unusable: None }
+        Consequence { event: Some(Event::AgentLost { agent }), loss: Some(loss), ..Consequence::default() }
     }
 
     fn handle_line(&mut self, sidecar: u32, line: FromSidecar) -> Consequence {
@@ -263,7 +265,15 @@ impl Table {
                 self.records.add(host, &path);
                 Consequence::default()
             }
-            FromSidecar::Fatal { reason } => self.fatal(sidecar, reason),
+            FromSidecar::Fatal { reason } => {
+                let host = self.host_of_sidecar(sidecar);
+                self.sidecar(sidecar).log.push(&reason);
+                let consequence = self.fatal(sidecar, reason.clone());
+                // It has been lost before, or it was ending.
+                let is_no_loss = consequence.loss.is_none();
+                let text = is_no_loss.then(|| format!("sidecar {sidecar} on host {host} reports at its end: {reason}"));
+                Consequence { text, ..consequence }
+            }
             FromSidecar::Linked { peer, address: _ } => Consequence::event(Event::Linked { sidecar, peer }),
             FromSidecar::Dialling { .. } => Consequence::default(),
         }
@@ -277,7 +287,7 @@ impl Table {
         let is_first = facts.loss.is_none() && !facts.is_closed;
         facts.loss.get_or_insert_with(|| loss.clone());
         let event = Some(Event::SidecarLost { sidecar });
-        Consequence { event, loss: is_first.then_some(loss), unusable: None }
+        Consequence { event, loss: is_first.then_some(loss), ..Consequence::default() }
     }
 
     fn sidecar_exited(&mut self, sidecar: u32, status: Status) -> Consequence {
@@ -290,7 +300,7 @@ impl Table {
         }
         let loss = Loss::Sidecar { sidecar, host, status, log_tail: facts.log.lines() };
         facts.loss = Some(loss.clone());
-        Consequence { event, loss: Some(loss), unusable: None }
+        Consequence { event, loss: Some(loss), ..Consequence::default() }
     }
 
     /// Records a committed membership.
