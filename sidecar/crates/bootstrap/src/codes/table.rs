@@ -228,7 +228,7 @@ pub const TABLE: &[Entry] = &[
         code: Code::LeftEarly,
         exit: EXIT_UNAVAILABLE,
         title: "a rank left the job while others had operations",
-        meaning: "The named rank called `shutdown`, closed its client or reached the end of its program, while other ranks had submitted operations that need it, or submitted some afterwards. Usually it has fewer batches than the others, or left its loop by a condition that only it met. --stall-check-shutdown-time-seconds ends operations that wait for a rank with this code, too.",
+        meaning: "The named rank called `shutdown`, closed its client or reached the end of its program, while other ranks had submitted operations that need it, or submitted some afterwards. Usually it has fewer batches than the others, or left its loop by a condition that only it met. --stall-check-shutdown-time-seconds ends operations that wait for a rank with this code, too; then the message names a rank that waited.",
         remedy: "Compare the numbers of operations below the launcher's message. Have all ranks take the same number of steps (drop the last incomplete batch, or give all ranks the same number of samples), or call `join()` after the loop: ranks that have finished then take part with zeros until the last one has.",
     },
     Entry {

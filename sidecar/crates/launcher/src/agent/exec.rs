@@ -63,9 +63,10 @@ pub(crate) fn become_worker(
     not_run(&format!("{}{error}{advice}", beginning(program)), code)
 }
 
-/// Whether a process ended because [`become_worker`] could not execute `program`. A program's own exit with 126 or 127, such as
-/// that of a shell, looks the same, and nothing else of the process outlives an exec. So its last line decides, which this
-/// file writes: a program that ends with the line of its own name has passed it on.
+/// Whether a process ended because [`become_worker`] could not execute `program`.
+///
+/// The exit status does not show it: a shell ends with 126 and 127, too. The agent's only other source is the output, so the
+/// last line of standard error decides: [`become_worker`] writes it, with the name of the program.
 pub(crate) fn is_not_run(status: Status, program: &str, stderr_tail: &[String]) -> bool {
     let is_status = [EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND].iter().any(|code| status == Status::Code((*code).into()));
     let line = format!("ronde: {}", beginning(OsStr::new(program)));

@@ -12,7 +12,7 @@ pub(super) fn resolve(command: &Command, given: &BTreeSet<&str>, from: &mut Valu
     for (one, other) in ALTERNATIVES {
         keep_stronger(command, (one, other), given, from, mistakes);
     }
-    // The sidecar of a launcher has its settings from there; variables of another sidecar are no concern of it.
+    // A launcher sends its sidecar all settings, whatever is set for sidecars without one.
     if given.contains("bootstrap") {
         return;
     }
@@ -28,7 +28,7 @@ pub(super) fn resolve(command: &Command, given: &BTreeSet<&str>, from: &mut Valu
     }
 }
 
-/// The pairs of options that clap lets nobody give together.
+/// The pairs of options that clap does not accept together.
 fn pairs(command: &Command) -> Vec<(&Arg, &Arg)> {
     let known: Vec<&Arg> = options(command).collect();
     let conflicts = |arg: &Arg| -> Vec<&Arg> {
@@ -44,8 +44,8 @@ fn is_alternative((one, other): &(&Arg, &Arg)) -> bool {
     ALTERNATIVES.contains(&(one, other)) || ALTERNATIVES.contains(&(other, one))
 }
 
-/// Whether the pair is of a sidecar without peers and an option of one with peers: programs start the former by themselves,
-/// whatever the environment and the file have for the latter.
+/// Whether one of the pair selects a sidecar without peers, and the other one is for a sidecar with peers. Programs start the
+/// former by themselves, also where the environment or the file has settings of the latter.
 fn is_of_mode((one, other): &(&Arg, &Arg)) -> bool {
     [one, other].iter().any(|arg| arg.get_id().as_str() == "local_ranks")
 }
