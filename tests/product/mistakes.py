@@ -124,7 +124,7 @@ MISTAKES = (
         "dtype",
         "ranks have different types",
         [*RUN, *PROGRAM],
-        ["Mismatched data types", "[RONDE-E306]"],
+        ["Mismatched data types", "exited with code 1 [RONDE-E306]", "1 other rank failed, too"],
         1,
         "The operation fails on all ranks, with the type of each. Often one rank has loaded a checkpoint of another "
         "precision.",
@@ -140,7 +140,7 @@ with ronde.connect() as client:
         "shape",
         "ranks have different shapes",
         [*RUN, *PROGRAM],
-        ["Mismatched ALLREDUCE tensor shapes", "[RONDE-E306]"],
+        ["Mismatched ALLREDUCE tensor shapes", "exited with code 1 [RONDE-E306]", "1 other rank failed, too"],
         1,
         "The operation fails on all ranks, with the shape of each. For results whose lengths differ use `allgather`, "
         "which accepts different first dimensions.",
@@ -156,7 +156,7 @@ with ronde.connect() as client:
         "order",
         "ranks call operations in different orders",
         [*RUN, *LATER, *PROGRAM],
-        ["Missing ranks:", "its call allreduce", "[RONDE-E305]"],
+        ["Missing ranks:", "its call allreduce", "exited with code 1 [RONDE-E305]"],
         1,
         "Each rank waits in a call that the other has not reached. The report names the call of each, with its line. "
         "Use the same order on all ranks, or the `_async` calls. Without `--stall-check-shutdown-time-seconds` the "
@@ -174,7 +174,7 @@ with ronde.connect() as client:
         "skipped",
         "a rank skips an operation",
         [*RUN, *SOON, *PROGRAM],
-        ["Missing ranks:", "[RONDE-E305]"],
+        ["Missing ranks:", "exited with code 1 [RONDE-E305]"],
         1,
         "One rank calls an operation inside `if rank == 0:`, and the others do not. Call it on all ranks, or use a "
         "process set.",
@@ -360,7 +360,7 @@ import ronde.torch
         "arena_too_small",
         "the shared memory of a worker is too small",
         [*RUN, "--arena-mb", "1", *PROGRAM],
-        ["--arena-mb", "[RONDE-E308]"],
+        ["--arena-mb", "exited with code 1 [RONDE-E308]"],
         1,
         "The message has the limit and what exceeds it. Raise `--arena-mb`, or keep fewer tensors in flight.",
         """
@@ -384,7 +384,7 @@ with ronde.connect() as client:
     Mistake(
         "plugin_missing",
         "a plugin is not there",
-        [*RUN, "--plugin", "missing.wasm", *PROGRAM],
+        [*RUN, "--sidecars", "2", "--plugin", "missing.wasm", *PROGRAM],
         ["missing.wasm cannot be read", "[RONDE-E801]"],
         64,
         "Check the path, which is that on each host with a sidecar. `ronde plugin inspect FILE` shows what a file is.",

@@ -223,6 +223,54 @@ def check_answer(mistake: Mistake, answer: str) -> None:
     for line in codes:
         sentence = line.removeprefix("ronde: ").partition(" [RONDE-E")[0]
         assert sum(sentence in other for other in printed) == 1, f"the launcher prints {sentence!r} once:\n{answer}"
+    check_codes(answer)
+
+
+# The code of a cause, and the beginning of a line of a rank.
+CODE = re.compile(r"\[(RONDE-E\d+)\]")
+OF_RANK = re.compile(r"\[(\d+)\]<std(?:out|err)>:")
+# The codes of errors that another rank or a sidecar causes.
+OF_OTHERS = ("RONDE-E301", "RONDE-E305", "RONDE-E401")
+
+
+def check_codes(answer: str) -> None:
+    """The code of the cause is in one line besides those of the ranks, each of which names its own once."""
+    own: list[str] = []  # of the launcher and the sidecars
+    quoted: list[str] = []  # the last lines of a process, in the block
+    ranks: dict[str, list[str]] = {}
+    for line in answer.splitlines():
+        codes = CODE.findall(line)
+        if (rank := OF_RANK.match(line)) is not None:
+            ranks.setdefault(rank[1], []).extend(codes)
+        else:
+            (quoted if own and line.startswith("  ") else own).extend(codes)
+    assert len(own) <= 1, f"the code is printed once:\n{answer}"
+    assert all(code in own for code in quoted), f"the block has the code of the lines that it quotes:\n{answer}"
+    assert all(len(codes) <= 1 for codes in ranks.values()), f"a rank names its error once:\n{answer}"
+    if sum(any(code not in OF_OTHERS for code in codes) for codes in ranks.values()) > 1:
+        assert "failed, too" in answer, f"ranks with an error of their own are no followers:\n{answer}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        (["[sidecar 0]: ERROR no plugin [RONDE-E801]", "ronde: no plugin [RONDE-E801]"], "printed once"),
+        (["ronde: rank 0 exited [RONDE-E301]", "  MismatchError: dtypes [RONDE-E306]"], "lines that it quotes"),
+        (["[0]<stderr>:a [RONDE-E301]", "[0]<stderr>:a [RONDE-E301]"], "names its error once"),
+        (
+            ["[0]<stderr>:a [RONDE-E306]", "[1]<stderr>:a [RONDE-E306]", "1 other rank ended because of that"],
+            "followers",
+        ),
+        (["[0]<stderr>:a [RONDE-E306]", "[1]<stderr>:a [RONDE-E306]", "1 other rank failed, too, with 1"], None),
+        (["[0]<stderr>:a [RONDE-E301]", "[1]<stderr>:a [RONDE-E301]", "ronde: rank 2 was killed [RONDE-E301]"], None),
+    ],
+)
+def test_an_answer_that_repeats_a_code_is_found(lines: list[str], complaint: str | None) -> None:
+    if complaint is None:
+        check_codes("\n".join(lines))
+        return
+    with pytest.raises(AssertionError, match=complaint):
+        check_codes("\n".join(lines))
 
 
 def check_records(mistake: Mistake, records: list[str]) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Keeps whole tracebacks, if it is 1.
 TRACEBACKS = "RONDE_TRACEBACKS"
+# The launcher counts ranks that end with one of these as followers, and all others as ranks that failed, too.
 _CAUSES = ("rank_lost", "sidecar_lost", "shut_down")
 _OWN_MODULES = os.path.dirname(os.path.abspath(__file__)) + os.sep
 

@@ -85,7 +85,10 @@ pub fn main(args: &SidecarArgs) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let reason = coded(&error, Code::SidecarCannotGoOn);
+            // The launcher prints it, once for all sidecars that end for the same reason.
+            let has_reader = args.bootstrap && streams::undelivered().is_none();
             match args.bootstrap || args.logs.log_format == LogFormat::Json {
+                _ if has_reader => {}
                 true => tracing::error!("{reason}"),
                 false => streams::log(format!("ronde sidecar: {reason}\n")),
             }

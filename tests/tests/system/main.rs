@@ -6,6 +6,7 @@ mod agents;
 mod ahead;
 mod autotune;
 mod averages;
+mod blocks;
 mod certs;
 mod collectives;
 mod containers;

@@ -301,7 +301,7 @@ pub fn error_with_code(text: String, otherwise: Code) -> anyhow::Error {
 }
 
 const PREFIX: &str = "RONDE-E";
-/// The codes that only exceptions of workers have, and no command.
+/// The codes that only exceptions of workers have. A job that such an exception ends has the code, and the worker's status.
 const ONLY_OF_WORKERS: RangeInclusive<Code> = Code::RanksDisagree..=Code::TimelineFailed;
 
 #[cfg(test)]

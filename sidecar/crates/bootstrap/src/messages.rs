@@ -12,7 +12,7 @@
 //! sidecar  → launcher  Noted     and what that worker asked for last
 //! sidecar  → launcher  Recorded  where it wrote its flight record after a failure
 //! sidecar  → launcher  Ended     counters, when the sidecar has drained
-//! sidecar  → launcher  Fatal     why it cannot continue; it then exits with a non-zero status
+//! sidecar  → launcher  Fatal     why it cannot continue, which is not in its log; it then exits with a non-zero status
 //! ```
 //!
 //! In an elastic job the launcher decides each membership, and sidecars outlive the changes that keep them:

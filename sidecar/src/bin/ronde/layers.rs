@@ -15,6 +15,7 @@ use strsim::levenshtein;
 
 use super::arguments;
 
+mod conflicts;
 #[cfg(test)]
 mod document;
 mod file;
@@ -46,24 +47,23 @@ pub(super) fn layered(
     let path = given.get("config").cloned().flatten().map(PathBuf::from);
     let path = path.or_else(|| lookup(CONFIG_VARIABLE).map(PathBuf::from));
     let mut in_file = path.map(|path| file::read(&cli, &path, &mut mistakes)).unwrap_or_default();
-    let mut from: BTreeMap<String, (Source, Vec<String>)> = BTreeMap::new();
+    let mut from = Values::new();
     for arg in options(command) {
         let id = arg.get_id().to_string();
-        let file = in_file.remove(&(name.to_owned(), id.clone())).map(|values| (Source::File, values));
+        let file = in_file.remove(&(name.to_owned(), id.clone()));
+        let file = file.map(|value| Value { source: Source::File, place: value.place, words: value.words });
         if let Some(value) = of_environment(command, arg, &lookup, &mut mistakes).or(file) {
             from.insert(id, value);
         }
     }
     let given: BTreeSet<&str> = given.keys().map(String::as_str).collect();
-    for (one, other) in ALTERNATIVES {
-        keep_stronger((one, other), &given, &mut from, &mut mistakes);
-    }
+    conflicts::resolve(command, &given, &mut from, &mut mistakes);
     if !mistakes.0.is_empty() {
         return Err(mistakes);
     }
     Ok(described(cli).mut_subcommand(name, |command| {
         command.mut_args(|arg| match from.remove(arg.get_id().as_str()) {
-            Some((_, values)) => arg.required(false).default_values(values),
+            Some(value) => arg.required(false).default_values(value.words),
             None => arg,
         })
     }))
@@ -113,15 +113,34 @@ fn note_unknown_variables(command: &Command, environment: &BTreeMap<String, Stri
         return;
     }
     let known: Vec<String> = options(command).map(|arg| variables(command, arg).0).collect();
-    let of_kubernetes = |name: &str| name.ends_with("_PORT") || name.contains("_SERVICE_") || name.contains("_PORT_");
-    let given = environment.keys().filter(|name| name.starts_with(prefix) && !of_kubernetes(name));
+    let given = environment.keys().filter(|name| name.starts_with(prefix) && !is_of_service(name, environment));
     for name in given.filter(|name| !known.contains(name)) {
         let named = name[prefix.len()..].replace('_', "-").to_ascii_lowercase();
-        let near =
-            nearest(command, &named).map(|long| format!("{prefix}{}", long.replace('-', "_").to_ascii_uppercase()));
+        let near = match named.as_str() {
+            "config" => Some(CONFIG_VARIABLE.to_owned()),
+            _ => {
+                nearest(command, &named).map(|long| format!("{prefix}{}", long.replace('-', "_").to_ascii_uppercase()))
+            }
+        };
         let hint = near.map(|near| format!("; is {near} meant?")).unwrap_or_default();
         mistakes.note(name, format!("no option of `ronde run` has this variable{hint}"));
     }
+}
+
+/// Whether a variable describes a service: Kubernetes sets `X_SERVICE_HOST`, `X_SERVICE_PORT`, `X_PORT` and `X_PORT_80_TCP` for
+/// a service X, and Docker's links the last two. The value of `X_PORT` is an address such as `tcp://10.0.0.1:80`.
+fn is_of_service(name: &str, environment: &BTreeMap<String, String>) -> bool {
+    let is_service = |service: &str| {
+        let is_address = |value: &String| value.contains("://");
+        let of_kubernetes = format!("{service}_SERVICE_");
+        environment.get(&format!("{service}_PORT")).is_some_and(is_address)
+            || environment.keys().any(|name| name.starts_with(&of_kubernetes))
+    };
+    let mut ports = name.match_indices("_PORT").filter(|(at, port)| {
+        let rest = &name[at + port.len()..];
+        rest.is_empty() || rest.starts_with('_')
+    });
+    name.contains("_SERVICE_") || ports.any(|(at, _)| is_service(&name[..at]))
 }
 
 /// Returns the long option with one typing error less: another separator, or one letter added, removed or replaced; also that
@@ -143,12 +162,23 @@ enum Source {
     File,
 }
 
+/// The value of an option from elsewhere than the command line.
+struct Value {
+    source: Source,
+    /// The variable, or the line of the file.
+    place: String,
+    words: Vec<String>,
+}
+
+/// By the id of the option.
+type Values = BTreeMap<String, Value>;
+
 fn of_environment(
     command: &Command,
     arg: &Arg,
     lookup: &impl Fn(&str) -> Option<String>,
     mistakes: &mut Mistakes,
-) -> Option<(Source, Vec<String>)> {
+) -> Option<Value> {
     let (own, horovod) = variables(command, arg);
     let horovod = horovod.map(|name| (Source::Horovod, name));
     let (source, name, value) = [(Source::Environment, own)]
@@ -163,7 +193,7 @@ fn of_environment(
         None => vec![value],
     };
     match check(arg, &values) {
-        Ok(values) => Some((source, values)),
+        Ok(words) => Some(Value { source, place: name, words }),
         Err(what) => {
             mistakes.note(name, what);
             None
@@ -176,27 +206,6 @@ fn horovods_switch(arg: &Arg, value: String) -> String {
     match value.trim().parse::<i64>() {
         Ok(number) if matches!(arg.get_action(), ArgAction::SetTrue) => (number != 0).to_string(),
         _ => value,
-    }
-}
-
-/// Keeps the stronger source of two options that exclude each other; clap handles conflicts within the command line.
-fn keep_stronger(
-    (one, other): (&str, &str),
-    given: &BTreeSet<&str>,
-    from: &mut BTreeMap<String, (Source, Vec<String>)>,
-    mistakes: &mut Mistakes,
-) {
-    let source = |id: &str| match given.contains(id) {
-        true => Some(Source::CommandLine),
-        false => from.get(id).map(|(source, _)| *source),
-    };
-    match (source(one), source(other)) {
-        (Some(first), Some(second)) if first < second => drop(from.remove(other)),
-        (Some(first), Some(second)) if first > second => drop(from.remove(one)),
-        (Some(first), Some(_)) if first > Source::CommandLine => {
-            mistakes.note(format!("{one} and {other}"), "only one of both can be set");
-        }
-        _ => {}
     }
 }
 
@@ -250,17 +259,6 @@ fn described(cli: Command) -> Command {
 }
 
 const SLIPS_MAX: usize = 2;
-/// Options that exclude each other.
-const ALTERNATIVES: [(&str, &str); 8] = [
-    ("autotune", "no_autotune"),
-    ("hosts", "hostfile"),
-    ("num_proc", "nproc_per_node"),
-    ("timeline_mark_cycles", "no_timeline_mark_cycles"),
-    ("hierarchical_allreduce", "no_hierarchical_allreduce"),
-    ("hierarchical_allgather", "no_hierarchical_allgather"),
-    ("stall_check", "no_stall_check"),
-    ("log_with_timestamp", "log_without_timestamp"),
-];
 
 #[cfg(test)]
 mod tests;

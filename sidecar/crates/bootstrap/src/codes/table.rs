@@ -123,8 +123,8 @@ pub const TABLE: &[Entry] = &[
         code: Code::ReportUnwritable,
         exit: EXIT_CANNOT_CREATE,
         title: "the report cannot be written",
-        meaning: "The job has ended, but the file of --report cannot be made or written.",
-        remedy: "Give a path in a directory that exists and that you may write to.",
+        meaning: "The file of --report cannot be made or written. This is checked first, so that usually nothing was started; but the disk may be full when the job has ended.",
+        remedy: "Give a path in a directory that exists and that you may write to, on a disk with room.",
     },
     Entry {
         code: Code::OutputFiles,
@@ -200,14 +200,14 @@ pub const TABLE: &[Entry] = &[
         code: Code::WorkerFailed,
         exit: EXIT_UNAVAILABLE,
         title: "a worker failed",
-        meaning: "The named rank ended with a code other than 0 or by a signal, and all other ranks were notified and ended. Ranks that failed later, because this one was missing, are not reported.",
+        meaning: "The named rank ended with a code other than 0 or by a signal, and all other ranks were notified and ended. Ranks that failed, too, and those that ended because this one was missing, are counted below the message. A rank whose program ends with an error of ronde has the code of that error instead, such as RONDE-E306.",
         remedy: "Its last call and the last lines of its standard error are below the message. Where its control group counts them, the message names a kill by the out-of-memory killer; elsewhere a SIGKILL that nobody sent is most often one: see `dmesg` on the host. SIGSEGV: run it with PYTHONFAULTHANDLER=1.",
     },
     Entry {
         code: Code::WorkerNotRun,
         exit: EXIT_CANNOT_EXECUTE,
         title: "the worker's command cannot be run",
-        meaning: "The program is not in PATH of the host, or is not executable, or the host does not allow it to be tied to the launcher's lifetime.",
+        meaning: "The program is not in PATH of the host, or is not executable, or the host does not allow it to be tied to the launcher's lifetime. A shell that does not find a command ends with 127, too: that is RONDE-E301, because the shell was run.",
         remedy: "Give the program's path, or see that PATH is right on the host: variables come from the launcher's environment, and `-x PATH` is not needed.",
     },
     Entry {
@@ -228,7 +228,7 @@ pub const TABLE: &[Entry] = &[
         code: Code::LeftEarly,
         exit: EXIT_UNAVAILABLE,
         title: "a rank left the job while others had operations",
-        meaning: "The named rank called `shutdown`, closed its client or reached the end of its program, while other ranks had submitted operations that need it, or submitted some afterwards. Usually it has fewer batches than the others, or left its loop by a condition that only it met. --stall-check-shutdown-time-seconds ends operations that wait for a rank with this code, too.",
+        meaning: "The named rank called `shutdown`, closed its client or reached the end of its program, while other ranks had submitted operations that need it, or submitted some afterwards. Usually it has fewer batches than the others, or left its loop by a condition that only it met. --stall-check-shutdown-time-seconds ends operations that wait for a rank with this code, too; then the message names a rank that waited.",
         remedy: "Compare the numbers of operations below the launcher's message. Have all ranks take the same number of steps (drop the last incomplete batch, or give all ranks the same number of samples), or call `join()` after the loop: ranks that have finished then take part with zeros until the last one has.",
     },
     Entry {

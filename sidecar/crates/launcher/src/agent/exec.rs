@@ -13,6 +13,8 @@ use nix::sys::signal::Signal;
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::exit::{EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, notice};
 
+use crate::envelope::Status;
+
 /// Arguments of `ronde exec-worker`.
 #[derive(Args, Debug)]
 pub struct ExecArgs {
@@ -58,11 +60,45 @@ pub(crate) fn become_worker(
         std::io::ErrorKind::PermissionDenied => (EXIT_CANNOT_EXECUTE, "; is it executable?"),
         _ => (EXIT_CANNOT_EXECUTE, ""),
     };
-    not_run(&format!("cannot run {program:?}: {error}{advice}"), code)
+    not_run(&format!("{}{error}{advice}", beginning(program)), code)
+}
+
+/// Whether a process ended because [`become_worker`] could not execute `program`.
+///
+/// The exit status does not show it: a shell ends with 126 and 127, too. The agent's only other source is the output, so the
+/// last line of standard error decides: [`become_worker`] writes it, with the name of the program.
+pub(crate) fn is_not_run(status: Status, program: &str, stderr_tail: &[String]) -> bool {
+    let is_status = [EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND].iter().any(|code| status == Status::Code((*code).into()));
+    let line = format!("ronde: {}", beginning(OsStr::new(program)));
+    is_status && stderr_tail.last().is_some_and(|last| last.starts_with(&line))
+}
+
+/// How the message about a program begins that cannot be executed.
+fn beginning(program: &OsStr) -> String {
+    format!("cannot run {program:?}: ")
 }
 
 /// Writes why the command is not run. The exit status is a shell's, which distinguishes two reasons of one error code.
 fn not_run(text: &str, status: u8) -> ExitCode {
     notice(&Code::WorkerNotRun.append_to(text));
     ExitCode::from(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shells_exit_is_not_taken_for_a_program_that_is_not_run() {
+        let line = Code::WorkerNotRun.append_to("ronde: cannot run \"bash\": No such file or directory (os error 2)");
+        let is_not_run = |code, program, lines: &[&str]| {
+            let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
+            super::is_not_run(Status::Code(code), program, &lines)
+        };
+        assert!(is_not_run(127, "bash", &[&line]) && is_not_run(126, "bash", &["ld.so: a warning", &line]));
+        assert!(!is_not_run(1, "bash", &[&line]), "another status");
+        assert!(!is_not_run(127, "sh", &[&line]), "another program");
+        assert!(!is_not_run(127, "bash", &["bash: nosuch.sh: No such file or directory"]), "bash ran");
+        assert!(!is_not_run(127, "bash", &[]));
+    }
 }

@@ -10,14 +10,17 @@ use ronde_bootstrap::interfaces::InterfaceAddress;
 use ronde_wire::Exit;
 
 use super::elastic::ElasticFailure;
+use super::own_errors;
 use super::shell::Trouble;
+use crate::agent::exec;
 use crate::envelope::Status;
+use crate::rows::without_controls;
 
 /// The first failure of a job. Its consequences are not reported.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     /// A worker failed.
-    #[error("rank {rank} on host {host} {status}{}{}{}{}", memory_advice(.status), not_found(.status, .command), called(.last_call), tail("its stderr", .stderr_tail))]
+    #[error("rank {rank} on host {host} {status}{}{}{}{}", memory_advice(.status), not_found(.status, .command, .stderr_tail), called(.last_call), tail("its stderr", .stderr_tail))]
     Worker {
         /// Its rank.
         rank: u32,
@@ -51,12 +54,14 @@ pub(super) enum Failure {
         follower: Status,
     },
     /// The command that started the workers failed.
-    #[error("{command} {status}{}; its output is above", not_found(.status, .command))]
+    #[error("{command} {status}{}; its output is above", not_found(.status, .command, .stderr_tail))]
     Starter {
         /// Its first word.
         command: String,
         /// How it ended.
         status: Status,
+        /// The last lines of its standard error, which were printed.
+        stderr_tail: Vec<String>,
     },
     /// The command of `--starter` could not be started.
     #[error("cannot start {program:?}, the command of --starter that starts the workers: {error}")]
@@ -221,9 +226,13 @@ pub(super) struct LinkStatus {
     pub(super) status: Status,
 }
 
-/// The error code of a worker that has ended like this.
-pub(super) fn code_of_worker(status: Status) -> Code {
-    if status == Status::Code(EXIT_NOT_FOUND.into()) { Code::WorkerNotRun } else { Code::WorkerFailed }
+/// The error code of a worker that has ended like this: that of the error of ronde that its program ended with, if any.
+pub(super) fn code_of_worker(status: Status, command: &str, stderr_tail: &[String]) -> Code {
+    match status {
+        _ if exec::is_not_run(status, command, stderr_tail) => Code::WorkerNotRun,
+        Status::Code(_) => own_errors::code(stderr_tail).unwrap_or(Code::WorkerFailed),
+        Status::Signal(_) | Status::OutOfMemory => Code::WorkerFailed,
+    }
 }
 
 impl Failure {
@@ -240,6 +249,18 @@ impl Failure {
             _ => self.code().exit_status(),
         };
         if code == 0 { EXIT_UNAVAILABLE } else { code }
+    }
+
+    /// What to do about a debugger that found no input. `reader` is the rank that has the launcher's.
+    pub(super) fn debugger_hint(&self, reader: Option<u32>) -> Option<String> {
+        let Self::Worker { rank, stderr_tail, .. } = self else { return None };
+        let has_quit = stderr_tail.last().is_some_and(|line| without_controls(line).trim() == "bdb.BdbQuit");
+        (has_quit && reader != Some(*rank)).then(|| {
+            format!(
+                "its debugger found no input: give `--stdin {rank}`, which passes that of `ronde run` to rank {rank}, and call \
+                 `breakpoint()` on that rank alone"
+            )
+        })
     }
 
     /// What happened, in a few words, for the time until the job has ended. Then the whole message follows.
@@ -270,7 +291,7 @@ impl Failure {
     /// The error code that `ronde explain` explains.
     pub(super) fn code(&self) -> Code {
         match self {
-            Self::Worker { status, .. } => code_of_worker(*status),
+            Self::Worker { status, command, stderr_tail, .. } => code_of_worker(*status, command, stderr_tail),
             Self::LeftEarly { .. } => Code::LeftEarly,
             Self::Starter { .. } | Self::StarterSpawn { .. } => Code::StarterFailed,
             Self::Sidecar { .. } => Code::SidecarEnded,
@@ -307,11 +328,14 @@ pub(super) fn ranks(range: &Range<u32>) -> String {
     }
 }
 
-pub(super) fn not_found(status: &Status, command: &str) -> String {
+pub(super) fn not_found(status: &Status, command: &str, stderr_tail: &[String]) -> String {
     if *status != Status::Code(EXIT_NOT_FOUND.into()) {
         return String::new();
     }
-    format!(" (command not found: {command})")
+    if exec::is_not_run(*status, command, stderr_tail) {
+        return format!(" (command not found: {command})");
+    }
+    " (a shell's code for a command that it did not find)".to_owned()
 }
 
 fn advice(trouble: Option<Trouble>) -> String {
@@ -406,7 +430,46 @@ mod tests {
         let starved = worker(Status::OutOfMemory);
         assert!(starved.to_string().contains("on host beta was killed by the out-of-memory killer; give"), "{starved}");
         assert_eq!(starved.exit_code(), 137);
-        assert!(worker(Status::Code(127)).to_string().contains("exited with code 127 (command not found: pythn)"));
+    }
+
+    fn ended(status: Status, line: &str) -> Failure {
+        let (host, command, stderr_tail) = ("beta".into(), "bash".into(), vec![line.to_owned()]);
+        Failure::Worker { rank: 2, host, status, command, last_call: None, stderr_tail }
+    }
+
+    #[test]
+    fn a_program_is_called_missing_only_if_it_was_not_run() {
+        let missing = ended(
+            Status::Code(127),
+            "ronde: cannot run \"bash\": No such file or directory (os error 2); is it installed [RONDE-E302]",
+        );
+        assert!(missing.to_string().contains("exited with code 127 (command not found: bash)\n"), "{missing}");
+        assert_eq!(missing.code(), Code::WorkerNotRun);
+        let shells = ended(Status::Code(127), "bash: train.sh: No such file or directory");
+        let expected = "exited with code 127 (a shell's code for a command that it did not find)\n";
+        assert!(shells.to_string().contains(expected), "{shells}");
+        assert_eq!((shells.code(), shells.exit_code()), (Code::WorkerFailed, 127));
+        let denied =
+            ended(Status::Code(126), "ronde: cannot run \"bash\": Permission denied (os error 13) [RONDE-E302]");
+        assert_eq!((denied.code(), denied.exit_code()), (Code::WorkerNotRun, 126));
+    }
+
+    #[test]
+    fn a_worker_has_the_code_of_its_own_error() {
+        let line = "ronde.errors.MismatchError: Mismatched data types [RONDE-E306]";
+        let failure = ended(Status::Code(1), line);
+        assert_eq!((failure.code(), failure.exit_code()), (Code::RanksDisagree, 1));
+        assert_eq!(ended(Status::Signal(9), line).code(), Code::WorkerFailed, "the signal ended it");
+        assert_eq!(ended(Status::Code(1), "ValueError: see [RONDE-E306]").code(), Code::WorkerFailed);
+    }
+
+    #[test]
+    fn a_debugger_without_input_is_explained() {
+        let quit = ended(Status::Code(1), "\x1b[1;35mbdb.BdbQuit\x1b[0m");
+        assert!(quit.debugger_hint(None).is_some_and(|hint| hint.contains("give `--stdin 2`")));
+        assert!(quit.debugger_hint(Some(0)).is_some(), "another rank has the input");
+        assert_eq!(quit.debugger_hint(Some(2)), None, "its user has quit");
+        assert_eq!(ended(Status::Code(1), "ValueError: bdb.BdbQuit").debugger_hint(None), None);
     }
 
     #[test]

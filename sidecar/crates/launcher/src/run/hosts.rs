@@ -60,6 +60,19 @@ pub(crate) enum HostsError {
         /// The item.
         item: String,
     },
+    /// A host with a user name.
+    #[error(
+        "Invalid host input: {item:?} has a user name; put it into ~/.ssh/config (`Host {host}` with `User {user}`), and give the \
+         host alone"
+    )]
+    User {
+        /// The item or the line.
+        item: String,
+        /// The user.
+        user: String,
+        /// The host.
+        host: String,
+    },
     /// A line of a host file.
     #[error(
         "Invalid host input: line {number} of the host file, {line:?}, is not `host slots=n`, for example `alpha slots=4`"
@@ -91,7 +104,7 @@ fn parse_item(item: &str) -> Result<Host, HostsError> {
             if item.contains(':') && !item.ends_with(']') { item.rsplit_once(':')? } else { (item, "1") };
         Some(Host { name: parse_name(name)?, slots: slots.parse().ok()? })
     };
-    host().ok_or_else(|| HostsError::Item { item: item.to_owned() })
+    host().ok_or_else(|| with_user(item).unwrap_or_else(|| HostsError::Item { item: item.to_owned() }))
 }
 
 fn parse_line(number: usize, line: &str) -> Result<Host, HostsError> {
@@ -100,7 +113,16 @@ fn parse_line(number: usize, line: &str) -> Result<Host, HostsError> {
         let slots = rest.split_once('=').filter(|(key, _)| key.trim() == "slots")?.1;
         Some(Host { name: parse_name(name)?, slots: slots.trim().parse().ok()? })
     };
-    host().ok_or_else(|| HostsError::Line { number, line: line.to_owned() })
+    host().ok_or_else(|| with_user(line).unwrap_or_else(|| HostsError::Line { number, line: line.to_owned() }))
+}
+
+/// The error for a host of the form `user@host`, as ssh takes it. No host's name has an `@`.
+fn with_user(item: &str) -> Option<HostsError> {
+    let (user, rest) = item.split_once('@')?;
+    let is_end = |c: char| c == ':' || c.is_whitespace();
+    let host = parse_name(&rest[..rest.find(is_end).unwrap_or(rest.len())])?;
+    let user = parse_name(user)?;
+    Some(HostsError::User { item: item.to_owned(), user, host })
 }
 
 /// A host name, an IPv4 address, or an IPv6 address in brackets. A name must not begin with a hyphen, or the remote
@@ -150,6 +172,13 @@ mod tests {
         for item in ["alpha:", "alpha:0", "alpha:x", ":4", "fd00::1:4", "[fd00::1:4", "[alpha]:4", "-oX:1", "a b:1"] {
             assert_eq!(parse_list(item), Err(HostsError::Item { item: item.into() }));
         }
+        let user = |item: &str| HostsError::User { item: item.into(), user: "ada".into(), host: "alpha".into() };
+        assert_eq!(parse_list("beta:1,ada@alpha:2"), Err(user("ada@alpha:2")));
+        assert_eq!(parse_list("ada@alpha"), Err(user("ada@alpha")));
+        assert_eq!(parse_file("beta\nada@alpha slots=2"), Err(user("ada@alpha slots=2")));
+        let text = user("ada@alpha:2").to_string();
+        assert!(text.contains("~/.ssh/config (`Host alpha` with `User ada`)"), "{text}");
+        assert_eq!(parse_list("a b@alpha:2"), Err(HostsError::Item { item: "a b@alpha:2".into() }));
         let line = "alpha cpus=4".to_owned();
         assert_eq!(parse_file("beta slots=1\n\nalpha cpus=4"), Err(HostsError::Line { number: 3, line }));
         assert_eq!(parse_list("a:1,b:1,a:2"), Err(HostsError::Twice { host: "a".into() }));

@@ -19,7 +19,7 @@ use super::input::Input;
 use super::outlet::Outlet;
 use super::output::{Label, PendingBlock, Printer};
 use super::placement::Placement;
-use super::report::{HostReport, Report, SidecarReport};
+use super::report::{self, HostReport, Report, SidecarReport};
 use super::starter::Starter;
 use super::state::{State, WorkerState};
 use crate::envelope::{FromAgent, ToAgent};
@@ -73,6 +73,7 @@ pub(super) struct Job<'a> {
 
 impl<'a> Job<'a> {
     fn new(settings: &'a Settings, placement: &'a Placement) -> anyhow::Result<Self> {
+        report::check(settings.report.as_deref())?;
         let form = settings.form(Label::Rank);
         let printer =
             Printer::start(placement.size(), settings.output_dir.as_deref(), form).context(Code::OutputFiles)?;
@@ -192,8 +193,9 @@ impl<'a> Job<'a> {
 
     /// Prints the one block that names the root cause, with the line about flight records.
     async fn explain(&self, failure: &Failure, records: Option<String>) {
+        let hint = failure.debugger_hint(self.settings.stdin).map(|line| format!("\n{line}")).unwrap_or_default();
         let records = records.map(|line| format!("\n{line}")).unwrap_or_default();
-        let text = format!("{failure}{}{records}", self.state.consequences(failure));
+        let text = format!("{failure}{hint}{}{records}", self.state.consequences(failure));
         self.printer.block(failure.code().mark(&text)).await;
     }
 
@@ -259,6 +261,11 @@ impl<'a> Job<'a> {
         }
         if let Some(notice) = self.receivers.as_ref().and_then(|receivers| receivers.output.notice()) {
             self.printer.notice(notice).await;
+        }
+        for (sidecar, reason) in self.state.other_fatal_reasons(failure) {
+            if !self.printer.log(sidecar, reason).await {
+                break;
+            }
         }
         let records = failure.and_then(|_| self.state.records.line());
         match failure {

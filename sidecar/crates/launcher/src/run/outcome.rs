@@ -110,23 +110,53 @@ pub(super) fn operations(ranks: &[RankReport]) -> Option<String> {
     (by_count.len() > 1).then(|| shown.join(", ") + &rest)
 }
 
-/// How many other ranks failed after the root cause, by how they ended; `None` if none did.
-pub(super) fn followers(ranks: &[RankReport], cause: RootCause) -> Option<String> {
+/// How a rank or worker besides the root cause failed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Other {
+    /// How its process ended.
+    pub(super) status: Status,
+    /// Whether it ended because of the root cause, and not of an error of its own.
+    pub(super) is_follower: bool,
+}
+
+/// The lines that count the other ranks that failed, by how they ended: first those that failed by themselves.
+pub(super) fn others(ranks: &[RankReport], cause: RootCause) -> Vec<String> {
     let culprit = match cause {
         RootCause::Rank(rank) | RootCause::LeftEarly(rank) => Some(rank),
         RootCause::Sidecar(_) | RootCause::Host(_) => None,
     };
+    // A rank that is blamed although it is a follower by its own error has the same cause as the other followers: all ranks
+    // of a job that has stalled get one error.
+    let blamed = match cause {
+        RootCause::Rank(rank) => ranks.get(rank as usize),
+        _ => None,
+    };
+    let has_common_cause = blamed.is_some_and(|rank| own_errors::is_follower(&rank.stderr_tail) == Some(true));
+    let other = |rank: &RankReport| {
+        let is_follower = match own_errors::is_follower(&rank.stderr_tail) {
+            Some(is_follower) => is_follower && !has_common_cause,
+            None => rank.is_stopped,
+        };
+        Some(Other { status: rank.status?, is_follower })
+    };
     let others = (0..).zip(ranks).filter(|(number, _)| Some(*number) != culprit);
-    followers_line(if culprit.is_some() { "other rank" } else { "rank" }, others.filter_map(|(_, rank)| rank.status))
+    others_lines(if culprit.is_some() { "other rank" } else { "rank" }, others.filter_map(|(_, rank)| other(rank)))
 }
 
-/// How many others, which a word in the singular names, failed, by how they ended; `None` if none did.
-pub(super) fn followers_line(who: &str, statuses: impl Iterator<Item = Status>) -> Option<String> {
+/// The same of others, which a word in the singular names.
+pub(super) fn others_lines(who: &str, others: impl Iterator<Item = Other>) -> Vec<String> {
+    let (followers, alike): (Vec<Other>, Vec<Other>) =
+        others.filter(|other| !other.status.is_success()).partition(|other| other.is_follower);
+    let lines = [(alike, "failed, too"), (followers, "ended because of that")];
+    lines.into_iter().filter_map(|(others, what)| others_line(who, what, &others)).collect()
+}
+
+fn others_line(who: &str, what: &str, others: &[Other]) -> Option<String> {
     let mut ends: BTreeMap<String, usize> = BTreeMap::new();
-    for status in statuses.filter(|status| !status.is_success()) {
-        *ends.entry(end(status)).or_default() += 1;
+    for other in others {
+        *ends.entry(end(other.status)).or_default() += 1;
     }
-    let total: usize = ends.values().sum();
+    let total = others.len();
     let plural = if total == 1 { "" } else { "s" };
     let rest: usize = ends.values().skip(COUNTS_MAX).sum();
     let rest = (rest > 0).then(|| format!("{rest} in other ways"));
@@ -134,7 +164,7 @@ pub(super) fn followers_line(who: &str, statuses: impl Iterator<Item = Status>) 
         1 => ends.into_keys().collect(),
         _ => ends.into_iter().take(COUNTS_MAX).map(|(end, count)| format!("{count} {end}")).chain(rest).collect(),
     };
-    (total > 0).then(|| format!("{total} {who}{plural} ended because of that, {}", how.join(", ")))
+    (total > 0).then(|| format!("{total} {who}{plural} {what}, {}", how.join(", ")))
 }
 
 fn end(status: Status) -> String {
@@ -199,7 +229,7 @@ mod tests {
         assert_eq!(root_cause(&ranks, 0, &Losses::default()), RootCause::Rank(1));
         assert_eq!(operations(&ranks), None);
         let expected = "2 other ranks ended because of that, with exit code 1";
-        assert_eq!(followers(&ranks, RootCause::Rank(1)).as_deref(), Some(expected));
+        assert_eq!(others(&ranks, RootCause::Rank(1)), [expected]);
     }
 
     #[test]
@@ -217,16 +247,43 @@ mod tests {
             RootCause::LeftEarly(1),
             "it left, and its process still runs"
         );
-        ranks[2].status = Some(Status::Signal(15));
+        (ranks[2].status, ranks[2].is_stopped) = (Some(Status::Signal(15)), true);
         let expected = "2 other ranks ended because of that, 1 by signal 15 (SIGTERM), 1 with exit code 1";
-        assert_eq!(followers(&ranks, RootCause::LeftEarly(1)).as_deref(), Some(expected));
+        assert_eq!(others(&ranks, RootCause::LeftEarly(1)), [expected]);
     }
 
     #[test]
     fn a_failure_of_its_own_is_not_blamed_on_a_rank_that_has_finished() {
         let ranks = [rank(1, 1, 6, "ValueError: no data"), rank(0, 0, 6, "")];
         assert_eq!(root_cause(&ranks, 0, &Losses::default()), RootCause::Rank(0));
-        assert_eq!(followers(&ranks, RootCause::Rank(0)), None);
+        assert!(others(&ranks, RootCause::Rank(0)).is_empty());
+    }
+
+    #[test]
+    fn ranks_that_fail_by_themselves_are_not_counted_as_followers() {
+        let mismatch = "ronde.errors.MismatchError: Mismatched shapes [RONDE-E306]";
+        let mut ranks = [
+            rank(0, 1, 4, mismatch),
+            rank(1, 1, 4, mismatch),
+            rank(2, 5, 4, "no data"),
+            rank(3, 1, 4, "PeerLostError: rank 0 [RONDE-E301]"),
+            rank(4, 143, 4, "saved"),
+        ];
+        ranks[4].is_stopped = true;
+        let expected = [
+            "2 other ranks failed, too, 1 with exit code 1, 1 with exit code 5",
+            "2 other ranks ended because of that, 1 with exit code 1, 1 with exit code 143",
+        ];
+        assert_eq!(others(&ranks, RootCause::Rank(0)), expected);
+        ranks[1].is_stopped = true;
+        assert_eq!(others(&ranks, RootCause::Rank(0)), expected, "it was about to end with its own error");
+    }
+
+    #[test]
+    fn ranks_with_one_error_that_no_rank_has_caused_are_not_counted_as_followers() {
+        let stalled = "ShutDownError: ronde has been shut down: tensors have waited [RONDE-E305] (at a.py:4)";
+        let ranks = [rank(0, 1, 4, stalled), rank(1, 1, 4, stalled)];
+        assert_eq!(others(&ranks, RootCause::Rank(1)), ["1 other rank failed, too, with exit code 1"]);
     }
 
     #[test]
@@ -245,7 +302,7 @@ mod tests {
         assert_eq!(root_cause(&ranks, 0, &host), RootCause::Host(1), "with its host");
         assert_eq!(root_cause(&ranks, 0, &Losses::default()), RootCause::Rank(0), "no sidecar has ended");
         let expected = "1 rank ended because of that, with exit code 1";
-        assert_eq!(followers(&ranks, RootCause::Sidecar(1)).as_deref(), Some(expected));
+        assert_eq!(others(&ranks, RootCause::Sidecar(1)), [expected]);
         let own = [rank(0, 1, 2, "ValueError")];
         assert_eq!(root_cause(&own, 0, &lost), RootCause::Rank(0), "the sidecar ended for another reason");
     }
@@ -275,7 +332,7 @@ mod tests {
         ranks[1].is_stopped = true;
         assert_eq!(root_cause(&ranks, 0, &Losses::default()), RootCause::LeftEarly(1), "the launcher has stopped it");
         let expected = "1 other rank ended because of that, with exit code 1";
-        assert_eq!(followers(&ranks, RootCause::Rank(0)).as_deref(), Some(expected));
+        assert_eq!(others(&ranks, RootCause::Rank(0)), [expected]);
     }
 
     #[test]
@@ -298,7 +355,7 @@ mod tests {
             counts.starts_with("0 by ranks 0, 2, 4, 6, 8, 10, 12, 14 and 4992 more, 1 by ranks 1, 3, "),
             "{counts}"
         );
-        let text = followers(&ranks, RootCause::Rank(0)).expect("they failed");
+        let text = others(&ranks, RootCause::Rank(0)).concat();
         assert!(text.ends_with(", 9600 in other ways") && text.len() < 400, "{text}");
     }
 }

@@ -157,6 +157,11 @@ impl Printer {
         let _ = timeout(NOTICE_WAIT, self.queue.send(Item::Notice(text.into()))).await;
     }
 
+    /// Prints lines of a sidecar's log. Returns false if the output is blocked.
+    pub(super) async fn log(&self, sidecar: u32, text: String) -> bool {
+        timeout(NOTICE_WAIT, self.queue.send(Item::Log { sidecar, text })).await.is_ok()
+    }
+
     /// Prints the block that names why the job failed. If the output is blocked, [`PendingBlock::write_past_the_queue`]
     /// does it at the end.
     pub(super) async fn block(&self, text: impl Into<String>) {

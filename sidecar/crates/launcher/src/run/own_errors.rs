@@ -5,15 +5,32 @@
 //! its name; in the other ones it may be in a later line, and the first code counts. An exception that Python has raised from
 //! another one is one with it.
 
-use std::collections::BTreeSet;
-
-use ronde_bootstrap::codes::Code;
+use ronde_bootstrap::codes::{CAUSES, Code};
 
 use crate::rows::without_controls;
 
-/// The codes of the last exception in these lines, and of those that it was raised from.
-pub(super) fn codes(lines: &[String]) -> BTreeSet<Code> {
-    let (mut codes, mut is_within, mut is_chained) = (BTreeSet::new(), false, false);
+/// Whether these are the last lines of a worker that ended because another rank or a sidecar did. `None` if no error of ronde
+/// is among them.
+///
+/// Any line with such a code counts here, because programs in other languages and frameworks report errors in their own
+/// ways, and what it decides is how a rank is counted.
+pub(super) fn is_follower(lines: &[String]) -> Option<bool> {
+    let of_others = FOLLOWERS.map(|code| format!("[{code}]"));
+    let names_one = |line: &String| of_others.iter().any(|code| line.contains(code));
+    match code(lines) {
+        Some(code) => Some(FOLLOWERS.contains(&code)),
+        None => lines.iter().any(names_one).then_some(true),
+    }
+}
+
+/// The code of the exception that a worker ended with, or of the first of those that it was raised from: the origin.
+pub(super) fn code(lines: &[String]) -> Option<Code> {
+    codes(lines).into_iter().find(|code| CAUSES.iter().any(|(_, of_cause)| of_cause == code))
+}
+
+/// The codes of the last exception in these lines, and of those that it was raised from, which come first.
+pub(super) fn codes(lines: &[String]) -> Vec<Code> {
+    let (mut codes, mut is_within, mut is_chained) = (Vec::new(), false, false);
     for line in lines {
         // Python and others color their lines, and a program may show the cursor again before a report.
         let line = without_controls(line);
@@ -33,7 +50,7 @@ pub(super) fn codes(lines: &[String]) -> BTreeSet<Code> {
             None => is_within,
         };
         if is_within && let Some(code) = code_at_the_end(line) {
-            codes.insert(code);
+            codes.push(code);
             is_within = false;
         }
         is_within &= begins != Some(Origin::Ronde);
@@ -89,6 +106,9 @@ fn code_at_the_end(line: &str) -> Option<Code> {
     Code::parse(code.strip_prefix(PREFIX)?)
 }
 
+/// The codes of the causes `rank_lost`, `shut_down` and `sidecar_lost`, for which the SDK for Python prints one line
+/// (`follower.py`).
+const FOLLOWERS: [Code; 3] = [Code::WorkerFailed, Code::LeftEarly, Code::SidecarEnded];
 /// How Python begins the report of an exception.
 const TRACEBACK: &str = "Traceback (most recent call last)";
 /// What Python writes between two exceptions of which one was raised because of, or during the handling of, the other.
@@ -127,7 +147,31 @@ mod tests {
     use super::*;
 
     fn of(lines: &[&str]) -> Vec<Code> {
-        codes(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>()).into_iter().collect()
+        codes(&owned(lines))
+    }
+
+    fn owned(lines: &[&str]) -> Vec<String> {
+        lines.iter().map(|line| (*line).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_worker_that_ends_with_an_error_of_its_own_is_no_follower() {
+        let lost = "ronde.errors.PeerLostError: rank 1 was killed [RONDE-E301]";
+        let shape = "ronde.errors.MismatchError: Mismatched shapes [RONDE-E306]";
+        let chain = "During handling of the above exception, another exception occurred:";
+        for (lines, expected) in [
+            (&[TRACEBACK, lost][..], Some(true)),
+            (&[TRACEBACK, shape], Some(false)),
+            (&[TRACEBACK, shape, chain, TRACEBACK, lost], Some(false)),
+            (&[TRACEBACK, lost, chain, TRACEBACK, shape], Some(true)),
+            (&["Error: rank 1 was killed [RONDE-E301]"], Some(true)),
+            (&["ValueError: no data"], None),
+            (&[], None),
+        ] {
+            assert_eq!(is_follower(&owned(lines)), expected, "{lines:?}");
+        }
+        assert_eq!(code(&owned(&["RondeError: x [RONDE-E210]"])), None, "no exception has this code");
+        assert_eq!(code(&owned(&[TRACEBACK, shape, chain, TRACEBACK, lost])), Some(Code::RanksDisagree));
     }
 
     #[test]

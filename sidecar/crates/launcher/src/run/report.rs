@@ -1,10 +1,12 @@
 //! `--report`: a job's placement, traffic and outcome as JSON.
 
+use std::fs::{self, OpenOptions};
 use std::path::Path;
 
 use anyhow::Context;
 use serde::Serialize;
 
+use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::messages::Summary;
 
 use super::elastic::MembershipReport;
@@ -35,6 +37,31 @@ pub(super) struct Report {
     /// The committed memberships of an elastic job.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) memberships: Vec<MembershipReport>,
+}
+
+/// Checks before anything starts that the report can be written. Leaves no file that was not there, and the content of one that
+/// was.
+///
+/// # Errors
+/// When it cannot be written.
+pub(super) fn check(path: Option<&Path>) -> anyhow::Result<()> {
+    let Some(path) = path else { return Ok(()) };
+    let checked = match fs::metadata(path) {
+        // To open a pipe could wait for its reader.
+        Ok(metadata) if !metadata.is_file() && !metadata.is_dir() => Ok(()),
+        Ok(_) => OpenOptions::new().write(true).open(path).map(drop),
+        // A link to a file that is not there.
+        Err(_) if fs::symlink_metadata(path).is_ok() => Ok(()),
+        Err(_) => {
+            let created = OpenOptions::new().write(true).create_new(true).open(path);
+            created.and_then(|_| fs::remove_file(path))
+        }
+    };
+    checked.with_context(|| unwritable(path)).context(Code::ReportUnwritable)
+}
+
+fn unwritable(path: &Path) -> String {
+    format!("cannot write the report {}", path.display())
 }
 
 /// The report of a host.
@@ -73,6 +100,29 @@ impl Report {
     pub(super) fn write(&self, path: &Path) -> anyhow::Result<()> {
         let mut text = serde_json::to_string_pretty(self).context("a report is always JSON")?;
         text.push('\n');
-        std::fs::write(path, text).with_context(|| format!("cannot write the report {}", path.display()))
+        fs::write(path, text).with_context(|| unwritable(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_check_of_a_report_leaves_the_folder_as_it_was() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("report");
+        check(None).and_then(|()| check(Some(&path))).expect("it can be written");
+        assert!(!path.exists(), "it was not there");
+        fs::write(&path, "before").expect("ours");
+        check(Some(&path)).expect("it can be written");
+        assert_eq!(fs::read_to_string(&path).expect("it is there"), "before");
+        check(Some(Path::new("/dev/null"))).expect("a device takes it");
+        for wrong in [directory.path().to_owned(), directory.path().join("missing/report"), path.join("report")] {
+            let error = check(Some(&wrong)).expect_err("it cannot be written");
+            let text = format!("cannot write the report {}: ", wrong.display());
+            assert!(ronde_bootstrap::codes::coded(&error, Code::Bug).starts_with(&text), "{error:?}");
+            assert_eq!(Code::of_error(&error, Code::Bug), Code::ReportUnwritable);
+        }
     }
 }

@@ -91,6 +91,8 @@ pub(super) struct SidecarState {
     pub(super) exited: Option<Status>,
     /// Whether it ended with a failure while it was needed.
     is_lost: bool,
+    /// Why it cannot continue, as it has reported.
+    fatal: Option<String>,
     log: Tail,
 }
 
@@ -254,7 +256,7 @@ impl State {
     /// The failure that ended the job when that command has failed.
     pub(super) fn starter_failure(&self) -> Option<Failure> {
         let status = self.starter.as_ref()?.ended.filter(|status| !status.is_success())?;
-        Some(Failure::Starter { command: self.command.clone(), status })
+        Some(Failure::Starter { command: self.command.clone(), status, stderr_tail: self.starter_output() })
     }
 
     /// The last lines of that command's standard error.
@@ -372,7 +374,11 @@ impl State {
             | FromSidecar::Unreachable { .. } => {}
             FromSidecar::Recorded { path } => self.records.add(host_name, &path),
             FromSidecar::Ended { summary } => state.summary = Some(summary),
-            FromSidecar::Fatal { reason } => return Err(Failure::Fatal { served, host: host_name, reason }),
+            FromSidecar::Fatal { reason } => {
+                state.log.push(&reason);
+                state.fatal = Some(reason.clone());
+                return Err(Failure::Fatal { served, host: host_name, reason });
+            }
         }
         Ok(())
     }

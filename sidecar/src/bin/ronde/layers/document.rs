@@ -87,7 +87,9 @@ placement = [0, 0, 0, 0, 1, 1, 1, 1]
 
 Mistakes in the file and in variables are reported all at once, each with its line or variable; nothing is started then.
 A variable for a switch is true, yes, on or 1, or the opposite; one for a list has commas between its items, but that of
-`--export` has one item. Generated from the options; do not edit.
+`--export` has one item. Options that exclude each other cannot both be set, whatever their sources. Of options that are
+alternatives, such as `--hosts` and `--hostfile` or a switch and its opposite, the one from the stronger source counts.
+Generated from the options; do not edit.
 ";
 
 #[test]

@@ -10,7 +10,14 @@ use toml::de::{DeTable, DeValue};
 use super::{CONFIGURED, Mistakes, check, nearest, options};
 
 /// Values by subcommand and option.
-pub(super) type Values = BTreeMap<(String, String), Vec<String>>;
+pub(super) type Values = BTreeMap<(String, String), FileValue>;
+
+/// The value of an option.
+pub(super) struct FileValue {
+    /// The file and the line.
+    pub(super) place: String,
+    pub(super) words: Vec<String>,
+}
 
 /// Reads a file and checks all of it, including the tables of other subcommands.
 pub(super) fn read(cli: &Command, path: &Path, mistakes: &mut Mistakes) -> Values {
@@ -33,7 +40,7 @@ pub(super) fn read(cli: &Command, path: &Path, mistakes: &mut Mistakes) -> Value
 
 /// Checks a text. Notes mistakes with their lines; returns the valid values.
 pub(super) fn parse(cli: &Command, name: &str, text: &str, mistakes: &mut Mistakes) -> Values {
-    let mut reader = Reader { cli, text, found: Vec::new(), values: Values::new() };
+    let mut reader = Reader { cli, name, text, found: Vec::new(), values: Values::new() };
     let (table, errors) = DeTable::parse_recoverable(text);
     for error in errors {
         let at = error.span().map_or(0, |span| span.start);
@@ -50,6 +57,8 @@ pub(super) fn parse(cli: &Command, name: &str, text: &str, mistakes: &mut Mistak
 
 struct Reader<'a> {
     cli: &'a Command,
+    /// Of the file.
+    name: &'a str,
     text: &'a str,
     /// Mistakes by line.
     found: Vec<(usize, String)>,
@@ -58,8 +67,11 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn note(&mut self, at: usize, what: impl std::fmt::Display) {
-        let line = 1 + self.text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
-        self.found.push((line, what.to_string()));
+        self.found.push((self.line(at), what.to_string()));
+    }
+
+    fn line(&self, at: usize) -> usize {
+        1 + self.text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count()
     }
 
     fn tables(&mut self, root: &DeTable<'_>) {
@@ -117,7 +129,9 @@ impl Reader<'_> {
         };
         match checked {
             Ok(words) => {
-                self.values.insert((command.get_name().to_owned(), arg.get_id().to_string()), words);
+                let place = format!("{}:{}", self.name, self.line(value.span().start));
+                let option = (command.get_name().to_owned(), arg.get_id().to_string());
+                self.values.insert(option, FileValue { place, words });
             }
             Err(what) => self.note(value.span().start, format!("{long}: {what}")),
         }

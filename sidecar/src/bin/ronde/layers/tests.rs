@@ -77,9 +77,75 @@ fn the_stronger_source_decides_between_exclusive_options() {
     );
     let both = "[run]\nnum-proc = 1\nhostfile = 'f'\nhosts = 'a:1'";
     assert!(hosts("ronde run sh", &[], both).is_err_and(|error| error.contains("only one of both")));
+    let discovered = hosts("ronde run --host-discovery-script s sh", &variable, file).expect("good");
+    assert!(discovered.contains("hosts:None,hostfile:None"), "{discovered}");
     assert!(
         hosts("ronde run -H a:1 --hostfile g sh", &[], "").is_err_and(|error| error.contains("cannot be used with"))
     );
+}
+
+#[test]
+fn options_that_exclude_each_other_are_refused_whatever_their_sources() {
+    let in_file = "[run]\nnum-proc = 2\nmin-np = 1\nstarter = true\n";
+    for (line, variables, text, found) in [
+        ("--stdin 0", &[("RONDE_RUN_MIN_NP", "1")][..], "", &["RONDE_RUN_MIN_NP: it cannot be used with --stdin"][..]),
+        (
+            "--starter",
+            &[("RONDE_RUN_OUTPUT_FILENAME", "d")],
+            "",
+            &["RONDE_RUN_OUTPUT_FILENAME: it cannot be used with --starter"],
+        ),
+        ("--min-np 1", &[("RONDE_RUN_CALIBRATE", "1")], "", &["RONDE_RUN_CALIBRATE: it cannot be used with --min-np"]),
+        (
+            "--stdin 0",
+            &[],
+            in_file,
+            &["r.toml:3: min-np cannot be used with --stdin", "r.toml:4: starter cannot be used with --stdin"],
+        ),
+        (
+            "-np 2",
+            &[("RONDE_RUN_STDIN", "1")],
+            in_file,
+            &[
+                "r.toml:3: min-np cannot be used with RONDE_RUN_STDIN",
+                "r.toml:4: starter cannot be used with RONDE_RUN_STDIN",
+            ],
+        ),
+        (
+            "-np 2",
+            &[],
+            "[run]\nplugin-digest = 'a'\nplugin-key = 'k'\n",
+            &["r.toml:2: plugin-digest cannot be used with plugin-key (r.toml:3)"],
+        ),
+        (
+            "-np 2",
+            &[("RONDE_RUN_HOSTS", "a:1"), ("RONDE_RUN_HOSTFILE", "f")],
+            "",
+            &["RONDE_RUN_HOSTFILE: it cannot be used with RONDE_RUN_HOSTS"],
+        ),
+        (
+            "-np 2",
+            &[],
+            "[run]\nhostfile = 'f'\nhosts = 'a:1'",
+            &["r.toml:2: hostfile cannot be used with hosts (r.toml:3)"],
+        ),
+    ] {
+        let error = run(&format!("ronde run {line} sh"), variables, text).expect_err(line);
+        let expected: Vec<String> = found.iter().map(|found| format!("{found}; set only one of both")).collect();
+        assert_eq!(error.lines().skip(1).map(str::trim).collect::<Vec<_>>(), expected, "{line} {variables:?} {text}");
+    }
+    let off = [("RONDE_RUN_CALIBRATE", "0"), ("RONDE_RUN_STARTER", "no")];
+    run("ronde run --min-np 1 sh", &off, "").expect("switches that are off exclude nothing");
+}
+
+#[test]
+fn a_launchers_sidecar_is_not_concerned_with_variables_of_another_one() {
+    let variables = environment(&[("RONDE_SIDECAR_LOCAL_RANKS", "2"), ("RONDE_SIDECAR_CERTS", "d")]);
+    layered(Cli::command(), &words("ronde sidecar --bootstrap"), &variables).expect("the launcher configures it");
+    let error = layered(Cli::command(), &words("ronde sidecar"), &variables).map(drop).expect_err("a conflict");
+    let expected = "RONDE_SIDECAR_CERTS: it cannot be used with RONDE_SIDECAR_LOCAL_RANKS; set only one of both";
+    assert!(error.to_string().contains(expected), "{error}");
+    layered(Cli::command(), &words("ronde sidecar --local-ranks 2"), &variables).expect("the command line is stronger");
 }
 
 #[test]
@@ -113,17 +179,26 @@ fn all_mistakes_are_reported_together_with_their_places() {
 
 #[test]
 fn variables_of_no_option_are_named_with_the_nearest_right_one() {
-    let error =
-        run("ronde run -np 1 sh", &[("RONDE_RUN_NUM_PROCS", "2"), ("RONDE_RUN_NP", "2"), ("RONDE_RUN_BOGUS", "1")], "");
-    let error = error.expect_err("three mistakes");
+    let variables =
+        ["NUM_PROCS", "NP", "BOGUS", "CONFIG", "PORT", "WEB_PORT"].map(|name| (format!("RONDE_RUN_{name}"), "7"));
+    let variables = variables.each_ref().map(|(name, value)| (name.as_str(), *value));
+    let error = run("ronde run -np 1 sh", &variables, "").expect_err("six mistakes");
     for line in [
+        "RONDE_RUN_CONFIG: no option of `ronde run` has this variable; is RONDE_CONFIG meant?",
+        "RONDE_RUN_PORT: no option of `ronde run` has this variable; is RONDE_RUN_PORTS meant?",
+        "RONDE_RUN_WEB_PORT: no option of `ronde run` has this variable",
         "RONDE_RUN_NUM_PROCS: no option of `ronde run` has this variable; is RONDE_RUN_NUM_PROC meant?",
         "RONDE_RUN_NP: no option of `ronde run` has this variable; is RONDE_RUN_NUM_PROC meant?",
         "RONDE_RUN_BOGUS: no option of `ronde run` has this variable",
     ] {
         assert!(error.lines().any(|found| found.trim_start() == line), "{line}\n{error}");
     }
-    let of_kubernetes = [("RONDE_RUN_SERVICE_HOST", "10.0.0.1"), ("RONDE_RUN_WEB_PORT", "tcp://10.0.0.1:80")];
+    let of_kubernetes = [
+        ("RONDE_RUN_SERVICE_HOST", "10.0.0.1"),
+        ("RONDE_RUN_PORT_80_TCP_PORT", "80"),
+        ("RONDE_RUN_WEB_PORT", "tcp://10.0.0.1:80"),
+        ("RONDE_RUN_WEB_PORT_80_TCP_ADDR", "10.0.0.1"),
+    ];
     run("ronde run -np 1 sh", &of_kubernetes, "").expect("a service may have this name");
 }
 
@@ -253,7 +328,7 @@ fn fuzz_configuration() {
         let Ok(text) = std::str::from_utf8(bytes) else { return Outcome::refused(&"no text") };
         let mut mistakes = Mistakes::default();
         let values = file::parse(&cli, "r.toml", text, &mut mistakes);
-        for ((name, id), words) in &values {
+        for ((name, id), file::FileValue { words, .. }) in &values {
             let command = cli.find_subcommand(name).expect("a command");
             let arg = command.get_arguments().find(|arg| arg.get_id().as_str() == id).expect("an option");
             assert!(check(arg, words).is_ok(), "{name} {id} gets {words:?}, which it does not accept");

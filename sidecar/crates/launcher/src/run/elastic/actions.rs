@@ -15,6 +15,7 @@ use super::super::hosts::Host;
 use super::super::scope::{Rights, Scope};
 use super::super::start::{TRUST_DOMAIN, milliseconds};
 use super::job::ElasticJob;
+use super::notices::Text;
 use super::plan::{Action, End, Event, Members};
 use super::table::{self, Consequence};
 use crate::envelope::ToAgent;
@@ -85,6 +86,7 @@ impl ElasticJob<'_> {
     /// Hands the plan what follows from an event, and reports a loss.
     pub(super) fn follow(&mut self, consequence: Consequence) {
         self.pending.extend(consequence.event);
+        self.notices.extend(consequence.text.map(Text::Other));
         if let Some(loss) = consequence.loss {
             self.report_loss(loss);
         }

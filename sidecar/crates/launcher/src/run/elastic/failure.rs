@@ -12,7 +12,7 @@ use crate::envelope::Status;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(in super::super) enum Loss {
     /// A worker failed.
-    #[error("worker {worker}{} on host {host} {status}{}{}{}{}", ranked(.rank), memory_advice(.status), not_found(.status, .command), called(.last_call), tail("its stderr", .stderr_tail))]
+    #[error("worker {worker}{} on host {host} {status}{}{}{}{}", ranked(.rank), memory_advice(.status), not_found(.status, .command, .stderr_tail), called(.last_call), tail("its stderr", .stderr_tail))]
     Worker {
         /// Its number.
         worker: u32,
@@ -193,7 +193,7 @@ impl Loss {
     /// Its error code.
     pub(super) fn code(&self) -> Code {
         match self {
-            Self::Worker { status, .. } => code_of_worker(*status),
+            Self::Worker { status, command, stderr_tail, .. } => code_of_worker(*status, command, stderr_tail),
             Self::NotAttached { .. } | Self::NotReturned { .. } => Code::StartTimeout,
             Self::Hung { .. } => Code::WorkerHung,
             Self::Sidecar { .. } => Code::SidecarEnded,
@@ -353,6 +353,19 @@ mod tests {
         );
         let failure = ElasticFailure::Lost(loss.clone());
         assert_eq!((failure.exit_code(), failure.code()), (137, Code::WorkerFailed));
+        let own = |code, line: &str| {
+            let mut loss = loss.clone();
+            if let Loss::Worker { status, stderr_tail, .. } = &mut loss {
+                (*status, *stderr_tail) = (Status::Code(code), vec![line.to_owned()]);
+            }
+            loss.marked().lines().next().map(str::to_owned).unwrap_or_default()
+        };
+        let missing = own(127, "ronde: cannot run \"python\": No such file or directory (os error 2) [RONDE-E302]");
+        assert!(missing.ends_with("exited with code 127 (command not found: python) [RONDE-E302]"), "{missing}");
+        let shells = own(127, "sh: 1: nosuch: not found");
+        assert!(shells.ends_with("(a shell's code for a command that it did not find) [RONDE-E301]"), "{shells}");
+        let mismatch = own(1, "ronde.errors.MismatchError: Mismatched data types [RONDE-E306]");
+        assert!(mismatch.ends_with("exited with code 1 [RONDE-E306]"), "{mismatch}");
         let few = ElasticFailure::TooFew { have: 3, needed: 4, seconds: Some(600), last: None };
         let text = "the job needs 4 slots, and there are 3 after waiting 600 s (--elastic-timeout); give it more hosts or slots";
         assert!(few.to_string().starts_with(text), "{few}");

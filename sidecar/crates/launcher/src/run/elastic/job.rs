@@ -17,6 +17,7 @@ use super::super::job::{
 };
 use super::super::outlet::Outlet;
 use super::super::output::{Label, Printer};
+use super::super::report;
 use super::super::scope::Rights;
 use super::super::start::{CERTIFICATE_VALIDITY, TRUST_DOMAIN, milliseconds};
 use super::super::{Settings, address};
@@ -83,6 +84,7 @@ pub(super) struct ElasticJob<'a> {
 
 impl<'a> ElasticJob<'a> {
     fn new(settings: &'a Settings, elastic: &'a ElasticSettings) -> anyhow::Result<Self> {
+        report::check(settings.report.as_deref())?;
         let form = settings.form(Label::Worker);
         let printer = Printer::start(0, settings.output_dir.as_deref(), form).context(Code::OutputFiles)?;
         let (sender, events) = mpsc::channel(QUEUE_EVENTS);
@@ -139,12 +141,7 @@ impl<'a> ElasticJob<'a> {
                 Some(end) => Some(self.outcome(end).await),
                 None => None,
             };
-            // The block at the end has the loss that ends the job: users read it there.
-            let failure = outcome.as_ref().and_then(|outcome| outcome.as_ref().err()).map(ToString::to_string);
-            let is_in_block = |notice: &Text| failure.as_ref().is_some_and(|failure| notice.is_in(failure));
-            for notice in std::mem::take(&mut self.notices).into_iter().filter(|notice| !is_in_block(notice)) {
-                self.printer.notice(notice.to_string()).await;
-            }
+            self.print_notices(outcome.as_ref().and_then(|outcome| outcome.as_ref().err())).await;
             if let Some(outcome) = outcome {
                 return outcome;
             }
@@ -159,6 +156,16 @@ impl<'a> ElasticJob<'a> {
                     self.plan.handle(self.now(), Event::Tick);
                 }
             }
+        }
+    }
+
+    /// Prints the texts for the user but for what the block at the end has, such as the loss that ends the job: users read it
+    /// there.
+    async fn print_notices(&mut self, failure: Option<&Failure>) {
+        let block = failure.map(ToString::to_string);
+        let is_in_block = |notice: &Text| block.as_ref().is_some_and(|block| notice.is_in(block));
+        for notice in std::mem::take(&mut self.notices).into_iter().filter(|notice| !is_in_block(notice)) {
+            self.printer.notice(notice.to_string()).await;
         }
     }
 
@@ -268,12 +275,7 @@ impl<'a> ElasticJob<'a> {
             }
             End::TooFew { have, needed, cause } => {
                 let seconds = bounds.has_discovery.then_some(elastic_timeout);
-                ElasticFailure::TooFew {
-                    have,
-                    needed,
-                    seconds,
-                    last: cause.map(|cause| self.loss_of(cause).marked()),
-                }
+                ElasticFailure::TooFew { have, needed, seconds, last: cause.map(|cause| self.loss_of(cause).marked()) }
             }
             End::ResetLimit { limit, cause } => {
                 ElasticFailure::ResetLimit { limit, last: Some(self.loss_of(cause).marked()) }
@@ -319,6 +321,7 @@ impl<'a> ElasticJob<'a> {
     /// Ends everything that runs, in order: workers, sidecars, agents. Every wait is bounded.
     async fn end(&mut self, failed: bool) {
         (self.discovery, self.socket) = (None, None);
+        self.table.note_end();
         if failed {
             self.broadcast(&ToAgent::StopWorkers { grace_ms: u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX) });
         }
@@ -345,8 +348,10 @@ impl<'a> ElasticJob<'a> {
             tokio::select! {
                 Some((agent, event)) = self.events.recv() => {
                     let agent = u32::try_from(agent).expect("an agent's number");
-                    // Losses are consequences now.
-                    drop(self.consequence(agent, event));
+                    // Losses are consequences now. What a sidecar cannot continue for is not in its log.
+                    let consequence = self.consequence(agent, event);
+                    self.notices.extend(consequence.loss.filter(|loss| matches!(loss, Loss::Fatal { .. })).map(Text::Loss));
+                    self.notices.extend(consequence.text.map(Text::Other));
                 }
                 () = self.signals.again() => {
                     self.close_output();
@@ -365,18 +370,19 @@ impl<'a> ElasticJob<'a> {
         self.links.values().for_each(|link| link.send(command.clone()));
     }
 
-    /// The line about the workers that failed because of what the job ends with.
-    fn followers(&self, failure: &Failure) -> Option<String> {
-        let Failure::Elastic(failure) = failure else { return None };
-        self.table.followers(failure.culprit())
+    /// The lines about the workers that failed besides what the job ends with.
+    fn others(&self, failure: &Failure) -> Vec<String> {
+        let Failure::Elastic(failure) = failure else { return Vec::new() };
+        self.table.others(failure.culprit())
     }
 
     /// Writes the report and the last notices.
     async fn close(mut self, failure: Option<&Failure>) -> u8 {
         let mut exit = failure.map_or(0, Failure::exit_code);
+        self.print_notices(failure).await;
         if let Some(failure) = failure {
-            let lines = [self.followers(failure), self.table.records.line()];
-            let below: String = lines.into_iter().flatten().map(|line| format!("\n{line}")).collect();
+            let lines = self.others(failure).into_iter().chain(self.table.records.line());
+            let below: String = lines.map(|line| format!("\n{line}")).collect();
             self.printer.block(failure.code().mark(&format!("{failure}{below}"))).await;
         }
         let report = self.settings.report.as_deref().map(|path| (self.report(failure, exit), path));

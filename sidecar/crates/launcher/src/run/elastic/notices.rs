@@ -22,7 +22,12 @@ impl Text {
     /// then.
     pub(super) fn is_in(&self, failure: &str) -> bool {
         let Self::Loss(loss) = self else { return false };
-        loss.to_string().lines().next().is_some_and(|first| failure.contains(first))
+        let text = match loss {
+            // All sidecars may end for one reason.
+            Loss::Fatal { reason, .. } => reason.clone(),
+            _ => loss.to_string(),
+        };
+        text.lines().next().is_some_and(|first| failure.contains(first))
     }
 }
 

@@ -9,7 +9,8 @@ use ronde_bootstrap::messages::{FromSidecar, Peer, Summary};
 
 use super::super::agents::Tail;
 use super::super::failure::LinkStatus;
-use super::super::outcome;
+use super::super::outcome::{self, Other};
+use super::super::own_errors;
 use super::super::placement::RankPlace;
 use super::super::records::FlightRecords;
 use super::super::state::{Bound, Hello};
@@ -31,6 +32,8 @@ pub(super) struct Table {
     seated: BTreeSet<u32>,
     /// Where sidecars have written flight records.
     pub(super) records: FlightRecords,
+    /// Whether the launcher has ordered everything to end.
+    is_ending: bool,
 }
 
 /// An agent.
@@ -88,6 +91,8 @@ pub(super) struct WorkerFacts {
     pub(super) rank: Option<u32>,
     /// Whether it was ordered to end.
     pub(super) is_stopped: bool,
+    /// Whether it ended after the launcher had ordered everything to end.
+    ended_late: bool,
     pub(super) exited: Option<Status>,
     /// What the coordinator has reported of it when it hung.
     pub(super) hung: Option<String>,
@@ -107,6 +112,8 @@ pub(super) struct Consequence {
     pub(super) loss: Option<Loss>,
     /// An agent that is of no use any more.
     pub(super) unusable: Option<u32>,
+    /// A text for users.
+    pub(super) text: Option<String>,
 }
 
 impl Consequence {
@@ -119,6 +126,11 @@ impl Table {
     /// Empty tables of a job that runs a command.
     pub(super) fn of(command: String) -> Self {
         Self { command, ..Self::default() }
+    }
+
+    /// The launcher orders everything to end.
+    pub(super) fn note_end(&mut self) {
+        self.is_ending = true;
     }
 
     /// Takes a message of an agent, which its scope has accepted.
@@ -138,8 +150,9 @@ impl Table {
                 Consequence::default()
             }
             FromAgent::WorkerExited { worker, status } => {
+                let ended_late = self.is_ending;
                 let facts = self.worker(worker);
-                facts.exited = Some(status);
+                (facts.exited, facts.ended_late) = (Some(status), ended_late);
                 let how = match status {
                     _ if status.is_success() => WorkerEnd::Success,
                     Status::Signal(SIGTERM) | Status::Code(CODE_OF_SIGTERM) if !facts.is_stopped => {
@@ -182,7 +195,7 @@ impl Table {
         let facts = self.agent(agent);
         let loss = Loss::Unusable { host: facts.host.clone(), reason, code, output: facts.output.lines() };
         facts.loss.get_or_insert_with(|| loss.clone());
-        Consequence { event: Some(Event::AgentLost { agent }), loss: Some(loss), unusable: Some(agent) }
+        Consequence { event: Some(Event::AgentLost { agent }), loss: Some(loss), unusable: Some(agent), text: None }
     }
 
     /// The connection to an agent has ended.
@@ -199,7 +212,7 @@ impl Table {
             None => Loss::unreachable(host, status, output),
         };
         facts.loss = Some(loss.clone());
-        Consequence { event: Some(Event::AgentLost { agent }), loss: Some(loss), unusable: None }
+        Consequence { event: Some(Event::AgentLost { agent }), loss: Some(loss), ..Consequence::default() }
     }
 
     fn handle_line(&mut self, sidecar: u32, line: FromSidecar) -> Consequence {
@@ -252,7 +265,15 @@ impl Table {
                 self.records.add(host, &path);
                 Consequence::default()
             }
-            FromSidecar::Fatal { reason } => self.fatal(sidecar, reason),
+            FromSidecar::Fatal { reason } => {
+                let host = self.host_of_sidecar(sidecar);
+                self.sidecar(sidecar).log.push(&reason);
+                let consequence = self.fatal(sidecar, reason.clone());
+                // It has been lost before, or it was ending.
+                let is_no_loss = consequence.loss.is_none();
+                let text = is_no_loss.then(|| format!("sidecar {sidecar} on host {host} reports at its end: {reason}"));
+                Consequence { text, ..consequence }
+            }
             FromSidecar::Linked { peer, address: _ } => Consequence::event(Event::Linked { sidecar, peer }),
             FromSidecar::Dialling { .. } => Consequence::default(),
         }
@@ -266,7 +287,7 @@ impl Table {
         let is_first = facts.loss.is_none() && !facts.is_closed;
         facts.loss.get_or_insert_with(|| loss.clone());
         let event = Some(Event::SidecarLost { sidecar });
-        Consequence { event, loss: is_first.then_some(loss), unusable: None }
+        Consequence { event, loss: is_first.then_some(loss), ..Consequence::default() }
     }
 
     fn sidecar_exited(&mut self, sidecar: u32, status: Status) -> Consequence {
@@ -279,7 +300,7 @@ impl Table {
         }
         let loss = Loss::Sidecar { sidecar, host, status, log_tail: facts.log.lines() };
         facts.loss = Some(loss.clone());
-        Consequence { event, loss: Some(loss), unusable: None }
+        Consequence { event, loss: Some(loss), ..Consequence::default() }
     }
 
     /// Records a committed membership.
@@ -324,17 +345,17 @@ impl Table {
         self.left[..end].iter().find(failed).copied().unwrap_or(first)
     }
 
-    /// The line about the workers of the last membership that failed because of the culprit; `None` if none did.
-    pub(super) fn followers(&self, culprit: Culprit) -> Option<String> {
-        let is_follower = |worker: u32, facts: &WorkerFacts| match culprit {
+    /// The lines about the workers of the last membership that failed besides the culprit.
+    pub(super) fn others(&self, culprit: Culprit) -> Vec<String> {
+        let counts = |worker: u32, facts: &WorkerFacts| match culprit {
             Culprit::Worker(culprit) => worker != culprit,
             Culprit::Other => true,
             Culprit::EndedByItself => facts.is_stopped,
         };
-        let workers = self.workers.iter().filter(|(worker, facts)| is_follower(**worker, facts));
+        let workers = self.workers.iter().filter(|(worker, facts)| counts(**worker, facts));
         let seated = workers.filter(|(worker, _)| self.seated.is_empty() || self.seated.contains(worker));
         let who = if matches!(culprit, Culprit::Worker(_)) { "other worker" } else { "worker" };
-        outcome::followers_line(who, seated.filter_map(|(_, facts)| facts.exited))
+        outcome::others_lines(who, seated.filter_map(|(_, facts)| facts.as_other()))
     }
 
     /// Whether the last lines and the last call of a failed worker have arrived, and the ends of those that left before.
@@ -426,6 +447,13 @@ impl WorkerFacts {
     fn has_ended(&self) -> bool {
         self.exited.is_some() && self.stderr_tail.is_some()
     }
+
+    /// How it failed besides a culprit.
+    fn as_other(&self) -> Option<Other> {
+        let was_ordered = || self.is_stopped || self.ended_late;
+        let lines = self.stderr_tail.as_deref().unwrap_or_default();
+        Some(Other { status: self.exited?, is_follower: own_errors::is_follower(lines).unwrap_or_else(was_ordered) })
+    }
 }
 
 /// The ranks and sizes of a worker in a membership. Each sidecar counts as its own host, as in jobs that are not elastic.
@@ -466,14 +494,32 @@ mod tests {
         table.handle_message(0, FromAgent::WorkerExited { worker: 0, status: Status::Code(9) });
         let seats = (1..5).map(|worker| Seat { worker, sidecar: 0 }).collect();
         table.committed(&Members { number: 2, seats });
-        assert_eq!(table.followers(Culprit::Worker(1)), None, "none has ended");
+        assert!(table.others(Culprit::Worker(1)).is_empty(), "none has ended");
         for (worker, code) in [(1, 7), (2, 1), (3, 1), (4, 0)] {
             table.worker(worker).is_stopped = worker == 3;
             table.handle_message(0, FromAgent::WorkerExited { worker, status: Status::Code(code) });
         }
-        let line = |culprit| table.followers(culprit).expect("there are some");
-        assert_eq!(line(Culprit::Worker(1)), "2 other workers ended because of that, with exit code 1");
-        assert_eq!(line(Culprit::Other), "3 workers ended because of that, 2 with exit code 1, 1 with exit code 7");
-        assert_eq!(line(Culprit::EndedByItself), "1 worker ended because of that, with exit code 1");
+        let stopped = "1 worker ended because of that, with exit code 1";
+        assert_eq!(
+            table.others(Culprit::Worker(1)),
+            ["1 other worker failed, too, with exit code 1", &stopped.replace("worker", "other worker")]
+        );
+        let alike = "2 workers failed, too, 1 with exit code 1, 1 with exit code 7";
+        assert_eq!(table.others(Culprit::Other), [alike, stopped]);
+        assert_eq!(table.others(Culprit::EndedByItself), [stopped]);
+        let stderr_tail = vec!["PeerLostError: worker 1 was killed [RONDE-E301] (at a.py:4)".to_owned()];
+        table.handle_message(0, FromAgent::WorkerDrained { worker: 2, stderr_tail });
+        let followers = "2 other workers ended because of that, with exit code 1";
+        assert_eq!(table.others(Culprit::Worker(1)), [followers]);
+    }
+
+    #[test]
+    fn workers_that_end_with_the_job_are_counted_as_its_followers() {
+        let mut table = Table::of("train".to_owned());
+        table.handle_message(0, FromAgent::WorkerExited { worker: 0, status: Status::Code(7) });
+        table.note_end();
+        table.handle_message(0, FromAgent::WorkerExited { worker: 1, status: Status::Signal(SIGTERM) });
+        let expected = ["1 other worker ended because of that, by signal 15 (SIGTERM)"];
+        assert_eq!(table.others(Culprit::Worker(0)), expected);
     }
 }

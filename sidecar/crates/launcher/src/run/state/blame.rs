@@ -1,5 +1,7 @@
 //! Whom a job's failure is blamed on, from the tables. Pure.
 
+use std::collections::BTreeSet;
+
 use super::super::failure::{Failure, LinkStatus};
 use super::super::outcome::{self, Losses, RankReport, RootCause};
 use super::super::shell::Trouble;
@@ -42,21 +44,31 @@ impl State {
         }
     }
 
-    /// The text below the failure that ended the job: the numbers of operations, and who failed because of it.
+    /// The text below the failure that ended the job: the numbers of operations, and who failed besides.
     pub(in super::super) fn consequences(&self, failure: &Failure) -> String {
         let cause = match failure {
             Failure::Worker { rank, .. } => RootCause::Rank(*rank),
             Failure::LeftEarly { rank, .. } => RootCause::LeftEarly(*rank),
             Failure::Sidecar { sidecar, .. } => RootCause::Sidecar(*sidecar),
-            // It names the host by its text, which the line about followers does not need.
+            // It names the host by its text, which the lines about others do not need.
             Failure::Lost { .. } => RootCause::Host(0),
             _ => return String::new(),
         };
         let reports = self.reports();
         let counts = outcome::operations(&reports).filter(|_| matches!(cause, RootCause::LeftEarly(_)));
         let counts = counts.map(|counts| format!("\noperations: {counts}")).unwrap_or_default();
-        let followers = outcome::followers(&reports, cause).map(|text| format!("\n{text}")).unwrap_or_default();
-        counts + &followers
+        let others = outcome::others(&reports, cause).into_iter().map(|line| format!("\n{line}"));
+        counts + &others.collect::<String>()
+    }
+
+    /// Why sidecars could not continue, besides what the failure has: each reason once, with the first sidecar.
+    pub(in super::super) fn other_fatal_reasons(&self, failure: Option<&Failure>) -> Vec<(u32, String)> {
+        let printed = failure.map(ToString::to_string).unwrap_or_default();
+        let is_printed = |reason: &str| reason.lines().next().is_some_and(|first| printed.contains(first));
+        let fatal = (0..).zip(&self.sidecars).filter_map(|(sidecar, state)| Some((sidecar, state.fatal.as_deref()?)));
+        let mut seen = BTreeSet::new();
+        let others = fatal.filter(|(_, reason)| !is_printed(reason) && seen.insert(*reason));
+        others.take(FATAL_REASONS_MAX).map(|(sidecar, reason)| (sidecar, reason.to_owned())).collect()
     }
 
     fn root_cause(&self) -> Option<RootCause> {
@@ -129,3 +141,6 @@ impl State {
         &self.left[..end.unwrap_or(self.left.len())]
     }
 }
+
+/// How many reasons of sidecars are printed besides that of the job's end.
+const FATAL_REASONS_MAX: usize = 32;

@@ -255,6 +255,19 @@ fn the_end_of_a_rank_that_was_stopped_is_no_cause() {
 }
 
 #[test]
+fn the_reason_of_sidecars_is_printed_once_and_another_one_is_not_lost() {
+    let fatal = |reason: &str| FromSidecar::Fatal { reason: reason.to_owned() };
+    let mut alike = state();
+    let failure = alike.handle_event(0, from_sidecar(0, fatal("no plugin [RONDE-E801]"))).expect_err("the job ends");
+    alike.handle_event(1, from_sidecar(1, fatal("no plugin [RONDE-E801]"))).expect_err("so does this one");
+    assert!(alike.other_fatal_reasons(Some(&failure)).is_empty());
+    assert_eq!(alike.other_fatal_reasons(None), [(0, "no plugin [RONDE-E801]".to_owned())]);
+    assert_eq!(alike.sidecars[1].log.lines(), ["no plugin [RONDE-E801]"]);
+    alike.handle_event(1, from_sidecar(1, fatal("a port is taken\nsee `ss`"))).expect_err("so does this one");
+    assert_eq!(alike.other_fatal_reasons(Some(&failure)), [(1, "a port is taken\nsee `ss`".to_owned())]);
+}
+
+#[test]
 fn a_rank_that_has_lost_a_sidecar_is_not_blamed_once_that_is_known() {
     const LOST: &str = "ronde.errors.PeerLostError: sidecar 1 is gone [RONDE-E401]";
     let mut by_sidecar = state();

@@ -1,0 +1,127 @@
+//! The block with which `ronde run` ends a job that failed: what it names, with which code, and what is counted below it.
+
+use std::path::Path;
+
+use ronde_tests::harness::{DEADLINE, Ended, RemoteShell, Run};
+
+fn sh(script: &str) -> [&str; 3] {
+    ["sh", "-c", script]
+}
+
+/// A sidecar that reports that it cannot continue. Its index is in `$RONDE_SIDECAR`.
+fn failing_sidecar(directory: &Path, reason: &str) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let path = directory.join("sidecar");
+    let script = format!("#!/bin/sh\nread line; echo '{{\"type\":\"fatal\",\"reason\":\"'\"{reason}\"'\"}}'; exit 1\n");
+    std::fs::write(&path, script).expect("a temporary directory is writable");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("the file is ours");
+    path.to_str().expect("a temporary path is text").to_owned()
+}
+
+fn check_shells_127(ended: &Ended, who: &str) {
+    assert_eq!(ended.code, Some(127), "{ended}");
+    let line = format!("{who} exited with code 127 (a shell's code for a command that it did not find) [RONDE-E301]\n");
+    assert!(ended.stderr.contains(&line) && !ended.stderr.contains("command not found:"), "{ended}");
+}
+
+#[test]
+fn a_shell_that_does_not_find_a_command_is_not_called_missing() {
+    check_shells_127(&Run::new(1).start(sh("exit 127")).wait(DEADLINE), "ronde: rank 0 on host localhost");
+    let shell = RemoteShell::here();
+    let remote = Run::new(1).options(["-H", "alpha.invalid:1", "--remote-shell"]).options([shell.path()]);
+    check_shells_127(&remote.start(sh("exit 127")).wait(DEADLINE), "ronde: rank 0 on host alpha.invalid");
+    let elastic = Run::new(1).options(["--min-np", "1", "-H", "127.0.0.1:1"]);
+    check_shells_127(&elastic.start(sh("exit 127")).wait(DEADLINE), "(without a rank) on host 127.0.0.1");
+}
+
+#[test]
+fn a_command_that_is_not_run_has_one_code_in_all_jobs() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let missing = Run::new(1).options(["--min-np", "1", "-H", "127.0.0.1:1"]).start(["no-such-program"]).wait(DEADLINE);
+    assert_eq!(missing.code, Some(127), "{missing}");
+    let line = "on host 127.0.0.1 exited with code 127 (command not found: no-such-program) [RONDE-E302]\n";
+    assert!(missing.stderr.contains(line), "{missing}");
+    let denied = Run::new(1).start([directory.path()]).wait(DEADLINE);
+    assert_eq!(denied.code, Some(126), "{denied}");
+    assert!(denied.stderr.contains("rank 0 on host localhost exited with code 126 [RONDE-E302]\n"), "{denied}");
+}
+
+#[test]
+fn ranks_that_fail_by_themselves_are_counted_as_such() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    // All fail, and none before all run. Rank 3 waits for its end.
+    let script = ": > \"$SHARED/$RANK\"; [ $RANK = 3 ] && exec sleep 1000
+        for rank in 0 1 2 3; do until [ -e \"$SHARED/$rank\" ]; do sleep 0.01; done; done; exit 5";
+    let ended = Run::new(4).env("SHARED", directory.path()).start(sh(script)).wait(DEADLINE);
+    assert_eq!(ended.code, Some(5), "{ended}");
+    let lines = "exited with code 5 [RONDE-E301]\n2 other ranks failed, too, with exit code 5\n1 other rank ended because of \
+                 that, by signal 15 (SIGTERM)\n";
+    assert!(ended.stderr.ends_with(lines), "{ended}");
+}
+
+#[test]
+fn the_block_has_the_code_of_the_ranks_own_error() {
+    let line = "ronde.errors.MismatchError: Mismatched data types [RONDE-E306]";
+    let ended = Run::new(1).start(sh(&format!("echo '{line}' >&2; exit 3"))).wait(DEADLINE);
+    assert_eq!(ended.code, Some(3), "{ended}");
+    let block = format!(
+        "ronde: rank 0 on host localhost exited with code 3 [RONDE-E306]\nlast lines of its stderr:\n  {line}\n"
+    );
+    assert!(ended.stderr.ends_with(&block), "{ended}");
+}
+
+#[test]
+fn a_debugger_without_input_is_explained() {
+    let ended = Run::new(1).start(sh("echo bdb.BdbQuit >&2; exit 1")).wait(DEADLINE);
+    assert!(ended.stderr.contains("\nits debugger found no input: give `--stdin 0`"), "{ended}");
+    let ended = Run::new(1).options(["--stdin", "0"]).start(sh("echo bdb.BdbQuit >&2; exit 1")).wait(DEADLINE);
+    assert!(ended.code == Some(1) && !ended.stderr.contains("its debugger"), "{ended}");
+}
+
+#[test]
+fn what_no_sidecar_can_continue_with_is_printed_once() {
+    let options = ["--plugin", "/no/such/plugin.wasm"];
+    for format in ["text", "json"] {
+        let run = Run::new(2).sidecars(2).options(options).options(["--log-format", format]);
+        let ended = run.start(["true"]).wait(DEADLINE);
+        assert_eq!(ended.code, Some(64), "{ended}");
+        assert_eq!(ended.stderr.matches("RONDE-E801").count(), 1, "{ended}");
+    }
+    let ended = Run::new(2).options(["--min-np", "2"]).options(options).start(["true"]).wait(DEADLINE);
+    assert_eq!(ended.code, Some(64), "{ended}");
+    assert_eq!(ended.stderr.matches("RONDE-E801").count(), 1, "{ended}");
+}
+
+#[test]
+fn other_reasons_of_sidecars_are_not_lost() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let program = failing_sidecar(directory.path(), "disk $RONDE_SIDECAR is full");
+    let ended = Run::new(2).sidecars(2).options(["--sidecar-command", &program]).start(["true"]).wait(DEADLINE);
+    assert_eq!(ended.code, Some(69), "{ended}");
+    for reason in ["disk 0 is full", "disk 1 is full"] {
+        assert_eq!(ended.stderr.matches(reason).count(), 1, "{reason}: {ended}");
+    }
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_named_before_anything_starts() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let missing = directory.path().join("missing").join("report");
+    for options in [&[][..], &["--min-np", "1"]] {
+        let run = Run::new(1).options(options).options(["--report"]).options([&missing]);
+        let ended = run.start(sh("echo started")).wait(DEADLINE);
+        assert_eq!(ended.code, Some(73), "{ended}");
+        let text = format!("ronde: cannot write the report {}: No such file", missing.display());
+        assert!(ended.stderr.starts_with(&text) && ended.stderr.contains("[RONDE-E211]"), "{ended}");
+        assert!(ended.stdout.is_empty(), "{ended}");
+    }
+}
+
+#[test]
+fn options_that_exclude_each_other_start_nothing_whatever_their_sources() {
+    let run = Run::new(1).options(["--stdin", "0"]).env("RONDE_RUN_MIN_NP", "1");
+    let ended = run.start(sh("echo started")).wait(DEADLINE);
+    assert_eq!(ended.code, Some(64), "{ended}");
+    assert!(ended.stderr.contains("RONDE_RUN_MIN_NP: it cannot be used with --stdin"), "{ended}");
+    assert!(ended.stderr.contains("[RONDE-E104]") && ended.stdout.is_empty(), "{ended}");
+}
