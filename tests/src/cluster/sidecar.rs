@@ -245,6 +245,14 @@ impl Sidecar {
         Ok((head.lines().next().unwrap_or_default().to_owned(), body.to_owned()))
     }
 
+    /// Its status page.
+    ///
+    /// # Errors
+    /// When it does not answer, or not with JSON.
+    pub fn status(&self) -> Result<Value> {
+        Ok(serde_json::from_str(&self.page("/status")?.1)?)
+    }
+
     /// Where its admin pages are.
     ///
     /// # Errors

@@ -138,7 +138,7 @@ impl Running {
 
     /// The control link's part of a status page.
     fn link(&self, of: usize) -> Result<Value> {
-        let page: Value = serde_json::from_str(&self.sidecars[of].page("/status")?.1)?;
+        let page: Value = self.sidecars[of].status()?;
         Ok(page["paths"][0].clone())
     }
 
