@@ -16,7 +16,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::Signal;
 
 use super::process::{Process, marked};
-use super::ronde_binary;
+use super::{DEADLINE, ronde_binary};
 use crate::cluster::Network;
 
 /// A builder of a command line of `ronde run`, or of another command of ronde.
@@ -67,6 +67,8 @@ impl Run {
         let mut command = Command::new(ronde_binary());
         command.args(words);
         command.env(MARK, &mark).env("XDG_RUNTIME_DIR", runtime_dir.path());
+        // A busy machine needs more than the default. The options of a test come first.
+        command.env("HOROVOD_START_TIMEOUT", DEADLINE.as_secs().to_string());
         // A shell that starts the tests in the background ignores SIGINT, and the launcher would inherit that.
         let disposition = "--default-signal=INT".to_owned();
         Self { command, mark, runtime_dir, reads_stdout: true, disposition }
