@@ -218,7 +218,7 @@ fn now_ns() -> u64 {
 /// How long an export may take.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the end of the sidecar waits for the last export.
-const LAST_TIMEOUT: Duration = Duration::from_secs(1);
+const LAST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest answer.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// How much of a collector's text is reported, its control characters escaped.

@@ -1,11 +1,14 @@
 //! Invalid input through the Rust client over real sidecars: every rank gets the reason, none waits, the next operation
 //! works.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
 use ronde::blocking::Client;
 use ronde::{Cause, Codec, DType, Error, ReduceOp, ReduceOptions, SetId, Tensor, TensorRef, Transfer};
-use ronde_tests::cluster::Plan;
-use ronde_tests::crew::{Crew, floats, nothing, numbers};
+use ronde_tests::cluster::{PATIENCE, Plan, Sidecar};
+use ronde_tests::crew::{Crew, floats, numbers};
+use serde_json::json;
 
 const PLACEMENT: [u32; 3] = [0, 0, 1];
 
@@ -233,27 +236,36 @@ fn nan_and_infinity_are_preserved() -> Result<()> {
 
 #[test]
 fn a_tensor_that_waits_too_long_is_reported_and_then_ends_the_job() -> Result<()> {
-    let crew = Crew::start(Plan::of(&PLACEMENT).stall_ms(200, 1_000), Transfer::Arena)?;
-    let outcomes = crew.each(|client| {
+    let crew = Crew::start(Plan::of(&PLACEMENT).stall_ms(200, 10_000), Transfer::Arena)?;
+    let outcomes = crew.each(|client| -> Result<Result<(), Error>> {
         if client.rank() == 2 {
-            // Rank 0 has submitted the tensor before: that one exceeds the limit first.
-            client.recv(0, 0)?;
-            return client.barrier("never").map(drop);
+            // The others have submitted the tensor before: that one exceeds the limit first.
+            await_waiting(&crew.cluster.sidecars[0], &[2])?;
+            return Ok(client.barrier("never").map(drop));
         }
-        let waits = client.allreduce_async("waits", &numbers(&[3], |i| i)?, ReduceOp::Sum)?;
-        if client.rank() == 0 {
-            client.send(nothing(&[0]), 2, 0)?;
-        }
-        waits.wait().map(drop)
+        Ok(client.allreduce("waits", &numbers(&[3], |i| i)?, ReduceOp::Sum).map(drop))
     });
     for outcome in outcomes {
-        let error = outcome.expect_err("nobody completes");
+        let error = outcome?.err().context("nobody completes")?;
         let text = error.to_string();
-        ensure!(text.contains("for more than 1 s") || text.contains("stall_shutdown"), "{text}");
+        ensure!(text.contains("for more than 10.0 seconds, the limit of stall_shutdown"), "{text}");
         ensure!(text.contains("Missing ranks:") && text.contains("2: [allreduce.waits]"), "{text}");
         ensure!(error.failure().is_some_and(|failure| failure.rank.is_some()), "{text}");
     }
     let notices = crew.clients[0].take_notices().join("\n");
     ensure!(notices.contains("One or more tensors were submitted to be reduced"), "{notices}");
     Ok(())
+}
+
+/// Waits until a tensor waits for exactly these ranks at the coordinator.
+fn await_waiting(coordinator: &Sidecar, missing: &[u32]) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let status = coordinator.status()?;
+        if status["waiting_tensors"][0]["missing"] == json!(missing) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "nothing waits for {missing:?}: {status}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
