@@ -354,8 +354,9 @@ fn output_that_nobody_can_read_ends_the_job() {
 #[test]
 fn the_block_that_names_the_cause_comes_past_output_that_nobody_reads() {
     // Rank 1 fails. Rank 0 writes without end from SIGTERM on, so that the launcher's output is blocked when the block comes.
+    // It starts no program for that: a busy machine might take longer for one than it has until SIGKILL.
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let script = "if [ $RONDE_RANK = 0 ]; then trap 'exec yes' TERM; : > $TRAPPED; sleep 1000; fi; \
+    let script = "if [ $RONDE_RANK = 0 ]; then trap 'while :; do echo y; done' TERM; : > $TRAPPED; sleep 1000; fi; \
                   until [ -e $TRAPPED ]; do sleep 0.01; done; echo bye >&2; exit 3";
     let run = Run::new(2).stdout_unread().env("TRAPPED", directory.path().join("trapped"));
     let job = run.start(sh(script));
