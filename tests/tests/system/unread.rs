@@ -23,15 +23,9 @@ fn lost(sidecar: &Sidecar, reason: &str) -> Result<u64> {
 
 /// Claims a rank and leaves, again and again: each time the sidecar sends two messages, about 60 bytes.
 fn come_and_go(sidecar: &Sidecar, job: &str, times: usize) -> Result<()> {
-    let (mut done, mut since) = (0, Instant::now());
-    while done < times {
-        match RawSession::claim(sidecar.socket_dir()?, job, 0, WELL_BEHAVED) {
-            Ok(_) => (done, since) = (done + 1, Instant::now()),
-            // The sidecar has not read the end of the last stream.
-            Err(error) if format!("{error:#}").contains("claimed by a live session") => {}
-            Err(error) => return Err(error.context(format!("claim {done}"))),
-        }
-        ensure!(since.elapsed() < PATIENCE, "no claim in {PATIENCE:?} after {done}");
+    for claim in 0..times {
+        RawSession::claim_when_free(sidecar.socket_dir()?, job, 0, WELL_BEHAVED)
+            .with_context(|| format!("claim {claim}"))?;
     }
     Ok(())
 }
