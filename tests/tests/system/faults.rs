@@ -161,16 +161,9 @@ fn a_stopped_coordinator_is_suspect_then_dead() -> Result<()> {
 /// Waits until no sidecar knows of a silent one or of a silent rank, and drops the notices so far: those of the test
 /// come after them.
 fn await_no_suspects(cluster: &mut Cluster) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
     for sidecar in &cluster.sidecars {
-        loop {
-            let status = sidecar.status()?;
-            if status["suspect_ranks"] == json!([]) && status["suspect_sidecars"] == json!([]) {
-                break;
-            }
-            ensure!(Instant::now() < deadline, "sidecar {} suspects some: {status}", sidecar.index);
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        sidecar
+            .await_status(|status| status["suspect_ranks"] == json!([]) && status["suspect_sidecars"] == json!([]))?;
     }
     cluster.workers.iter_mut().for_each(Worker::drop_notices);
     Ok(())

@@ -1,12 +1,10 @@
 //! Invalid input through the Rust client over real sidecars: every rank gets the reason, none waits, the next operation
 //! works.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, Result, ensure};
 use ronde::blocking::Client;
 use ronde::{Cause, Codec, DType, Error, ReduceOp, ReduceOptions, SetId, Tensor, TensorRef, Transfer};
-use ronde_tests::cluster::{PATIENCE, Plan, Sidecar};
+use ronde_tests::cluster::Plan;
 use ronde_tests::crew::{Crew, floats, numbers};
 use serde_json::json;
 
@@ -237,16 +235,17 @@ fn nan_and_infinity_are_preserved() -> Result<()> {
 #[test]
 fn a_tensor_that_waits_too_long_is_reported_and_then_ends_the_job() -> Result<()> {
     let crew = Crew::start(Plan::of(&PLACEMENT).stall_ms(200, 10_000), Transfer::Arena)?;
-    let outcomes = crew.each(|client| -> Result<Result<(), Error>> {
-        if client.rank() == 2 {
-            // The others have submitted the tensor before: that one exceeds the limit first.
-            await_waiting(&crew.cluster.sidecars[0], &[2])?;
-            return Ok(client.barrier("never").map(drop));
-        }
-        Ok(client.allreduce("waits", &numbers(&[3], |i| i)?, ReduceOp::Sum).map(drop))
-    });
+    let outcomes = std::thread::scope(|scope| -> Result<Vec<Result<(), Error>>> {
+        let submit = |client: &Client| client.allreduce("waits", &numbers(&[3], |i| i)?, ReduceOp::Sum).map(drop);
+        let threads: Vec<_> = crew.clients[..2].iter().map(|client| scope.spawn(move || submit(client))).collect();
+        // They have submitted the tensor before: that one exceeds the limit first.
+        crew.cluster.sidecars[0].await_status(|status| status["waiting_tensors"][0]["missing"] == json!([2]))?;
+        let last = crew.clients[2].barrier("never").map(drop);
+        let others = threads.into_iter().map(|thread| thread.join().expect("it does not panic"));
+        Ok(others.chain([last]).collect())
+    })?;
     for outcome in outcomes {
-        let error = outcome?.err().context("nobody completes")?;
+        let error = outcome.err().context("nobody completes")?;
         let text = error.to_string();
         ensure!(text.contains("for more than 10.0 seconds, the limit of stall_shutdown"), "{text}");
         ensure!(text.contains("Missing ranks:") && text.contains("2: [allreduce.waits]"), "{text}");
@@ -255,17 +254,4 @@ fn a_tensor_that_waits_too_long_is_reported_and_then_ends_the_job() -> Result<()
     let notices = crew.clients[0].take_notices().join("\n");
     ensure!(notices.contains("One or more tensors were submitted to be reduced"), "{notices}");
     Ok(())
-}
-
-/// Waits until a tensor waits for exactly these ranks at the coordinator.
-fn await_waiting(coordinator: &Sidecar, missing: &[u32]) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let status = coordinator.status()?;
-        if status["waiting_tensors"][0]["missing"] == json!(missing) {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "nothing waits for {missing:?}: {status}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
