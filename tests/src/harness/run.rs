@@ -180,6 +180,10 @@ impl Job {
     pub fn wait(mut self, within: Duration) -> Ended {
         self.wait_for("the launcher's end", within, |job| job.child.try_wait().ok().flatten().map(drop));
         let status = self.child.wait().expect("it has ended");
+        // A process that it left behind would keep a pipe open.
+        self.wait_for("the end of the launcher's output", within, |job| {
+            job.readers.iter().all(JoinHandle::is_finished).then_some(())
+        });
         self.readers.drain(..).for_each(|reader| reader.join().expect("a reader only reads"));
         let lines = self.collected.lock();
         let stdout = self.unread.take().map_or_else(|| lines.stdout.clone(), content);
