@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A thread that sleeps for [`PERIOD`] again and again and records by how much a sleep was too long. It ends when the
-/// probe is dropped.
+/// A thread that sleeps for 10 ms again and again and records by how much a sleep was too long. It ends when the probe is
+/// dropped.
 #[derive(Debug)]
 pub struct Probe {
     begin: Instant,

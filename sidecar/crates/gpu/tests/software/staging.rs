@@ -330,7 +330,7 @@ fn an_error_that_stays_fails_what_comes_later_and_does_not_hang_the_drop() {
     device.make_failures_stay();
     device.set_copy_delay(Duration::from_millis(20));
     device.fail("copy", 700, 2);
-    // All three copies have an event behind them before the first one runs: a copy without one keeps its slot for good.
+    // All three copies have an event after them before the first one runs: a copy without one keeps its slot for good.
     let events = device.count("events");
     device.hold(stream, true);
     source.fill(stream, 1);
