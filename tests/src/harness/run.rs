@@ -180,7 +180,7 @@ impl Job {
     pub fn wait(mut self, within: Duration) -> Ended {
         self.wait_for("the launcher's end", within, |job| job.child.try_wait().ok().flatten().map(drop));
         let status = self.child.wait().expect("it has ended");
-        // A process that it left behind would keep a pipe open.
+        // A process that still runs would keep a pipe open.
         self.wait_for("the end of the launcher's output", within, |job| {
             job.readers.iter().all(JoinHandle::is_finished).then_some(())
         });

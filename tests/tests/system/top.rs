@@ -208,7 +208,7 @@ fn one_frame_is_text_and_a_view_without_a_terminal_is_refused() -> Result<()> {
     };
     let job = format!("job {}: 2 ranks", cluster.job);
     let pieces = [job.as_str(), "runs, coordinator", "0 to 1", "Engine of sidecar 0"];
-    // A busy machine makes answers late: such a frame says so.
+    // A busy machine makes answers late: such a frame reports that.
     let deadline = Instant::now() + PATIENCE;
     let (status, text, error) = loop {
         let frame = run(words(&cluster, &["--once"])?)?;

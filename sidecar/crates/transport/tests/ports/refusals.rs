@@ -96,7 +96,7 @@ async fn an_unauthenticated_connection_does_not_end_the_wait_and_is_named_in_the
             harness::bind(Transport::Quic).start(ca.identity(0), &local(0, CONTROL), peers, brief).expect("starts");
         port.open(SidecarIndex(1), Role::Await);
         rejected(port.local_addr(), Some(RawCa::new().good(1)), ALPN).await;
-        let DownReason::Lost(text) = down(&mut port, 1).await else { panic!("a stranger ended the wait") };
+        let DownReason::Lost(text) = down(&mut port, 1).await else { panic!("an unknown peer ended the wait") };
         let begin = format!("sidecar 1 did not dial within {seconds} s");
         assert!(text.starts_with(&begin), "{text}");
         if text.starts_with(&format!("{begin}; the last link refused here: ")) {
