@@ -244,11 +244,12 @@ fn the_death_of_the_sidecar_reaches_every_waiter() {
 #[test]
 fn a_sidecar_that_stops_answering_ends_the_session() {
     for path in SHARED_MEMORY_PATHS {
-        let fake = Fake::start(Settings { answers: false, peer_timeout_ms: 200, ..Settings::default() });
+        let fake = Fake::start(Settings { peer_timeout_ms: 2_000, ..Settings::default() });
         let client = connect(&fake, path);
+        fake.fall_silent();
         let error = client.barrier("never").expect_err("silent");
         assert_eq!(error.failure().map(|failure| failure.cause), Some(Cause::SidecarLost));
-        assert!(error.to_string().contains("silent for 0.2 s"), "{error}");
+        assert!(error.to_string().contains("silent for 2.0 s"), "{error}");
     }
 }
 
@@ -452,11 +453,17 @@ fn the_error_names_the_missing_rank_when_the_job_does_not_start() {
     for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings { begins: false, ..Settings::default() });
         let mut options = options(&fake, path);
-        // Long enough for the sidecar's notice to be there on a loaded machine, which the heartbeat that follows shows.
-        options.start_timeout = Duration::from_millis(500);
-        let error = blocking::Client::connect(options.clone()).expect_err("not started");
-        assert!(matches!(error, Error::Start { .. }), "{error}");
-        assert!(error.to_string().contains("waiting for rank 3 of sidecar 1"), "{error}");
+        let notice = "waiting for rank 3 of sidecar 1";
+        for milliseconds in [500, 2_000, 8_000, 30_000] {
+            options.start_timeout = Duration::from_millis(milliseconds);
+            let error = blocking::Client::connect(options.clone()).expect_err("not started");
+            assert!(matches!(error, Error::Start { .. }), "{error}");
+            if error.to_string().contains(notice) {
+                break;
+            }
+            // On a busy machine, the sidecar's notice takes longer.
+            assert!(milliseconds < 30_000, "{error}");
+        }
         fake.wait_for("goodbye");
 
         options.socket_dir = fake.directory.path().join("nowhere");
@@ -485,9 +492,7 @@ fn heartbeats_go_on_while_the_program_does_nothing() {
     for path in SHARED_MEMORY_PATHS {
         let fake = Fake::start(Settings::default());
         let _client = connect(&fake, path);
-        while fake.received().iter().filter(|received| *received == "heartbeat").count() < 5 {
-            std::thread::yield_now();
-        }
+        fake.wait_until("5 heartbeats", |received| received.iter().filter(|word| *word == "heartbeat").count() >= 5);
     }
 }
 

@@ -7,6 +7,7 @@ pub mod crew;
 pub mod elastic_worker;
 pub mod harness;
 pub mod left_out;
+pub mod probe;
 pub mod programs;
 pub mod raw;
 pub mod regression;

@@ -79,6 +79,27 @@ impl RawSession {
         Ok((session, claimed))
     }
 
+    /// [`RawSession::claim`], again while the sidecar has not read the end of the rank's last session.
+    ///
+    /// # Errors
+    /// When it is refused for another reason, or for this one too long.
+    pub fn claim_when_free(
+        directory: &Path,
+        job: &str,
+        rank: u32,
+        options: SessionOptions,
+    ) -> Result<(Self, v1::Claimed)> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match Self::claim(directory, job, rank, options) {
+                Err(error) if format!("{error:#}").contains("claimed by a live session") => {
+                    ensure!(Instant::now() < deadline, "rank {rank} is not free within {PATIENCE:?}: {error:#}");
+                }
+                claimed => return claimed,
+            }
+        }
+    }
+
     /// Waits until the epoch has begun.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,7 @@ use tonic::{Request, Response, Status, Streaming};
 pub(crate) struct Fake {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) log: Arc<Mutex<Vec<String>>>,
+    is_silent: Arc<AtomicBool>,
     server: Option<tokio::runtime::Runtime>,
 }
 
@@ -43,8 +45,6 @@ pub(crate) struct Settings {
     pub(crate) size: u32,
     /// Whether the epoch begins.
     pub(crate) begins: bool,
-    /// Whether heartbeats are answered.
-    pub(crate) answers: bool,
     pub(crate) peer_timeout_ms: u32,
     /// Whether it supports rings.
     pub(crate) rings: bool,
@@ -61,7 +61,6 @@ impl Default for Settings {
             pending_max: 1_000,
             size: 1,
             begins: true,
-            answers: true,
             peer_timeout_ms: 60_000,
             rings: true,
             never: "never",
@@ -78,7 +77,7 @@ impl Fake {
         std::fs::write(paths::token_file(directory.path(), ronde_wire::WorkerNumber(RANK.0)), [7; TOKEN_BYTES])
             .expect("a token file");
         let shared = Arc::new(Shared::default());
-        let log = Arc::clone(&shared.log);
+        let (log, is_silent) = (Arc::clone(&shared.log), Arc::clone(&shared.is_silent));
         serve_memory(directory.path(), Arc::clone(&shared), settings.exchanges_max);
         let socket = paths::rpc_socket(directory.path());
         server.block_on(async {
@@ -90,7 +89,7 @@ impl Fake {
                     .serve_with_incoming(UnixListenerStream::new(listener)),
             );
         });
-        Self { directory, log, server: Some(server) }
+        Self { directory, log, is_silent, server: Some(server) }
     }
 
     pub(crate) fn options(&self) -> Options {
@@ -98,6 +97,11 @@ impl Fake {
         let mut options = Options::new(self.directory.path(), job, RANK);
         options.connect_timeout = Duration::from_secs(20);
         options
+    }
+
+    /// Answers no heartbeat from now on.
+    pub(crate) fn fall_silent(&self) {
+        self.is_silent.store(true, Ordering::Relaxed);
     }
 
     /// Stops the sidecar abruptly.
@@ -114,9 +118,14 @@ impl Fake {
 
     /// Waits until it has received a message; fails after 60 s.
     pub(crate) fn wait_for(&self, word: &str) {
+        self.wait_until(word, |received| received.iter().any(|received| received == word));
+    }
+
+    /// Waits until it has received what is asked for; fails after 60 s.
+    pub(crate) fn wait_until(&self, what: &str, is_received: impl Fn(&[String]) -> bool) {
         let start = Instant::now();
-        while !self.received().iter().any(|received| received == word) {
-            assert!(start.elapsed() < PATIENCE, "{word} has not been received, but {:?}", self.received());
+        while !is_received(&self.received()) {
+            assert!(start.elapsed() < PATIENCE, "{what} has not been received, but {:?}", self.received());
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -143,6 +152,7 @@ struct Shared {
     results: Mutex<Results>,
     ring: Mutex<Option<RingEnd>>,
     log: Arc<Mutex<Vec<String>>>,
+    is_silent: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -387,7 +397,7 @@ impl Server {
             }
             client_message::Message::Heartbeat(_) => {
                 self.shared.note("heartbeat");
-                if self.settings.answers {
+                if !self.shared.is_silent.load(Ordering::Relaxed) {
                     self.send_on_stream(server_message::Message::Alive(v1::Alive {})).await;
                 }
             }

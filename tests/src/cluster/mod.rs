@@ -309,6 +309,19 @@ impl Cluster {
         Worker::start(&self.program, &self.job, rank, self.sidecar_of(rank))
     }
 
+    /// Returns whether all sidecars have a schedule: repeated steps run ahead.
+    ///
+    /// # Errors
+    /// When one does not answer.
+    pub fn runs_ahead(&self) -> Result<bool> {
+        for sidecar in &self.sidecars {
+            if sidecar.status()?["schedule"].is_null() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Submits a sum of whole numbers on all ranks, and checks that all of them receive it exactly.
     ///
     /// # Errors

@@ -4,9 +4,9 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use ronde_transport::{JobCa, TrustDomain, Validity};
 use ronde_wire::control::Transport;
 use ronde_wire::{JobName, SidecarIndex};
@@ -245,6 +245,32 @@ impl Sidecar {
         Ok((head.lines().next().unwrap_or_default().to_owned(), body.to_owned()))
     }
 
+    /// Its status page.
+    ///
+    /// # Errors
+    /// When it does not answer, or not with JSON.
+    pub fn status(&self) -> Result<Value> {
+        let (head, body) = self.page("/status")?;
+        ensure!(head.contains("200"), "{head}");
+        serde_json::from_str(&body).context("the status page is JSON")
+    }
+
+    /// Polls its status page until it matches.
+    ///
+    /// # Errors
+    /// When it does not in time.
+    pub fn await_status(&self, is: impl Fn(&Value) -> bool) -> Result<Value> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status()?;
+            if is(&status) {
+                return Ok(status);
+            }
+            ensure!(Instant::now() < deadline, "sidecar {}: waited {PATIENCE:?}; its status is {status:#}", self.index);
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
     /// Where its admin pages are.
     ///
     /// # Errors
@@ -335,3 +361,4 @@ pub fn check_alive(sidecar: &mut Sidecar) -> Result<()> {
 }
 
 const TRUST_DOMAIN: &str = "ronde.test";
+const POLL_INTERVAL: Duration = Duration::from_millis(5);

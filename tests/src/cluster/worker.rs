@@ -185,6 +185,11 @@ impl Worker {
         self.process.await_line(&format!("a notice with {words:?}"), within, find)
     }
 
+    /// Drops the notices that have arrived.
+    pub fn drop_notices(&mut self) {
+        while self.await_notice(&[], Duration::ZERO).is_ok() {}
+    }
+
     /// Waits for an answer.
     ///
     /// # Errors

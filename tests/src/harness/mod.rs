@@ -24,6 +24,23 @@ pub use run::{Ended, Job, Run};
 /// How long a test waits for what should come at once: generous, since machines that run tests are busy.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
+/// Runs a job with a start timeout of `first` seconds, and with a doubled one while the job ends before it is where the test
+/// wants it: a busy machine takes longer for the steps before. Returns the last attempt with its timeout.
+pub fn with_start_timeouts<T>(first: u64, attempt: impl Fn(&str) -> T, is_reached: impl Fn(&T) -> bool) -> (T, String) {
+    let mut seconds = first;
+    loop {
+        let timeout = seconds.to_string();
+        let attempted = attempt(&timeout);
+        if is_reached(&attempted) || seconds * 2 > START_TIMEOUT_MAX {
+            return (attempted, timeout);
+        }
+        seconds *= 2;
+    }
+}
+
+/// Less than [`DEADLINE`] by the time that ending a job takes.
+const START_TIMEOUT_MAX: u64 = 80;
+
 /// The binary under test: `RONDE_BIN`, or `ronde` in the target directory of the running test.
 ///
 /// # Panics

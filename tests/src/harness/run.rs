@@ -16,7 +16,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::Signal;
 
 use super::process::{Process, marked};
-use super::ronde_binary;
+use super::{DEADLINE, ronde_binary};
 use crate::cluster::Network;
 
 /// A builder of a command line of `ronde run`, or of another command of ronde.
@@ -67,6 +67,8 @@ impl Run {
         let mut command = Command::new(ronde_binary());
         command.args(words);
         command.env(MARK, &mark).env("XDG_RUNTIME_DIR", runtime_dir.path());
+        // A busy machine needs more than the default. The options of a test come first.
+        command.env("HOROVOD_START_TIMEOUT", DEADLINE.as_secs().to_string());
         // A shell that starts the tests in the background ignores SIGINT, and the launcher would inherit that.
         let disposition = "--default-signal=INT".to_owned();
         Self { command, mark, runtime_dir, reads_stdout: true, disposition }
@@ -178,6 +180,10 @@ impl Job {
     pub fn wait(mut self, within: Duration) -> Ended {
         self.wait_for("the launcher's end", within, |job| job.child.try_wait().ok().flatten().map(drop));
         let status = self.child.wait().expect("it has ended");
+        // A process that still runs would keep a pipe open.
+        self.wait_for("the end of the launcher's output", within, |job| {
+            job.readers.iter().all(JoinHandle::is_finished).then_some(())
+        });
         self.readers.drain(..).for_each(|reader| reader.join().expect("a reader only reads"));
         let lines = self.collected.lock();
         let stdout = self.unread.take().map_or_else(|| lines.stdout.clone(), content);

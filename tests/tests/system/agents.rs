@@ -1,6 +1,6 @@
 //! Hosts of a job whose agents send what is not theirs to send: a host is trusted with its own ranks only.
 
-use ronde_tests::harness::{DEADLINE, Ended, RemoteShell, Run};
+use ronde_tests::harness::{DEADLINE, Ended, RemoteShell, Run, with_start_timeouts};
 
 /// Runs one rank on each of two hosts. The agent of the second one sends its greeting, and then this line.
 fn with_agent_that_sends(line: &str) -> (Ended, tempfile::TempDir) {
@@ -11,12 +11,17 @@ fn with_agent_that_sends(line: &str) -> (Ended, tempfile::TempDir) {
     let shell = RemoteShell::script(&format!(
         "case $1 in beta*) echo '{hello}'; echo '{line}'; exec cat > /dev/null;; esac\nexec sh -c \"$2\""
     ));
-    let files = tempfile::tempdir().expect("a temporary directory");
-    let run = Run::new(2).options(["-H", "alpha.invalid:1,beta.invalid:1", "--start-timeout", "20", "--remote-shell"]);
-    let run = run.options([shell.path()]).options(["--output-filename"]).options([files.path()]);
-    let mut job = run.start(["sh", "-c", "echo true words"]);
-    job.wait_for_nothing_left(DEADLINE);
-    (job.wait(DEADLINE), files)
+    let attempt = |timeout: &str| {
+        let files = tempfile::tempdir().expect("a temporary directory");
+        let hosts = ["-H", "alpha.invalid:1,beta.invalid:1", "--start-timeout", timeout, "--remote-shell"];
+        let run = Run::new(2).options(hosts).options([shell.path()]);
+        let run = run.options(["--output-filename"]).options([files.path()]);
+        let mut job = run.start(["sh", "-c", "echo true words"]);
+        job.wait_for_nothing_left(DEADLINE);
+        (job.wait(DEADLINE), files)
+    };
+    let is_reached = |(ended, _): &(Ended, _)| ended.stderr.contains("it sent a message about");
+    with_start_timeouts(20, attempt, is_reached).0
 }
 
 #[test]

@@ -256,7 +256,8 @@ fn the_default_transport_is_compared_with_the_others_and_not_named_where_it_wins
         .options(SHORT)
         .options(["--tensors", "16384,65536", "--output", &profile])
         .start(Vec::<String>::new())
-        .wait(DEADLINE);
+        // For each transport a job.
+        .wait(3 * DEADLINE);
     ensure!(ended.code == Some(0), "{ended}");
     let mut rates = Vec::new();
     for transport in ["auto", "tls", "quic"] {
@@ -340,21 +341,32 @@ fn a_signal_ends_a_measurement_with_its_job_and_its_files() {
     let is_of_measurement = |name: &str| name.starts_with("ronde-calibration-");
     let names = || fs::read_dir(directory.path()).expect("ours").flatten().map(|entry| entry.file_name());
     let files = || names().filter(|name| name.to_str().is_some_and(is_of_measurement)).count();
-    let run = Run::new(2).sidecars(2).options(["--calibrate"]).env("TMPDIR", directory.path());
-    let mut job = run.start(["echo", "ran"]);
-    job.wait_for("the folder of the measurement", DEADLINE, |_| (files() > 0).then_some(()));
-    job.signal(Signal::SIGINT);
-    job.wait_for_nothing_left(DEADLINE);
-    let ended = job.wait(DEADLINE);
-    assert_eq!((ended.code, files()), (Some(130), 0), "{ended}");
-    assert!(!ended.stdout.contains("ran"), "{ended}");
+    // A busy machine may notice the measurement when it is over.
+    for _ in 0..5 {
+        let run = Run::new(2).sidecars(2).options(["--calibrate"]).env("TMPDIR", directory.path());
+        let mut job = run.start(["echo", "ran"]);
+        job.wait_for("the folder of the measurement, or the job after it", DEADLINE, |job| {
+            (files() > 0 || job.has_line(|line| line.ends_with("<stdout>:ran"))).then_some(())
+        });
+        job.signal(Signal::SIGINT);
+        job.wait_for_nothing_left(DEADLINE);
+        let ended = job.wait(DEADLINE);
+        assert_eq!(files(), 0, "{ended}");
+        if !ended.stdout.contains("ran") {
+            return assert_eq!(ended.code, Some(130), "{ended}");
+        }
+    }
+    panic!("the signal never ended a measurement");
 }
 
 #[test]
 fn input_is_for_the_job_and_not_for_the_measurement_before_it() -> Result<()> {
     let runtime_dir = tempfile::tempdir()?;
-    let mut child = Command::new(ronde_binary())
+    let mut child = Command::new("timeout")
+        .args(["--kill-after=5", "240"])
+        .arg(ronde_binary())
         .args(["run", "-np", "2", "--sidecars", "2", "--calibrate", "--stdin", "0", "cat"])
+        .env("HOROVOD_START_TIMEOUT", "120")
         .env("XDG_RUNTIME_DIR", runtime_dir.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -1,12 +1,16 @@
 //! `ronde job`: a running elastic job is shown and changed from outside.
 
-use ronde_tests::harness::{Ended, Run};
+use ronde_tests::harness::{DEADLINE, Ended, Job, Run};
 use serde_json::Value;
 
 use crate::elastic_jobs::{Counting, HOSTS, workers_of};
 
 fn ask(counting: &Counting, arguments: &[&str]) -> String {
-    let ended = counting.job.beside(&[&["job"], arguments].concat());
+    ask_job(&counting.job, arguments)
+}
+
+fn ask_job(job: &Job, arguments: &[&str]) -> String {
+    let ended = job.beside(&[&["job"], arguments].concat());
     assert_eq!(ended.code, Some(0), "{arguments:?}: {ended}");
     ended.stdout
 }
@@ -18,7 +22,11 @@ fn refused(counting: &Counting, arguments: &[&str]) -> Ended {
 }
 
 fn status(counting: &Counting) -> Value {
-    serde_json::from_str(&ask(counting, &["status", "--json"])).expect("the state is JSON")
+    status_of(&counting.job)
+}
+
+fn status_of(job: &Job) -> Value {
+    serde_json::from_str(&ask_job(job, &["status", "--json"])).expect("the state is JSON")
 }
 
 fn causes(memberships: &[Value]) -> Vec<&str> {
@@ -29,7 +37,12 @@ fn causes(memberships: &[Value]) -> Vec<&str> {
 fn the_state_has_each_worker_with_its_process() {
     let mut counting = Counting::start(3, &["--min-np", "1", "--job", "shown", HOSTS[0], HOSTS[1]]);
     counting.wait_for_line("connected rank=3 size=4");
-    let shown = status(&counting);
+    // One rank prints its line before the launcher knows that the others train.
+    let shown = counting.job.wait_for("four workers that train", DEADLINE, |job| {
+        let shown = status_of(job);
+        let train = |workers: &Vec<Value>| workers.iter().filter(|worker| worker["state"] == "training").count();
+        (shown["workers"].as_array().map(train) == Some(4)).then_some(shown)
+    });
     let workers = shown["workers"].as_array().expect("a list").clone();
     let pids: Vec<i64> = (0..4).map(|worker| i64::from(counting.process_of(worker).pid)).collect();
     for (number, worker) in (0_u64..).zip(&workers) {

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
-use ronde_tests::harness::{DEADLINE, Ended, Job, Process, Run};
+use ronde_tests::harness::{DEADLINE, Ended, Job, Process, Run, with_start_timeouts};
 use serde_json::Value;
 
 use crate::WORKER;
@@ -131,14 +131,23 @@ fn the_loss_of_rank_0_and_of_the_coordinators_sidecar_is_survived() {
 
 #[test]
 fn a_worker_that_does_not_come_back_after_a_change_counts_as_lost() {
-    let options = ["--min-np", "2", "--start-timeout", "20", "-x", "RONDE_TEST_STAYS_AWAY=1", HOSTS[0], HOSTS[1]];
-    let mut counting = Counting::start(4, &options);
+    let connected = |line: &str| line.contains("connected rank=3 size=4");
+    let attempt = |timeout: &str| {
+        let options =
+            ["--min-np", "2", "--start-timeout", timeout, "-x", "RONDE_TEST_STAYS_AWAY=1", HOSTS[0], HOSTS[1]];
+        let mut counting = Counting::start(4, &options);
+        counting.job.wait_for("a first membership, or that the time passed", DEADLINE, |job| {
+            job.has_line(|line| connected(line) || line.contains("RONDE-E208")).then_some(())
+        });
+        counting
+    };
+    let (mut counting, timeout) = with_start_timeouts(20, attempt, |counting| counting.job.has_line(connected));
     counting.wait_for_line("connected rank=3 size=4");
     counting.kill_worker(3);
     counting.wait_for_line("[worker 1]<stdout>:stays away");
     let text = "worker 1 (rank 1) on host 127.0.0.1 has not come back for its rank in membership";
     let line = counting.wait_for_line(text);
-    assert!(line.contains("within 20 s (--start-timeout)") && line.contains("RONDE-E208"), "{line}");
+    assert!(line.contains(&format!("within {timeout} s (--start-timeout)")) && line.contains("RONDE-E208"), "{line}");
     counting.wait_for_line("because worker 1 was lost");
     let replacement = counting.wait_for_line("[worker 5]<stdout>:connected rank=3 size=4");
     let (memberships, ended) = counting.finish(4);

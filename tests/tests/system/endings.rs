@@ -15,13 +15,18 @@ fn sh(script: &str) -> [&str; 3] {
 #[test]
 fn a_terminal_that_closes_with_two_signals_lets_workers_save_their_state() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let saved = directory.path().join("saved");
-    let script = "trap 'sleep 1; echo >\"$SAVED\"; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
-    let mut job = Run::new(1).env("SAVED", &saved).start(sh(script));
+    let (go, saved) = (directory.path().join("go"), directory.path().join("saved"));
+    // It starts no program to save: a busy machine might take longer for one than it has until SIGKILL.
+    let script = "trap 'until [ -e \"$GO\" ]; do :; done; echo >\"$SAVED\"; exit 0' TERM; echo ready; \
+        while :; do sleep 0.05; done";
+    let mut job = Run::new(1).env("GO", &go).env("SAVED", &saved).start(sh(script));
     job.wait_for_line("ready", DEADLINE);
     job.signal(Signal::SIGHUP);
     job.wait_for_line("ronde: SIGHUP: ending", DEADLINE);
     job.signal(Signal::SIGHUP);
+    // The second one would end the job within this time.
+    std::thread::sleep(Duration::from_millis(500));
+    fs::write(&go, "").expect("a temporary directory is writable");
     let ended = job.wait(DEADLINE);
     assert_eq!(ended.code, Some(129), "{ended}");
     assert!(saved.exists(), "{ended}");

@@ -13,6 +13,7 @@ use ronde_rpc::{paths, v1};
 use ronde_shm::{OwnedSegment, SegmentId, Share};
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Resident, sum};
 use ronde_tests::left_out::without_root;
+use ronde_tests::probe::Probe;
 use ronde_tests::raw::{RawSession, SessionOptions, WELL_BEHAVED, claim, session_token};
 use ronde_tests::script::Fill;
 use ronde_wire::{Collective, Pair, Rank, limits};
@@ -235,24 +236,25 @@ fn connections_without_a_claim_are_bounded_and_closed_in_time() -> Result<()> {
         (paths::mem_socket(&directory), b"ATTACH 0000"),
     ];
     for (socket, begin) in sockets {
-        let began = Instant::now();
+        let (began, probe) = (Instant::now(), Probe::start());
         let mut held = unclaimed(&socket, begin)?;
         cluster.check_sum(&format!("beside unclaimed connections to {}", socket.display()), 10_000)?;
         // Those over the share are closed by their own threads or tasks, a moment later.
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let counted = Instant::now();
         loop {
             let grown = cluster.sidecars[0].process.descriptors()?.saturating_sub(before);
             if grown < UNCLAIMED / 2 {
                 break;
             }
-            ensure!(Instant::now() < deadline, "{grown} descriptors are held by connections without a claim");
+            let within = Duration::from_secs(5) + probe.worst();
+            ensure!(counted.elapsed() < within, "{grown} descriptors are held by connections without a claim");
             std::thread::sleep(Duration::from_millis(20));
         }
         for stream in &mut held {
             await_closed(stream, began + PATIENCE)?;
         }
         println!("all are closed after {:?}", began.elapsed());
-        ensure!(began.elapsed() < CLOSED_WITHIN, "only after {:?}", began.elapsed());
+        ensure!(began.elapsed() < CLOSED_WITHIN + probe.worst(), "only after {:?}", began.elapsed());
     }
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -336,13 +338,21 @@ fn a_sidecar_without_descriptors_pauses_and_goes_on() -> Result<()> {
         .flat_map(|socket| std::iter::repeat_n(socket, 60))
         .map(UnixStream::connect)
         .collect::<Result<_, _>>()?;
-    let (began, before) = (Instant::now(), sidecar.processor_time()?);
-    cluster.check_sum("without descriptors", 1_000)?;
-    std::thread::sleep(Duration::from_secs(2));
-    let sidecar = &cluster.sidecars[1].process;
-    let (passed, used) = (began.elapsed(), sidecar.processor_time()?.saturating_sub(before));
-    ensure!(used < passed / 10, "it used {used:?} of {passed:?}: it spins");
-    sidecar.limit_descriptors(1_024)?;
+    let mut spins = Vec::new();
+    // Other work of the sidecar may take more of one measurement, but not of each.
+    for _ in 0..3 {
+        let (began, before) = (Instant::now(), cluster.sidecars[1].process.processor_time()?);
+        cluster.check_sum("without descriptors", 1_000)?;
+        std::thread::sleep(Duration::from_secs(2));
+        let used = cluster.sidecars[1].process.processor_time()?.saturating_sub(before);
+        let passed = began.elapsed();
+        if used < passed / 10 {
+            break;
+        }
+        spins.push((used, passed));
+    }
+    ensure!(spins.len() < 3, "it used of the time that passed {spins:?}: it spins");
+    cluster.sidecars[1].process.limit_descriptors(1_024)?;
     drop(waiting);
     let deadline = Instant::now() + PATIENCE;
     let answered = loop {

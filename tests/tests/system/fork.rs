@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
@@ -58,7 +58,8 @@ fn a_forked_child_neither_keeps_a_session_alive_nor_can_use_it() -> Result<()> {
     ensure!(failed.cause == Some(Cause::RankLost) && failed.rank == Some(1), "{failed:?}");
     ensure!(Path::new("/proc").join(&child).join("exe").exists(), "child {child} is gone; the test shows nothing");
     println!("the death of a parent was reported {:?} after it, while its child lived", at - killed);
-    ensure!(at - killed < Duration::from_secs(3), "reported {:?} after it", at - killed);
+    // Its silence would be noticed in any case, later.
+    ensure!(!failed.text.contains("silent"), "its end was not noticed, but its silence: {}", failed.text);
     Ok(())
 }
 

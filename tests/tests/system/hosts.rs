@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use ronde_tests::cluster::{Network, Shape};
-use ronde_tests::harness::{DEADLINE, Ended, Job, RemoteShell, Run, ronde_binary};
+use ronde_tests::harness::{DEADLINE, Ended, Job, RemoteShell, Run, ronde_binary, with_start_timeouts};
 
 use crate::WORKER;
 
@@ -93,16 +93,15 @@ fn named_interfaces_and_networks_are_used_and_no_others() {
         assert_trained(&ended);
         assert!(!ended.stderr.contains("not used"), "there is no choice: {ended}");
     }
-    let bridge = ["--network-interfaces", "docker0", "--start-timeout", "15"];
-    let ended = ended_cleanly(pair(&shell).options(bridge).start(["true"]));
+    let words = "rank 1 on host beta.invalid: sidecar 1 does not reach sidecar 0 on host alpha.invalid at 172.17.0.1:";
+    let attempt = |timeout: &str| {
+        let bridge = ["--network-interfaces", "docker0", "--start-timeout", timeout];
+        ended_cleanly(pair(&shell).options(bridge).start(["true"]))
+    };
+    let (ended, _) = with_start_timeouts(15, attempt, |ended| ended.stderr.contains(words));
     assert_eq!(ended.code, Some(69), "{ended}");
     assert!(ended.stderr.contains("Timed out waiting for sidecars to reach each other"), "{ended}");
-    assert!(
-        ended.stderr.contains(
-            "rank 1 on host beta.invalid: sidecar 1 does not reach sidecar 0 on host alpha.invalid at 172.17.0.1:"
-        ),
-        "{ended}"
-    );
+    assert!(ended.stderr.contains(words), "{ended}");
     assert!(ended.stderr.contains(" (docker0); is UDP between the two blocked?"), "{ended}");
 }
 
@@ -159,10 +158,10 @@ fn jobs_of_one_host_share_a_range_of_ports_until_it_is_full() {
     let network = Network::up(1).expect("a host");
     let options = ["--ports", "7400-7407", "--lanes", "1", "--sidecars", "2"];
     let trainings = [Training::new(), Training::new()];
-    let waits = |training: &Training| format!("{}; echo ready; read line < \"$GO\" || true", training.script());
+    let waits =
+        |training: &Training| format!("{}; echo ready; until [ -e \"$GO\" ]; do sleep 0.01; done", training.script());
     let directory = tempfile::tempdir().expect("a temporary directory");
     let go = directory.path().join("go");
-    assert!(Command::new("mkfifo").arg(&go).status().expect("mkfifo is there").success());
     let start = |training: &Training| {
         Run::new(2).options(options).env("GO", &go).on_host(&network, 0).start(sh(&waits(training)))
     };
@@ -175,8 +174,7 @@ fn jobs_of_one_host_share_a_range_of_ports_until_it_is_full() {
     let words =
         "only 0 of the 2 ports that this sidecar needs (one for control, one for each lane) are free in 7400-7407";
     assert!(ended.stderr.contains(words) && ended.stderr.contains("[RONDE-E404]"), "{ended}");
-    // Every reader gets the end of the file.
-    drop(fs::OpenOptions::new().write(true).open(&go).expect("the workers read it"));
+    fs::write(&go, "").expect("a temporary directory is writable");
     for job in jobs {
         let ended = job.wait(DEADLINE);
         assert_trained(&ended);
@@ -213,25 +211,29 @@ fn hosts_between_which_udp_is_blocked_are_named() {
     let network = Network::up(2).expect("hosts");
     network.block_udp(1).expect("the kernel has rules by protocol");
     let shell = RemoteShell::by_name(&network, &NAMES);
-    let ended = ended_cleanly(pair(&shell).options(["--start-timeout", "15"]).start(["true"]));
-    assert_eq!(ended.code, Some(69), "{ended}");
-    let first = "ronde: Timed out waiting for sidecars to reach each other: not everything started within 15 s (--start-timeout): [RONDE-E208]";
-    assert!(ended.stderr.contains(first), "{ended}");
     let words = "rank 1 on host beta.invalid: sidecar 1 does not reach sidecar 0 on host alpha.invalid at 10.77.0.1:";
+    let attempt = |timeout: &str| ended_cleanly(pair(&shell).options(["--start-timeout", timeout]).start(["true"]));
+    let (ended, timeout) = with_start_timeouts(15, attempt, |ended| ended.stderr.contains(words));
+    assert_eq!(ended.code, Some(69), "{ended}");
+    let first = format!(
+        "ronde: Timed out waiting for sidecars to reach each other: not everything started within {timeout} s (--start-timeout): [RONDE-E208]"
+    );
+    assert!(ended.stderr.contains(&first), "{ended}");
     assert!(ended.stderr.contains(words) && ended.stderr.contains(" (v0); is UDP between the two blocked?"), "{ended}");
 }
 
 #[test]
 fn ranks_that_never_join_are_named_while_others_wait() {
     let script = format!("case $RANK in 1) exit 0;; 2) exec sleep 1000;; esac; exec {WORKER}");
-    let job = Run::new(3).options(["--start-timeout", "15"]).start(sh(&script));
-    let ended = ended_cleanly(job);
-    assert_eq!(ended.code, Some(69), "{ended}");
-    assert!(ended.stderr.contains("ronde: Timed out waiting for all ranks to join"), "{ended}");
-    for line in [
+    let lines = [
         "\nrank 1 on host localhost: its process exited with code 0 and never joined the job",
         "\nrank 2 on host localhost: its process runs, but has not joined the job (`ronde.init`), while others wait for it",
-    ] {
+    ];
+    let attempt = |timeout: &str| ended_cleanly(Run::new(3).options(["--start-timeout", timeout]).start(sh(&script)));
+    let (ended, _) = with_start_timeouts(15, attempt, |ended| lines.iter().all(|line| ended.stderr.contains(line)));
+    assert_eq!(ended.code, Some(69), "{ended}");
+    assert!(ended.stderr.contains("ronde: Timed out waiting for all ranks to join"), "{ended}");
+    for line in lines {
         assert!(ended.stderr.contains(line), "{line}: {ended}");
     }
     assert!(!ended.stderr.contains("\nrank 0 on host localhost:"), "{ended}");
@@ -271,10 +273,13 @@ fn errors_of_ssh_are_shown_with_the_fix() {
     // ssh that hangs is ended with the start timeout, and its output until then counts.
     let shell =
         RemoteShell::as_ssh("echo \"ssh: connect to host beta port 22: Connection timed out\" >&2; exec sleep 1000");
-    let run = Run::new(2).options(["-H", "beta:2", "--start-timeout", "2"]);
-    let ended = ended_cleanly(with_ssh(&shell, run).start(["true"]));
+    let attempt = |timeout: &str| {
+        let run = Run::new(2).options(["-H", "beta:2", "--start-timeout", timeout]);
+        ended_cleanly(with_ssh(&shell, run).start(["true"]))
+    };
     let words =
         "ranks 0-1 on host beta: the remote shell has not started ronde there; it does not reply; is the host up";
+    let (ended, _) = with_start_timeouts(2, attempt, |ended| ended.stderr.contains(words));
     assert!(ended.stderr.contains(words), "{ended}");
 }
 
@@ -339,7 +344,7 @@ impl Sshd {
         let options = [
             "IdentitiesOnly=yes",
             "IdentityAgent=none",
-            "ConnectTimeout=10",
+            "ConnectTimeout=60",
             "SendEnv=RONDE_TEST_JOB",
             "SendEnv=XDG_RUNTIME_DIR",
         ];

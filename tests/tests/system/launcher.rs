@@ -7,7 +7,7 @@ use std::path::Path;
 
 use nix::sys::signal::Signal;
 use ronde_tests::cluster::Network;
-use ronde_tests::harness::{DEADLINE, Ended, Job, RemoteShell, Run};
+use ronde_tests::harness::{DEADLINE, Ended, Job, RemoteShell, Run, with_start_timeouts};
 use serde_json::Value;
 
 fn sh(script: &str) -> [&str; 3] {
@@ -354,8 +354,9 @@ fn output_that_nobody_can_read_ends_the_job() {
 #[test]
 fn the_block_that_names_the_cause_comes_past_output_that_nobody_reads() {
     // Rank 1 fails. Rank 0 writes without end from SIGTERM on, so that the launcher's output is blocked when the block comes.
+    // It starts no program for that: a busy machine might take longer for one than it has until SIGKILL.
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let script = "if [ $RONDE_RANK = 0 ]; then trap 'exec yes' TERM; : > $TRAPPED; sleep 1000; fi; \
+    let script = "if [ $RONDE_RANK = 0 ]; then trap 'while :; do echo y; done' TERM; : > $TRAPPED; sleep 1000; fi; \
                   until [ -e $TRAPPED ]; do sleep 0.01; done; echo bye >&2; exit 3";
     let run = Run::new(2).stdout_unread().env("TRAPPED", directory.path().join("trapped"));
     let job = run.start(sh(script));
@@ -372,10 +373,14 @@ fn the_block_that_names_the_cause_comes_past_output_that_nobody_reads() {
 fn a_sidecar_that_does_not_start_is_named_with_its_ranks() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let program = sidecar_script(directory.path(), "echo still looking for my keys >&2; exec sleep 1000");
-    let run = Run::new(4).sidecars(2).options(["--start-timeout", "10", "--sidecar-command", &program]);
-    let ended = run.start(["true"]).wait(DEADLINE);
+    let attempt = |timeout: &str| {
+        let run = Run::new(4).sidecars(2).options(["--start-timeout", timeout, "--sidecar-command", &program]);
+        run.start(["true"]).wait(DEADLINE)
+    };
+    let (ended, timeout) =
+        with_start_timeouts(10, attempt, |ended| ended.stderr.contains("  still looking for my keys"));
     assert_eq!(ended.code, Some(69), "{ended}");
-    assert!(ended.stderr.contains("not everything started within 10 s (--start-timeout)"), "{ended}");
+    assert!(ended.stderr.contains(&format!("not everything started within {timeout} s (--start-timeout)")), "{ended}");
     for ranks in ["ranks 0-1", "ranks 2-3"] {
         assert!(
             ended.stderr.contains(&format!("{ranks} on host localhost: its sidecar has not opened its ports")),

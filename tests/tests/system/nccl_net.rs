@@ -18,7 +18,11 @@ use crate::WORKER;
 
 /// Two ranks on two sidecars, and a driver for each.
 fn pair(version: u32) -> Result<(Cluster, NcclDriver, NcclDriver)> {
-    let cluster = Plan::of(&[0, 1]).peer_timeout_ms(PEER_TIMEOUT_MS).sidecars(WORKER)?;
+    pair_with(PEER_TIMEOUT_MS, version)
+}
+
+fn pair_with(peer_timeout_ms: u64, version: u32) -> Result<(Cluster, NcclDriver, NcclDriver)> {
+    let cluster = Plan::of(&[0, 1]).peer_timeout_ms(peer_timeout_ms).sidecars(WORKER)?;
     let (first, second) = (NcclDriver::start(&cluster, 0, version)?, NcclDriver::start(&cluster, 1, version)?);
     Ok((cluster, first, second))
 }
@@ -222,7 +226,7 @@ fn a_process_that_is_killed_ends_its_connections_of_the_net_plugin() -> Result<(
 #[test]
 fn a_sidecar_that_is_killed_or_silent_ends_the_connections_of_the_net_plugin() -> Result<()> {
     for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
-        let (cluster, mut a, mut b) = pair(8)?;
+        let (cluster, mut a, mut b) = pair_with(SILENCE_MS, 8)?;
         let (sender, receiver) = a.connect(&mut b)?;
         let (back, _) = b.connect(&mut a)?;
         let request = b.ask(&format!("recv {receiver} 10"))?;
@@ -458,7 +462,10 @@ fn many_messages_of_nccls_size_pass_through_the_net_plugin() -> Result<()> {
 
 /// Around the sizes of parts and records, and more than a ring.
 const SIZES: [usize; 12] = [0, 1, 15, 16, 17, 4_096, 65_520, 131_056, 131_057, 1 << 20, (2 << 20) - 1, (5 << 20) + 3];
-const PEER_TIMEOUT_MS: u64 = 3_000;
+/// Longer than a busy machine stops a process.
+const PEER_TIMEOUT_MS: u64 = 60_000;
+/// The peer timeout where a sidecar falls silent.
+const SILENCE_MS: u64 = 10_000;
 const RING_BYTES: u64 = 64 << 10;
 const CAPTURED_BYTES: usize = 4 << 20;
 /// `ncclSystemError`, `ncclRemoteError`.

@@ -189,7 +189,7 @@ fn a_worker_that_dies_while_its_result_is_written_harms_nobody_else() -> Result<
         sidecar.page("/status")?;
     }
     let directory = cluster.sidecars[1].socket_dir()?;
-    RawSession::claim(directory, "test", 2, WELL_BEHAVED).map(drop).context("its rank is free again")
+    RawSession::claim_when_free(directory, "test", 2, WELL_BEHAVED).map(drop).context("its rank is free again")
 }
 
 /// The raw session's segment.

@@ -6,9 +6,10 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use ronde_tests::cluster::{Line, PATIENCE, Plan, Process, Sidecar, ronde_binary, sum};
+use ronde_tests::harness::DEADLINE;
 use ronde_tests::script::{Answer, Ask, Fill};
 use serde_json::{Value, json};
 
@@ -20,35 +21,21 @@ fn the_status_page_shows_who_is_missing_for_which_tensor() -> Result<()> {
     let fill = Fill::Whole { seed: 1 };
     let first = cluster.workers[0].submit(sum("waiting", 100, fill))?;
     let expected = json!({ "name": "allreduce.waiting", "collective": "ALLREDUCE", "missing": [1, 2] });
-    await_status(&cluster.sidecars[0], |status| shows(&status["waiting_tensors"], &expected))?;
+    cluster.sidecars[0].await_status(|status| shows(&status["waiting_tensors"], &expected))?;
     let third = cluster.workers[2].submit(sum("waiting", 100, fill))?;
     let expected = json!({ "name": "allreduce.waiting", "missing": [1] });
-    await_status(&cluster.sidecars[0], |status| shows(&status["waiting_tensors"], &expected))?;
+    cluster.sidecars[0].await_status(|status| shows(&status["waiting_tensors"], &expected))?;
     // Each sidecar shows the requests of its own ranks.
     let own = json!({ "name": "allreduce.waiting", "rank": 2, "ordered": false });
-    await_status(&cluster.sidecars[1], |status| shows(&status["pending_requests"], &own))?;
+    cluster.sidecars[1].await_status(|status| shows(&status["pending_requests"], &own))?;
     let second = cluster.workers[1].submit(sum("waiting", 100, fill))?;
     for (worker, id) in cluster.workers.iter_mut().zip([first, second, third]) {
         ensure!(worker.digest(id, PATIENCE)? == fill.digest_of_sum(&[0, 1, 2], 400), "rank {}", worker.rank);
     }
-    await_status(&cluster.sidecars[0], |status| {
+    cluster.sidecars[0].await_status(|status| {
         status["waiting_tensors"] == json!([]) && status["pending"] == 0 && status["last_to_be_ready"][1] == 1
     })?;
     Ok(())
-}
-
-/// Polls the page until it matches.
-fn await_status(sidecar: &Sidecar, is: impl Fn(&Value) -> bool) -> Result<Value> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        let (head, body) = sidecar.page("/status")?;
-        ensure!(head.contains("200"), "{head}");
-        let status: Value = serde_json::from_str(&body).context("the status page is JSON")?;
-        if is(&status) {
-            return Ok(status);
-        }
-        ensure!(Instant::now() < deadline, "sidecar {}: waited {PATIENCE:?}; its status is {status:#}", sidecar.index);
-    }
 }
 
 /// Whether a list has an entry with these fields.
@@ -133,6 +120,17 @@ fn an_idle_sidecar_shuts_down_at_sigterm_and_notifies_its_workers() -> Result<()
 
 #[test]
 fn a_sidecar_whose_workers_have_left_leaves_at_once() -> Result<()> {
+    // A busy machine may take as long as a drain, but not each time.
+    for _ in 0..3 {
+        if time_to_leave()? < DRAIN_TIMEOUT {
+            return Ok(());
+        }
+    }
+    bail!("nothing was left to wait for")
+}
+
+/// How long two sidecars take to end whose workers have left.
+fn time_to_leave() -> Result<Duration> {
     let mut cluster = Plan::of(&[0, 1]).start(WORKER)?;
     cluster.check_sum("before", 1_000)?;
     for worker in &mut cluster.workers {
@@ -149,8 +147,7 @@ fn a_sidecar_whose_workers_have_left_leaves_at_once() -> Result<()> {
         ensure!(!sidecar.socket_dir()?.exists(), "sidecar {} leaves its directory", sidecar.index);
     }
     println!("both sidecars left {:?} after their launcher hung up", asked.elapsed());
-    ensure!(asked.elapsed() < DRAIN_TIMEOUT, "nothing was left to wait for");
-    Ok(())
+    Ok(asked.elapsed())
 }
 
 #[test]
@@ -159,12 +156,12 @@ fn ctrl_c_during_an_all_reduce_leaves_no_processes_or_files() -> Result<()> {
     // A shell that starts the tests in the background ignores SIGINT, and the launcher would inherit that.
     let mut command = Command::new("env");
     command.arg("--default-signal=INT").arg(ronde_binary()?).args(["run", "-np", "4", "--sidecars", "2", WORKER]);
-    command.env("RONDE_TEST_ENDLESS", "1").env(MARK, &mark);
+    command.env("RONDE_TEST_ENDLESS", "1").env("HOROVOD_START_TIMEOUT", "120").env(MARK, &mark);
     let mut launcher = Process::start("ronde run", &mut command)?;
     for rank in 0..4 {
         let prefix = format!("[{rank}]<stdout>:");
         let reduces = |line: &Line| (line.text.starts_with(&prefix) && line.text.contains("\"done\"")).then_some(());
-        launcher.await_line(&format!("a first result of rank {rank}"), PATIENCE, reduces)?;
+        launcher.await_line(&format!("a first result of rank {rank}"), DEADLINE, reduces)?;
     }
     ensure!(marked(&mark).len() >= 4 + 2, "the search for processes finds {:?} only", marked(&mark));
     let asked = Instant::now();
@@ -195,7 +192,7 @@ fn marked(mark: &str) -> Vec<String> {
 
 const MARK: &str = "RONDE_TEST_MARK";
 /// The longest drain, and what a busy machine adds.
-const LEAVES_WITHIN: Duration = Duration::from_secs(20);
+const LEAVES_WITHIN: Duration = Duration::from_secs(60);
 /// How long a sidecar lets sessions continue (`DRAIN_TIMEOUT` of the sidecar).
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -5,7 +5,8 @@ use anyhow::{Context, Result, ensure};
 use ronde::blocking::Client;
 use ronde::{Cause, Codec, DType, Error, ReduceOp, ReduceOptions, SetId, Tensor, TensorRef, Transfer};
 use ronde_tests::cluster::Plan;
-use ronde_tests::crew::{Crew, floats, nothing, numbers};
+use ronde_tests::crew::{Crew, floats, numbers};
+use serde_json::json;
 
 const PLACEMENT: [u32; 3] = [0, 0, 1];
 
@@ -233,23 +234,20 @@ fn nan_and_infinity_are_preserved() -> Result<()> {
 
 #[test]
 fn a_tensor_that_waits_too_long_is_reported_and_then_ends_the_job() -> Result<()> {
-    let crew = Crew::start(Plan::of(&PLACEMENT).stall_ms(200, 1_000), Transfer::Arena)?;
-    let outcomes = crew.each(|client| {
-        if client.rank() == 2 {
-            // Rank 0 has submitted the tensor before: that one exceeds the limit first.
-            client.recv(0, 0)?;
-            return client.barrier("never").map(drop);
-        }
-        let waits = client.allreduce_async("waits", &numbers(&[3], |i| i)?, ReduceOp::Sum)?;
-        if client.rank() == 0 {
-            client.send(nothing(&[0]), 2, 0)?;
-        }
-        waits.wait().map(drop)
-    });
+    let crew = Crew::start(Plan::of(&PLACEMENT).stall_ms(200, 10_000), Transfer::Arena)?;
+    let outcomes = std::thread::scope(|scope| -> Result<Vec<Result<(), Error>>> {
+        let submit = |client: &Client| client.allreduce("waits", &numbers(&[3], |i| i)?, ReduceOp::Sum).map(drop);
+        let threads: Vec<_> = crew.clients[..2].iter().map(|client| scope.spawn(move || submit(client))).collect();
+        // They have submitted the tensor before: that one exceeds the limit first.
+        crew.cluster.sidecars[0].await_status(|status| status["waiting_tensors"][0]["missing"] == json!([2]))?;
+        let last = crew.clients[2].barrier("never").map(drop);
+        let others = threads.into_iter().map(|thread| thread.join().expect("it does not panic"));
+        Ok(others.chain([last]).collect())
+    })?;
     for outcome in outcomes {
-        let error = outcome.expect_err("nobody completes");
+        let error = outcome.err().context("nobody completes")?;
         let text = error.to_string();
-        ensure!(text.contains("for more than 1 s") || text.contains("stall_shutdown"), "{text}");
+        ensure!(text.contains("for more than 10.0 seconds, the limit of stall_shutdown"), "{text}");
         ensure!(text.contains("Missing ranks:") && text.contains("2: [allreduce.waits]"), "{text}");
         ensure!(error.failure().is_some_and(|failure| failure.rank.is_some()), "{text}");
     }

@@ -115,13 +115,13 @@ struct Pair {
 }
 
 impl Pair {
-    /// `good` is sidecar 0 of the job "test"; `bad` has any job and index.
-    fn start(good: u32, bad_job: &str, bad: u32) -> Result<Self> {
-        Self::start_over([Transport::Auto; 2], good, bad_job, bad)
+    /// `good` is a sidecar of the job "test"; `bad` has any job and index.
+    fn start(start_timeout_ms: u64, good: u32, bad_job: &str, bad: u32) -> Result<Self> {
+        Self::start_over([Transport::Auto; 2], start_timeout_ms, good, bad_job, bad)
     }
 
     /// The same with the transport setting of each.
-    fn start_over(over: [Transport; 2], good: u32, bad_job: &str, bad: u32) -> Result<Self> {
+    fn start_over(over: [Transport; 2], start_timeout_ms: u64, good: u32, bad_job: &str, bad: u32) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         let options = |job: &str, index, transport| SidecarOptions {
             job: job.to_owned(),
@@ -129,7 +129,7 @@ impl Pair {
             address: "127.0.0.1".to_owned(),
             runtime_dir: directory.path().to_owned(),
             peer_timeout_ms: None,
-            start_timeout_ms: START_TIMEOUT_MS,
+            start_timeout_ms,
             arena_bytes_max: None,
             fusion_threshold_bytes: None,
             autotune: serde_json::Value::Null,
@@ -170,73 +170,102 @@ impl Pair {
         good.join(&own, ca, &of_good, placements[0])?;
         bad.join(certificate, ca, &of_bad, placements[1])
     }
-
-    /// Checks that both end, and that the good one's reason has these words.
-    fn refused(mut self, words: &[&str]) -> Result<()> {
-        let reason = self.good.await_fatal(WITHIN)?;
-        println!("the good one reports: {reason}");
-        ensure!(words.iter().all(|word| reason.contains(word)), "{reason:?} lacks {words:?}");
-        let reason = self.bad.await_fatal(WITHIN)?;
-        println!("the bad one reports:  {reason}");
-        ensure!(!self.good.process.await_exit(WITHIN)?.success(), "a sidecar without its peers ends well");
-        Ok(())
-    }
 }
 
-const START_TIMEOUT_MS: u64 = 2_000;
-const WITHIN: Duration = Duration::from_secs(15);
+/// Checks that both of a pair end, and that the good one's reason has these words. `pair` starts one with a start timeout
+/// in milliseconds. Where a busy machine lets that pass before anything was refused, another pair gets a longer one.
+fn refused(words: &[&str], pair: impl Fn(u64) -> Result<Pair>) -> Result<()> {
+    let mut timeouts_ms = START_TIMEOUTS_MS.into_iter().peekable();
+    while let Some(start_timeout_ms) = timeouts_ms.next() {
+        let mut pair = pair(start_timeout_ms)?;
+        let within = Duration::from_millis(start_timeout_ms) + PATIENCE;
+        let reason = pair.good.await_fatal(within)?;
+        println!("the good one reports: {reason}");
+        if !words.iter().all(|word| reason.contains(word)) {
+            ensure!(timeouts_ms.peek().is_some() && has_refused_nothing(&reason), "{reason:?} lacks {words:?}");
+            continue;
+        }
+        let reason = pair.bad.await_fatal(within)?;
+        println!("the bad one reports:  {reason}");
+        ensure!(!pair.good.process.await_exit(PATIENCE)?.success(), "a sidecar without its peers ends well");
+        return Ok(());
+    }
+    unreachable!("the last pair is checked")
+}
+
+/// Whether a sidecar ended because the start timeout passed before a link was refused.
+fn has_refused_nothing(reason: &str) -> bool {
+    let attempts = ["no attempt was finished", "no answer", "os error"];
+    (reason.contains("did not dial within") && !reason.contains("the last link refused here"))
+        || (reason.contains("did not answer within") && attempts.iter().any(|text| reason.contains(text)))
+}
+
+const START_TIMEOUTS_MS: [u64; 3] = [2_000, 8_000, 30_000];
 
 #[test]
 fn a_sidecar_of_another_authority_is_refused() -> Result<()> {
-    let mut pair = Pair::start(0, "test", 1)?;
-    let foreign = Authority::new("test")?;
-    let certificate = foreign.issue(pair.bad.certificate_request()?, 1)?;
-    let ca = pair.authority.certificate().to_owned();
-    pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
-    pair.refused(&["sidecar 1", "not signed by an authority of this job"])
+    refused(&["sidecar 1", "not signed by an authority of this job"], |start_timeout_ms| {
+        let mut pair = Pair::start(start_timeout_ms, 0, "test", 1)?;
+        let foreign = Authority::new("test")?;
+        let certificate = foreign.issue(pair.bad.certificate_request()?, 1)?;
+        let ca = pair.authority.certificate().to_owned();
+        pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
+        Ok(pair)
+    })
 }
 
 #[test]
 fn a_sidecar_of_another_job_is_refused() -> Result<()> {
-    let mut pair = Pair::start(0, "other", 1)?;
-    // Both authorities are known to both, so only the job's name differs.
-    let other = Authority::new("other")?;
-    let certificate = other.issue(pair.bad.certificate_request()?, 1)?;
-    let ca = format!("{}{}", pair.authority.certificate(), other.certificate());
-    pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
     // The side that dials checks the other's certificate first, and reports why it rejects it.
-    pair.refused(&["sidecar 1", "job/test/sidecar/0's", "expected", "job/other/sidecar/0"])
+    refused(&["sidecar 1", "job/test/sidecar/0's", "expected", "job/other/sidecar/0"], |start_timeout_ms| {
+        let mut pair = Pair::start(start_timeout_ms, 0, "other", 1)?;
+        // Both authorities are known to both, so only the job's name differs.
+        let other = Authority::new("other")?;
+        let certificate = other.issue(pair.bad.certificate_request()?, 1)?;
+        let ca = format!("{}{}", pair.authority.certificate(), other.certificate());
+        pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
+        Ok(pair)
+    })
 }
 
 #[test]
 fn a_sidecar_of_another_index_that_dials_is_refused() -> Result<()> {
-    let mut pair = Pair::start(0, "test", 2)?;
-    let certificate = pair.authority.issue(pair.bad.certificate_request()?, 2)?;
-    let ca = pair.authority.certificate().to_owned();
-    pair.join(&certificate, &ca, [&[0, 1], &[0, 2]])?;
-    pair.refused(&["sidecar 2 is not a peer of sidecar 0"])
+    refused(&["sidecar 2 is not a peer of sidecar 0"], |start_timeout_ms| {
+        let mut pair = Pair::start(start_timeout_ms, 0, "test", 2)?;
+        let certificate = pair.authority.issue(pair.bad.certificate_request()?, 2)?;
+        let ca = pair.authority.certificate().to_owned();
+        pair.join(&certificate, &ca, [&[0, 1], &[0, 2]])?;
+        Ok(pair)
+    })
 }
 
 #[test]
 fn a_sidecar_of_another_index_that_is_dialled_is_refused() -> Result<()> {
-    let mut pair = Pair::start(1, "test", 2)?;
-    let certificate = pair.authority.issue(pair.bad.certificate_request()?, 2)?;
-    let ca = pair.authority.certificate().to_owned();
-    // The good one expects sidecar 0, the coordinator, where sidecar 2 is.
-    pair.join(&certificate, &ca, [&[0, 1], &[2, 1]])?;
-    pair.refused(&["sidecar 0", "sidecar/2", "expected", "sidecar/0"])
+    refused(&["sidecar 0", "sidecar/2", "expected", "sidecar/0"], |start_timeout_ms| {
+        let mut pair = Pair::start(start_timeout_ms, 1, "test", 2)?;
+        let certificate = pair.authority.issue(pair.bad.certificate_request()?, 2)?;
+        let ca = pair.authority.certificate().to_owned();
+        // The good one expects sidecar 0, the coordinator, where sidecar 2 is.
+        pair.join(&certificate, &ca, [&[0, 1], &[2, 1]])?;
+        Ok(pair)
+    })
 }
 
 #[test]
 fn sidecars_of_different_transports_end_with_an_error_that_names_both_settings() -> Result<()> {
     use Transport::{Auto, Quic, Tls};
     for over in [[Auto, Quic], [Quic, Tls], [Tls, Auto]] {
-        let mut pair = Pair::start_over(over, 0, "test", 1)?;
-        let certificate = pair.authority.issue(pair.bad.certificate_request()?, 1)?;
-        let ca = pair.authority.certificate().to_owned();
-        pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
         let settings = over.map(|transport| format!("transport = {transport}"));
-        pair.refused(&["sidecar 1", &settings[0], &settings[1], "give all sidecars of the job the same"])?;
+        refused(
+            &["sidecar 1", &settings[0], &settings[1], "give all sidecars of the job the same"],
+            |start_timeout_ms| {
+                let mut pair = Pair::start_over(over, start_timeout_ms, 0, "test", 1)?;
+                let certificate = pair.authority.issue(pair.bad.certificate_request()?, 1)?;
+                let ca = pair.authority.certificate().to_owned();
+                pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
+                Ok(pair)
+            },
+        )?;
     }
     Ok(())
 }
@@ -245,40 +274,46 @@ fn sidecars_of_different_transports_end_with_an_error_that_names_both_settings()
 fn an_expired_certificate_is_refused_over_tls_whichever_side_dials() -> Result<()> {
     // The good one dials and checks the certificate first; then it is dialled, and checks it last.
     for (good, bad) in [(0, 1), (1, 0)] {
-        let mut pair = Pair::start_over([Transport::Tls; 2], good, "test", bad)?;
-        let certificate = pair.authority.issue_expired(pair.bad.certificate_request()?, bad)?;
-        let ca = pair.authority.certificate().to_owned();
-        pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
-        pair.refused(&["expired at 20", "correct that clock"])?;
+        refused(&["expired at 20", "correct that clock"], |start_timeout_ms| {
+            let mut pair = Pair::start_over([Transport::Tls; 2], start_timeout_ms, good, "test", bad)?;
+            let certificate = pair.authority.issue_expired(pair.bad.certificate_request()?, bad)?;
+            let ca = pair.authority.certificate().to_owned();
+            pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
+            Ok(pair)
+        })?;
     }
     Ok(())
 }
 
 #[test]
 fn an_expired_certificate_is_refused() -> Result<()> {
-    let mut pair = Pair::start(0, "test", 1)?;
-    let certificate = pair.authority.issue_expired(pair.bad.certificate_request()?, 1)?;
-    let ca = pair.authority.certificate().to_owned();
-    pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
-    pair.refused(&["sidecar 1", "expired at 20", "correct that clock"])
+    refused(&["sidecar 1", "expired at 20", "correct that clock"], |start_timeout_ms| {
+        let mut pair = Pair::start(start_timeout_ms, 0, "test", 1)?;
+        let certificate = pair.authority.issue_expired(pair.bad.certificate_request()?, 1)?;
+        let ca = pair.authority.certificate().to_owned();
+        pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
+        Ok(pair)
+    })
 }
 
 #[test]
 fn a_certificate_that_is_not_valid_yet_is_refused_with_a_word_on_clocks() -> Result<()> {
-    let mut pair = Pair::start(0, "test", 1)?;
-    let certificate = pair.authority.issue_early(pair.bad.certificate_request()?, 1)?;
-    let ca = pair.authority.certificate().to_owned();
-    pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
-    pair.refused(&["sidecar 1", "not valid before 20", "compare the clocks of the hosts"])
+    refused(&["sidecar 1", "not valid before 20", "compare the clocks of the hosts"], |start_timeout_ms| {
+        let mut pair = Pair::start(start_timeout_ms, 0, "test", 1)?;
+        let certificate = pair.authority.issue_early(pair.bad.certificate_request()?, 1)?;
+        let ca = pair.authority.certificate().to_owned();
+        pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
+        Ok(pair)
+    })
 }
 
 #[test]
 fn a_sidecar_does_not_take_a_certificate_of_another_index_for_its_own() -> Result<()> {
-    let mut pair = Pair::start(0, "test", 1)?;
+    let mut pair = Pair::start(START_TIMEOUTS_MS[2], 0, "test", 1)?;
     let certificate = pair.authority.issue(pair.bad.certificate_request()?, 2)?;
     let ca = pair.authority.certificate().to_owned();
     pair.join(&certificate, &ca, [&[0, 1], &[0, 1]])?;
-    let reason = pair.bad.await_fatal(WITHIN)?;
+    let reason = pair.bad.await_fatal(PATIENCE)?;
     println!("{reason}");
     ensure!(reason.contains("sidecar/2") && reason.contains("sidecar/1"), "{reason}");
     Ok(())

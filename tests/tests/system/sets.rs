@@ -288,7 +288,7 @@ fn pages_show_sets_joined_ranks_and_cached_announcements() -> Result<()> {
         Ok(joined)
     })?;
     let coordinator = &crew.cluster.sidecars[0];
-    let status: Value = serde_json::from_str(&coordinator.page("/status")?.1)?;
+    let status: Value = coordinator.status()?;
     ensure!(status["process_sets"] == json!([{ "id": 1, "ranks": [1, 3] }]) && status["sets"] == 2, "{status:#}");
     ensure!(status["ranks_joined"] == json!([1]), "{status:#}");
     let (_, metrics) = coordinator.page("/metrics")?;

@@ -78,7 +78,12 @@ fn threads_stay_on_the_cores_that_are_named() -> Result<()> {
         let tasks = format!("/proc/{}/task", sidecar.process.pid());
         let mut threads = 0;
         for task in std::fs::read_dir(&tasks)? {
-            let status = std::fs::read_to_string(task?.path().join("status"))?;
+            let task = task?.path();
+            let status = match std::fs::read_to_string(task.join("status")) {
+                // A thread may end after it was listed.
+                Err(_) if !task.exists() => continue,
+                status => status?,
+            };
             let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).context("cores")?;
             ensure!(allowed.trim() == last.to_string(), "{status}");
             threads += 1;

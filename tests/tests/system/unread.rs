@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use ronde_rpc::v1;
 use ronde_rpc::v1::client_message;
-use ronde_tests::cluster::{PATIENCE, Plan, Process, Sidecar, ronde_binary};
+use ronde_tests::cluster::{Line, PATIENCE, Plan, Process, Sidecar, ronde_binary};
 use ronde_tests::raw::{RawSession, WELL_BEHAVED, claim};
 use serde_json::Value;
 
@@ -23,15 +23,9 @@ fn lost(sidecar: &Sidecar, reason: &str) -> Result<u64> {
 
 /// Claims a rank and leaves, again and again: each time the sidecar sends two messages, about 60 bytes.
 fn come_and_go(sidecar: &Sidecar, job: &str, times: usize) -> Result<()> {
-    let (mut done, mut since) = (0, Instant::now());
-    while done < times {
-        match RawSession::claim(sidecar.socket_dir()?, job, 0, WELL_BEHAVED) {
-            Ok(_) => (done, since) = (done + 1, Instant::now()),
-            // The sidecar has not read the end of the last stream.
-            Err(error) if format!("{error:#}").contains("claimed by a live session") => {}
-            Err(error) => return Err(error.context(format!("claim {done}"))),
-        }
-        ensure!(since.elapsed() < PATIENCE, "no claim in {PATIENCE:?} after {done}");
+    for claim in 0..times {
+        RawSession::claim_when_free(sidecar.socket_dir()?, job, 0, WELL_BEHAVED)
+            .with_context(|| format!("claim {claim}"))?;
     }
     Ok(())
 }
@@ -72,18 +66,34 @@ fn a_sidecar_whose_launcher_does_not_read_answers_and_ends_with_that_reason() ->
     let sidecar = &mut cluster.sidecars[0];
     sidecar.process.pause_output()?;
     let paused = Instant::now();
-    // Without the other ranks no epoch begins. Twice what the pipe holds, 4 KiB: on a busy machine, 200 claims take longer than it
-    // waits for the launcher.
-    come_and_go(sidecar, "test", 70)?;
-    is_well(sidecar)?;
-    let reason = sidecar
-        .process
-        .await_log("why it ends", PATIENCE, |line| line.text.contains("RONDE-E408").then(|| line.text.clone()))?;
+    let ends = |line: &Line| line.text.contains("RONDE-E408").then(|| (line.at, line.text.clone()));
+    let (mut claims, mut answered) = (0, paused);
+    let (at, reason) = loop {
+        if let Ok(found) = sidecar.process.await_log("why it ends", Duration::ZERO, ends) {
+            break found;
+        }
+        // Without the other ranks no epoch begins. Twice what the pipe holds, 4 KiB.
+        match come_and_go(sidecar, "test", usize::from(claims < 70)).and_then(|()| is_well(sidecar)) {
+            Ok(()) => (claims, answered) = (claims + 1, Instant::now()),
+            // It ends just now.
+            Err(error) => break sidecar.process.await_log("why it ends", PATIENCE, ends).context(error)?,
+        }
+        ensure!(paused.elapsed() < 4 * PATIENCE, "it goes on after {claims} claims");
+        std::thread::sleep(Duration::from_millis(5));
+    };
     ensure!(reason.contains("the launcher does not read this sidecar's messages"), "{reason}");
-    ensure!(paused.elapsed() > Duration::from_secs(15), "it gave up after {:?}", paused.elapsed());
+    ensure!(at - paused > GIVES_UP_AFTER, "it gave up after {:?}", at - paused);
+    ensure!(
+        answered + GIVES_UP_AFTER > at,
+        "it answered last {:?} before its end: before the pipe was full",
+        at - answered
+    );
     ensure!(!sidecar.process.await_exit(PATIENCE)?.success(), "it has failed");
     Ok(())
 }
+
+/// How long a sidecar waits at least for a launcher that does not read.
+const GIVES_UP_AFTER: Duration = Duration::from_secs(15);
 
 #[test]
 fn a_sidecar_without_a_launcher_serves_when_nobody_reads_its_messages() -> Result<()> {

@@ -323,7 +323,8 @@ fn a_client_that_stalls_is_disconnected() -> Result<()> {
 /// It submits and sends heartbeats, and reads none of its results: its own session ends, and nothing else waits for it.
 #[test]
 fn a_client_that_stops_reading_is_disconnected_and_delays_nobody() -> Result<()> {
-    let cluster = Plan::of(&[0, 1, 1]).web(json!({ "listen": "127.0.0.1:0" })).sidecars("")?;
+    let plan = Plan::of(&[0, 1, 1]).web(json!({ "listen": "127.0.0.1:0" })).peer_timeout_ms(SILENCE_MS);
+    let cluster = plan.sidecars("")?;
     let sidecar = &cluster.sidecars[1];
     let other = Options::new(sidecar.socket_dir()?, JobName::new("test")?, Rank(2));
     let other = std::thread::spawn(move || Client::connect(other));
@@ -333,6 +334,7 @@ fn a_client_that_stops_reading_is_disconnected_and_delays_nobody() -> Result<()>
         matches!(message, server_message::Message::EpochBegan(_)).then_some(())
     })?;
     let (root, other) = (root.join().expect("it only connects")?, other.join().expect("it only connects")?);
+    let heartbeat = || client_message::Message::Heartbeat(v1::Heartbeat {});
     let mut number = 0;
     let mut speak = |message| -> Result<String> {
         number += 1;
@@ -359,11 +361,15 @@ fn a_client_that_stops_reading_is_disconnected_and_delays_nobody() -> Result<()>
         let sent = root.send_async(TensorRef::of(&[1], &[turn])?, 2, 0)?;
         ensure!(other.recv(0, 0)?.to_vec::<u8>()? == [turn]);
         sent.wait()?;
+        if turn % 5 == 0 {
+            let answer = speak(heartbeat())?;
+            ensure!(answer == "0 ", "{answer}");
+        }
     }
     // It sends heartbeats until its session is gone.
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + 2 * PATIENCE;
     let ended = loop {
-        let answer = speak(client_message::Message::Heartbeat(v1::Heartbeat {}))?;
+        let answer = speak(heartbeat())?;
         if answer != "0 " {
             break answer;
         }

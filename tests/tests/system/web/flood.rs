@@ -14,14 +14,15 @@ use ronde_rpc::v1;
 use ronde_rpc::v1::client_message;
 use ronde_rpc::v1::server_message;
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Sidecar};
+use ronde_tests::probe::Probe;
 use ronde_tests::web::{Answer, Call, WebSession, address, connect, connect_from, framed};
 use ronde_wire::limits;
 use serde_json::json;
 
-use super::{HEARTBEAT, broadcast, call, ordinary, plan, send_messages, session, token_of};
+use super::{HEARTBEAT, SILENCE_MS, broadcast, call, ordinary, plan, send_messages, session, token_of};
 
-/// Rank 1 has a session over gRPC-Web, on the same sidecar as rank 2, whose token the flood uses. A session
-/// without heartbeats is lost after [`SILENCE_MS`].
+/// Rank 1 has a session over gRPC-Web, on the same sidecar as rank 2, whose token the flood uses. Only late answers fail
+/// the test: a busy machine may make all heartbeats late, so the peer timeout is long.
 struct Flooded {
     cluster: Cluster,
     /// Ranks 0 and 2.
@@ -72,14 +73,18 @@ impl Flooded {
     }
 
     fn beat(&self) -> Result<()> {
-        let (began, mut slowest) = (Instant::now(), Duration::ZERO);
+        let (began, probe, mut slowest) = (Instant::now(), Probe::start(), Duration::ZERO);
         while began.elapsed() < FLOOD_TIME {
             let (sent, at) = (Instant::now(), began.elapsed());
             let answer = self.send(client_message::Message::Heartbeat(v1::Heartbeat {}));
             let answer = answer.with_context(|| format!("a heartbeat after {at:?}"))?;
             ensure!(answer == "0 ", "a heartbeat after {at:?}: {answer}");
             slowest = slowest.max(sent.elapsed());
-            ensure!(slowest < ANSWERED_WITHIN, "a heartbeat took {slowest:?}");
+            let oversleep = probe.worst();
+            ensure!(
+                slowest < ANSWERED_WITHIN + oversleep,
+                "a heartbeat took {slowest:?}, where the machine overslept {oversleep:?}"
+            );
             std::thread::sleep(HEARTBEAT);
         }
         println!("the slowest heartbeat took {slowest:?}");
@@ -110,11 +115,9 @@ impl Flooded {
 const OTHER_ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// Threads that flood.
 const FLOODERS: usize = 4;
-/// Longer than the default, for a busy machine.
-const SILENCE_MS: u64 = 10_000;
-/// Longer than the peer timeout.
+/// Longer than two slow bodies may take, and than the default peer timeout.
 const FLOOD_TIME: Duration = Duration::from_secs(13);
-/// Less than half of the peer timeout, and less than a slow body may take.
+/// Less than the default peer timeout, and less than a slow body may take.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(4);
 
 /// Sends the head of a call and a part of its body, again and again, until the connection ends.
@@ -205,8 +208,9 @@ fn a_rank_has_a_few_bodies_and_connections_at_a_time() -> Result<()> {
             answered => ensure!(answered? > 0 && Instant::now() < deadline, "no call waits"),
         }
     };
-    let began = Instant::now();
-    ensure!(describe(1)?.finish()?.1 == "0 " && began.elapsed() < ANSWERED_WITHIN, "{:?}", began.elapsed());
+    let (began, probe) = (Instant::now(), Probe::start());
+    ensure!(describe(1)?.finish()?.1 == "0 ");
+    ensure!(began.elapsed() < ANSWERED_WITHIN + probe.worst(), "{:?}", began.elapsed());
     waiting.set_read_timeout(Some(PATIENCE))?;
     ensure!(Answer::read(waiting)?.finish()?.1 == "0 ", "it is answered when the slow bodies are over");
     // Each of these connections has made a call.
@@ -241,10 +245,12 @@ fn the_oldest_connection_without_a_token_makes_room() -> Result<()> {
     let foreign = connect_from(OTHER_ADDRESS, address(sidecar)?)?;
     let count = limits::WEB_UNAUTHENTICATED_MAX;
     let mut others = (0..count).map(|_| connect(address(sidecar)?)).collect::<Result<Vec<_>>>()?;
-    let began = Instant::now();
+    let (began, probe) = (Instant::now(), Probe::start());
     let mut nothing = Vec::new();
     others[0].read_to_end(&mut nothing).context("the oldest one stays open")?;
-    ensure!(nothing.is_empty() && began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    // Sooner than an idle connection is closed.
+    let within = Duration::from_secs(5) + probe.worst();
+    ensure!(nothing.is_empty() && began.elapsed() < within, "{:?}", began.elapsed());
     let newest = others.pop().context("the newest")?;
     for kept in [newest, foreign, known] {
         ensure!(Answer::to(kept, &describe)?.finish()?.1 == "0 ");

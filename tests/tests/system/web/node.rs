@@ -13,6 +13,8 @@ use ronde_tests::web::address;
 use serde_json::{Value, json};
 use wasm_bindgen_cli_support::Bindgen;
 
+use super::SILENCE_MS;
+
 /// The worker's module for Node, in its own directory; `None` where this machine cannot run it.
 fn module(test: &str) -> Result<Option<tempfile::TempDir>> {
     if Command::new("node").arg("--version").stdout(Stdio::null()).status().is_err() {
@@ -57,16 +59,15 @@ fn ordinary(client: &Client) -> Result<Vec<f32>> {
 #[test]
 fn a_worker_in_node_takes_part_beside_an_ordinary_one() -> Result<()> {
     let Some(module) = module("a_worker_in_node_takes_part_beside_an_ordinary_one")? else { return Ok(()) };
-    let cluster = Plan::of(&[0, 1]).web(json!({ "listen": "127.0.0.1:0" })).sidecars("")?;
+    let cluster = Plan::of(&[0, 1]).web(json!({ "listen": "127.0.0.1:0" })).peer_timeout_ms(SILENCE_MS).sidecars("")?;
     let web = format!("http://{}", address(&cluster.sidecars[1])?);
-    let mut node = Command::new("node");
-    node.arg(script()).arg(module.path().join("worker.js"));
+    let mut node = Command::new("timeout");
+    node.args(["--kill-after=5", "120", "node"]).arg(script()).arg(module.path().join("worker.js"));
     node.envs([("RONDE_WEB", &*web), ("RONDE_JOB", "test"), ("RONDE_RANK", "1")]);
     node.env("RONDE_TOKEN_FILE", cluster.sidecars[1].token_file(1)?);
     let node = node.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let client = Client::connect(Options::new(cluster.sidecars[0].socket_dir()?, JobName::new("test")?, Rank(0)));
     let worked = client.map_err(anyhow::Error::from).and_then(|client| ordinary(&client));
-    // It ends by itself: its waits are bounded, too.
     let output = node.wait_with_output()?;
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let worked = worked.with_context(|| format!("the output of node: {stdout}{stderr}"))?;

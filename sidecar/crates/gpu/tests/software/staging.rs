@@ -96,12 +96,16 @@ fn the_callers_stream_waits_for_what_arrives() {
     let mut slot = slots.lease(4000);
     slot.bytes_mut().expect("nobody holds it").fill(3);
     device.set_copy_delay(Duration::from_millis(100));
+    // The copy waits for the caller's stream, which waits for the test.
+    device.hold(stream, true);
+    target.fill(stream, 1);
     let after = staging.mark(caller(stream)).expect("an event");
     let arrival = staging.deliver(slot, target.span(), &after).expect("device memory");
     arrival.order(caller(stream)).expect("an event");
     assert!(!arrival.has_occurred().expect("no failure"), "the host did not wait");
     // A kernel of the caller's after the wait overwrites the result: in the other order the result would be left.
     target.fill(stream, 9);
+    device.hold(stream, false);
     device.synchronize(stream);
     assert!(target.read().iter().all(|byte| *byte == 9));
     device.destroy_stream(stream);
@@ -322,12 +326,17 @@ fn a_stream_that_captures_a_graph_is_refused_and_other_captures_stay_valid() {
 fn an_error_that_stays_fails_what_comes_later_and_does_not_hang_the_drop() {
     let device = Device::take();
     let (slots, staging) = (Slots::new(), staging(&device));
-    let source = device.allocate(5000);
+    let (source, stream) = (device.allocate(3000), device.stream());
     device.make_failures_stay();
-    // Long enough for the event behind the copy: a copy without one keeps its slot for good.
     device.set_copy_delay(Duration::from_millis(20));
     device.fail("copy", 700, 2);
-    let arrived = fetch(&staging, source.span(), CallerStream::LEGACY, slots.lease(5000)).expect("device memory");
+    // All three copies have an event after them before the first one runs: a copy without one keeps its slot for good.
+    let events = device.count("events");
+    device.hold(stream, true);
+    source.fill(stream, 1);
+    let arrived = fetch(&staging, source.span(), caller(stream), slots.lease(3000)).expect("device memory");
+    eventually("the copies are enqueued", || device.count("events") == events + 4);
+    device.hold(stream, false);
     let error = filled(&arrived).expect_err("a copy failed");
     assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
     let error = staging.mark(CallerStream::LEGACY).expect_err("the device is lost");
@@ -335,6 +344,7 @@ fn an_error_that_stays_fails_what_comes_later_and_does_not_hang_the_drop() {
     drop(staging);
     assert_eq!(slots.in_use(), 0);
     device.heal();
+    device.destroy_stream(stream);
 }
 
 #[test]

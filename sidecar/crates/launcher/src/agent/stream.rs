@@ -217,7 +217,7 @@ mod tests {
         })
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn what_an_exited_worker_wrote_outlasts_a_launcher_that_does_not_read() {
         let (mut worker, source) = tokio::io::duplex(3 * READ_BYTES);
         let (launcher, mut queue) = tokio::sync::mpsc::channel(1);
@@ -234,7 +234,7 @@ mod tests {
         drop(worker);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_process_that_outlives_its_worker_is_read_for_a_while_only() {
         let (mut orphan, source) = tokio::io::duplex(READ_BYTES);
         let (launcher, mut queue) = tokio::sync::mpsc::channel(1);

@@ -240,7 +240,18 @@ mod tests {
                 let test = "test \"$1 $2\" = \"h exec /r check --facts\"";
                 format!("{test} && cat <<'END' && cat\nWelcome to h\n{}\nEND\n", facts(port))
             };
-            let found = ask_script(&script(port), |facts, _| vec![ok("x", facts.version.clone())]);
+            let attempt = || ask_script(&script(port), |facts, _| vec![ok("x", facts.version.clone())]);
+            let is_good = |found: &Result<Vec<Finding>, String>| {
+                found.as_ref().is_ok_and(|found| found.iter().all(|finding| finding.mark == Mark::Ok))
+            };
+            // A busy machine may answer a datagram too late.
+            let mut found = attempt();
+            for _ in 0..9 {
+                if is_good(&found) {
+                    break;
+                }
+                found = attempt();
+            }
             let blocked = ask_script(&script(silent_port), |_, _| Vec::new());
             over.store(true, Ordering::Relaxed);
             let found = found.expect("an answer");

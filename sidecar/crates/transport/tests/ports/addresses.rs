@@ -57,6 +57,18 @@ fn at(last: u8, bound: &BoundPort) -> SocketAddr {
 }
 
 async fn the_peer_is_found_among_silent_and_foreign_addresses(over: Transport) {
+    // A busy machine may find the peer before the foreign address has answered.
+    for _ in 0..5 {
+        match refusals_until_the_peer_is_found(over).await {
+            0 => {}
+            // Sidecar 2 is not sidecar 1, and a port does not talk to itself.
+            refusals => return assert_eq!(refusals, 1),
+        }
+    }
+    panic!("the foreign address never refuses");
+}
+
+async fn refusals_until_the_peer_is_found(over: Transport) -> u64 {
     let (_silent, silent) = silent(over);
     let (zero, one, two) = (bind_everywhere(over), bind_everywhere(over), bind(over));
     let real = at(1, &one);
@@ -71,7 +83,7 @@ async fn the_peer_is_found_among_silent_and_foreign_addresses(over: Transport) {
     up(&mut peer, 0).await;
     assert_eq!(routes.to(ONE), Some(real.ip()), "the next port begins there");
     assert_eq!(port.path(ONE).map(|path| path.peer_address), Some(real));
-    assert_eq!(port.stats().refusals, 1, "sidecar 2 is not sidecar 1, and a port does not talk to itself");
+    port.stats().refusals
 }
 
 async fn two_good_addresses_make_one_link(over: Transport) {

@@ -136,6 +136,10 @@ async fn random_datagrams_do_not_disturb_the_port() {
 
 #[tokio::test]
 async fn idle_connections_do_not_block_handshakes() {
+    harness::once_within(PLACE_WAIT, time_to_a_place_beside_idle_connections).await;
+}
+
+async fn time_to_a_place_beside_idle_connections() -> Duration {
     let mut scene = AttackScene::new(Transport::Quic, CONTROL).await;
     let hello = local(2, CONTROL).hello(SidecarIndex(2));
     // More connections than there are places, which have shown a certificate and then fall silent. From the half on
@@ -157,11 +161,13 @@ async fn idle_connections_do_not_block_handshakes() {
             Ok(link) => break link,
             Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
         }
-        assert!(began.elapsed() < PLACE_WAIT, "no place after {PLACE_WAIT:?}");
+        assert!(began.elapsed() < PLACE_WAIT_MAX, "no place after {PLACE_WAIT_MAX:?}");
     };
+    let time = began.elapsed();
     up(&mut scene.target, 2).await;
     scene.still_works().await;
     drop((silent, link));
+    time
 }
 
 /// The port's places for handshakes.
@@ -169,6 +175,7 @@ const HANDSHAKES_MAX: usize = 256;
 const SILENT_CONNECTIONS: usize = HANDSHAKES_MAX + 44;
 /// Connections time out after 10 s, which would make room in any case.
 const PLACE_WAIT: Duration = Duration::from_secs(5);
+const PLACE_WAIT_MAX: Duration = Duration::from_secs(60);
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);

@@ -89,14 +89,21 @@ async fn a_dialler_without_a_certificate_is_refused() {
 async fn an_unauthenticated_connection_does_not_end_the_wait_and_is_named_in_the_timeout() {
     let ca = RawCa::new();
     let peers = HashMap::from([(SidecarIndex(1), Vec::new())]);
-    let brief = options(Duration::from_secs(3));
-    let mut port =
-        harness::bind(Transport::Quic).start(ca.identity(0), &local(0, CONTROL), peers, brief).expect("starts");
-    port.open(SidecarIndex(1), Role::Await);
-    rejected(port.local_addr(), Some(RawCa::new().good(1)), ALPN).await;
-    let DownReason::Lost(text) = down(&mut port, 1).await else { panic!("a stranger ended the wait") };
-    assert!(text.starts_with("sidecar 1 did not dial within 3 s; the last link refused here: "), "{text}");
-    assert!(text.ends_with("not signed by an authority of this job"), "{text}");
+    // On a busy machine, the refusal may come after a short timeout.
+    for seconds in [3, 10, 30] {
+        let (peers, brief) = (peers.clone(), options(Duration::from_secs(seconds)));
+        let mut port =
+            harness::bind(Transport::Quic).start(ca.identity(0), &local(0, CONTROL), peers, brief).expect("starts");
+        port.open(SidecarIndex(1), Role::Await);
+        rejected(port.local_addr(), Some(RawCa::new().good(1)), ALPN).await;
+        let DownReason::Lost(text) = down(&mut port, 1).await else { panic!("an unknown peer ended the wait") };
+        let begin = format!("sidecar 1 did not dial within {seconds} s");
+        assert!(text.starts_with(&begin), "{text}");
+        if text.starts_with(&format!("{begin}; the last link refused here: ")) {
+            return assert!(text.ends_with("not signed by an authority of this job"), "{text}");
+        }
+    }
+    panic!("the timeout never names the refusal");
 }
 
 #[tokio::test]
@@ -172,7 +179,8 @@ async fn a_dialler_refuses_an_acceptor_of_another_job(over: Transport) {
 }
 
 async fn a_link_ends_when_a_certificate_expires(over: Transport) {
-    let soon = Validity::starting(SystemTime::now(), Duration::from_secs(6));
+    // Longer than a busy machine takes to open the link.
+    let soon = Validity::starting(SystemTime::now(), Duration::from_secs(15));
     let (one, two) = (harness::bind(over), harness::bind(over));
     let peers: HashMap<_, _> =
         [(SidecarIndex(0), vec![one.local_addr()]), (SidecarIndex(1), vec![two.local_addr()])].into();

@@ -147,37 +147,54 @@ const SIDECARS_MAX: usize = 256;
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     use super::*;
 
-    /// A server that answers once with this body.
+    /// A server that answers with this body.
     fn serve(body: &'static str) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("it connects");
-            let mut request = Vec::new();
-            // To its end: the kernel resets a connection that is closed with unread bytes, and the client loses the answer.
-            while !request.ends_with(b"\r\n\r\n") {
-                let mut byte = [0];
-                stream.read_exact(&mut byte).expect("a request");
-                request.push(byte[0]);
+            for stream in listener.incoming() {
+                // A client for which this is too late has closed the connection.
+                let _ = answer(stream.expect("it connects"), body);
             }
-            stream.write_all(format!("HTTP/1.1 200 OK\r\n\r\n{body}").as_bytes()).expect("it reads");
         });
         address
+    }
+
+    fn answer(mut stream: TcpStream, body: &str) -> std::io::Result<()> {
+        let mut request = Vec::new();
+        // To its end: the kernel resets a connection that is closed with unread bytes, and the client loses the answer.
+        while !request.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte)?;
+            request.push(byte[0]);
+        }
+        stream.write_all(format!("HTTP/1.1 200 OK\r\n\r\n{body}").as_bytes())
+    }
+
+    /// Samples until the answers fit, a few times: a busy machine makes servers late.
+    fn sample_until(targets: &Targets, fits: impl Fn(&Sample) -> bool) -> Sample {
+        let mut samples = std::iter::repeat_with(|| sample(targets)).take(10);
+        samples.find(|sample| fits(sample)).expect("the servers answer")
     }
 
     #[test]
     fn each_sidecar_has_its_page_or_a_reason() {
         let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
         let pages = [serve(r#"{"job":"night","epoch":2,"later":[]}"#), serve("[]"), closed];
-        let sample = sample(&Targets::Addresses(pages.into()));
+        let words = "is not a status page of this version";
+        let fits = |sample: &Sample| {
+            let [(_, Ok(_)), (_, Err(other)), _] = &sample.answers[..] else { return false };
+            other.contains(words)
+        };
+        let sample = sample_until(&Targets::Addresses(pages.into()), fits);
         let [(_, good), (_, other), (_, gone)] = &sample.answers[..] else { panic!("{sample:?}") };
         let page = good.as_ref().expect("a page");
         assert_eq!((page.job.as_str(), page.epoch, page.world_size), ("night", 2, 0));
-        assert!(other.as_ref().expect_err("a list").contains("is not a status page of this version"), "{other:?}");
+        assert!(other.as_ref().expect_err("a list").contains(words), "{other:?}");
         assert!(gone.as_ref().expect_err("nobody listens").contains("no sidecar answers at 127.0.0.1:"), "{gone:?}");
     }
 
@@ -197,7 +214,8 @@ mod tests {
         let directory = base.path().join("ronde-job-0-1");
         std::fs::create_dir(&directory).expect("ours");
         std::fs::write(directory.join("admin"), format!("{address}\n")).expect("ours");
-        assert!(sample(&targets).answers[0].1.is_ok(), "it is found once it is there");
+        // It is found once it is there.
+        sample_until(&targets, |sample| sample.answers[0].1.is_ok());
     }
 
     #[test]
@@ -211,17 +229,23 @@ mod tests {
     #[test]
     fn a_poller_takes_one_sample_at_a_time() {
         let mut poller = Poller::start(Targets::Addresses(vec![serve(r#"{"job":"night"}"#)])).expect("a thread");
-        poller.ask().expect("it runs");
-        poller.ask().expect("it runs");
-        let deadline = std::time::Instant::now() + WITHIN * 5;
-        let sample = loop {
-            if let Some(sample) = poller.answer().expect("it runs") {
-                break sample;
+        let deadline = std::time::Instant::now() + WITHIN * 30;
+        loop {
+            poller.ask().expect("it runs");
+            poller.ask().expect("it runs");
+            let sample = loop {
+                if let Some(sample) = poller.answer().expect("it runs") {
+                    break sample;
+                }
+                assert!(std::time::Instant::now() < deadline, "no sample came");
+                std::thread::sleep(Duration::from_millis(1));
+            };
+            assert!(poller.answer().expect("it runs").is_none(), "it was asked once");
+            if sample.answers[0].1.is_ok() {
+                return;
             }
-            assert!(std::time::Instant::now() < deadline, "no sample came");
-            std::thread::yield_now();
-        };
-        assert!(sample.answers[0].1.is_ok());
-        assert!(poller.answer().expect("it runs").is_none(), "it was asked once");
+            // A busy machine makes the server late.
+            assert!(std::time::Instant::now() < deadline, "{sample:?}");
+        }
     }
 }

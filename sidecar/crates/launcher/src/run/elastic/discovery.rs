@@ -352,12 +352,21 @@ mod tests {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let pid = directory.path().join("pid");
         let text = format!("sleep 1000 & echo $! > '{}'; wait", pid.display());
-        let script = Script { limit: Duration::from_millis(500), ..script(directory.path(), &text) };
-        let error = run(&script).await.expect_err("it hangs");
-        assert!(error.to_string().contains("did not end within 0 s, so it was killed"), "{error}");
-        let pid = std::fs::read_to_string(&pid).expect("it ran");
-        let status = format!("/proc/{}/stat", pid.trim());
-        for _ in 0..500 {
+        let mut number = String::new();
+        // On a busy machine, the script takes longer to write the number.
+        for limit in [500, 2_000, 8_000, 30_000].map(Duration::from_millis) {
+            let script = Script { limit, ..script(directory.path(), &text) };
+            let error = run(&script).await.expect_err("it hangs").to_string();
+            let words = format!("did not end within {} s, so it was killed", limit.as_secs());
+            assert!(error.contains(&words), "{error}");
+            number = std::fs::read_to_string(&pid).unwrap_or_default();
+            if !number.is_empty() {
+                break;
+            }
+        }
+        let pid: u32 = number.trim().parse().expect("it ran");
+        let status = format!("/proc/{pid}/stat");
+        for _ in 0..3_000 {
             let stat = std::fs::read_to_string(&status).unwrap_or_default();
             if stat.is_empty() || stat.contains(" Z ") {
                 return;
