@@ -218,7 +218,8 @@ fn rank(lookup: &impl Fn(&str) -> Option<String>) -> Result<Rank, String> {
     let text = lookup("RONDE_RANK").or_else(launched);
     let text = text.ok_or("RONDE_RANK is not set; it is this worker's number in the job, from 0")?;
     let rank = text.parse::<u32>().ok().filter(|rank| (*rank as usize) < limits::RANKS_MAX);
-    rank.map(Rank).ok_or_else(|| format!("RONDE_RANK is {text:?}; it must be a whole number from 0 to {}", limits::RANKS_MAX - 1))
+    rank.map(Rank)
+        .ok_or_else(|| format!("RONDE_RANK is {text:?}; it must be a whole number from 0 to {}", limits::RANKS_MAX - 1))
 }
 
 fn worker(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<WorkerNumber>, String> {

@@ -257,7 +257,10 @@ mod tests {
             ("[cost]\nalpha-us = nan\nbeta-us-per-byte = 1\ngamma-us-per-byte = 1", "alpha-us = NaN is out of range"),
             ("[tuning]\nlanes = -1", "lanes = -1 is out of range; it is 1 to 16"),
             ("[tuning]\nlanes = \"two\"", "lanes is a whole number, not a string"),
-            ("[tuning]\nchunk-bytes = 5000", "a chunk of 5000 bytes is not possible; it must be a power of two from 4096"),
+            (
+                "[tuning]\nchunk-bytes = 5000",
+                "a chunk of 5000 bytes is not possible; it must be a power of two from 4096",
+            ),
             ("[tuning]\neager-bytes = 9999", "eager-bytes = 9999 is out of range; it is 0 to 4096"),
             ("[tuning]\nhierarchical-allreduce = 1", "hierarchical-allreduce is true or false, not a whole number"),
             ("[tuning]\ntransport = \"tcp\"", "transport = \"tcp\""),

@@ -187,7 +187,9 @@ impl Tuning {
         let threshold = lookup(FUSION_THRESHOLD).filter(|text| !text.trim().is_empty());
         if let (false, Some(text)) = (is_threshold_given, threshold) {
             let bytes = text.trim().parse();
-            let bytes = bytes.ok().with_context(|| format!("{FUSION_THRESHOLD} is {text}; it must be a whole number of bytes"))?;
+            let bytes = bytes
+                .ok()
+                .with_context(|| format!("{FUSION_THRESHOLD} is {text}; it must be a whole number of bytes"))?;
             self.fusion_threshold_bytes = Some(bytes);
         }
         if !self.hierarchical_allreduce && !self.no_hierarchical_allreduce {
@@ -326,7 +328,8 @@ fn timeout_ms(text: &str) -> Result<u64, String> {
 
 /// A number of operations; more than there can be is as many as there can be.
 fn capacity(text: &str) -> Result<usize, String> {
-    let count: u32 = text.trim().parse().map_err(|error| format!("{error}; it must be a whole number of operations"))?;
+    let count: u32 =
+        text.trim().parse().map_err(|error| format!("{error}; it must be a whole number of operations"))?;
     Ok(usize::try_from(count).unwrap_or(usize::MAX).min(limits::SCHEDULE_TENSORS_MAX))
 }
 

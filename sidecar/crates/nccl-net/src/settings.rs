@@ -43,14 +43,13 @@ impl Settings {
             .map_err(|error| wrong(format!("the token file {} cannot be read: {error}", token_file.display())))?;
         let token = <[u8; 32]>::try_from(&bytes[..])
             .map_err(|_| wrong(format!("the token file {} has {} bytes, not 32", token_file.display(), bytes.len())))?;
-        let number_of = |name: &str, default: u64, least: u64, most: u64| match lookup(name) {
-            None => Ok(default),
-            Some(text) => text
-                .parse()
-                .ok()
-                .filter(|value| (least..=most).contains(value))
-                .ok_or_else(|| wrong(format!("{name} is {text:?}; it must be a whole number from {least} to {most}"))),
-        };
+        let number_of =
+            |name: &str, default: u64, least: u64, most: u64| match lookup(name) {
+                None => Ok(default),
+                Some(text) => text.parse().ok().filter(|value| (least..=most).contains(value)).ok_or_else(|| {
+                    wrong(format!("{name} is {text:?}; it must be a whole number from {least} to {most}"))
+                }),
+            };
         let (least, most) = (limits::STREAM_RING_BYTES_MIN, limits::STREAM_RING_BYTES_MAX);
         let ring_bytes = number_of("RONDE_NCCL_RING_BYTES", most, least, most)?;
         if !ring_bytes.is_power_of_two() {
