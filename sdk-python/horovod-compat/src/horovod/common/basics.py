@@ -14,6 +14,7 @@ _FUNCTIONS = (
     "start_timeline",
     "stop_timeline",
     "size",
+    "max_size",
     "local_size",
     "cross_size",
     "rank",
