@@ -86,7 +86,7 @@ def test_supported_flags_become_options_without_a_note(arguments: str, options: 
         ("--torus-allreduce", None, "--torus-allreduce has no effect here"),
         ("--no-torus-allreduce", None, "--torus-allreduce has no effect here"),
         ("--disable-cache", None, "--disable-cache has no effect here"),
-        ("--mpi-threads-disable", None, "--mpi-threads-disable has no effect here"),
+        ("--mpi-threads-disable", None, "with --mpi, mpi_threads_supported() returns False"),
         ("--no-mpi-threads-disable", None, "--mpi-threads-disable has no effect here"),
         ("--mpi-args=--bind-to", None, "--mpi-args has no effect here: without --mpi"),
         ("--binding-args=-x", None, "--binding-args has no effect here: without --mpi"),

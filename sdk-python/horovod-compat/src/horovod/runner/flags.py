@@ -167,7 +167,7 @@ def _observing(group: Any, whole: Any) -> None:
 
 
 def _libraries(group: Any, whole: Any) -> None:
-    _switch(group, "mpi-threads-disable", "about MPI")
+    _switch(group, "mpi-threads-disable", "with --mpi: mpi_threads_supported() is False")
     group.add_argument("--mpi-args", metavar="TEXT", help="more options of mpirun; with jsrun its --smpiargs")
     group.add_argument("--tcp", dest="tcp_flag", action="store_true", help="sets NCCL_IB_DISABLE=1")
     group.add_argument("--binding-args", metavar="TEXT", help="in place of mpirun's or jsrun's options about cores")
