@@ -102,7 +102,7 @@ def test_the_stall_shutdown_time_takes_effect(way: str) -> None:
 
 
 def test_an_invalid_number_is_reported(folder: pathlib.Path) -> None:
-    for name, text in (("FUSION_THRESHOLD", "a number of bytes"), ("START_TIMEOUT", "a number of seconds")):
+    for name, text in (("FUSION_THRESHOLD", "a whole number of bytes"), ("START_TIMEOUT", "a number of seconds")):
         done = started(PLAIN, **{f"HOROVOD_{name}": "many"})
         assert done.returncode != 0
         assert f"HOROVOD_{name} is " in done.stderr, done.stderr
