@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import subprocess
+import sys
 
 import pytest
+from conftest import ronde_binary
 
 pytest.importorskip("torch")
 
@@ -167,6 +170,25 @@ def test_horovod_basics_has_the_functions() -> None:
         _ = found.nothing
     with pytest.raises(ValueError, match="has not been initialized"):
         found.rank()
+
+
+WITHOUT_PYTORCH = """
+import sys
+sys.modules["torch"] = None  # importing it raises ImportError
+from horovod.common.basics import HorovodBasics
+from horovod.common.elastic import State
+from horovod.common.process_sets import ProcessSet, global_process_set
+basics = HorovodBasics()
+basics.init()
+print(basics.rank(), basics.size(), basics.Sum, ProcessSet([0]).included(), global_process_set.size())
+"""
+
+
+def test_the_common_modules_need_no_pytorch() -> None:
+    """As in an environment that has TensorFlow only."""
+    ronde_binary()
+    done = subprocess.run([sys.executable, "-c", WITHOUT_PYTORCH], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"0 1 {ronde.Sum} True 1\n"), done.stderr
 
 
 def test_utility_functions() -> None:

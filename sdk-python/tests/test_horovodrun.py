@@ -86,7 +86,7 @@ def test_supported_flags_become_options_without_a_note(arguments: str, options: 
         ("--torus-allreduce", None, "--torus-allreduce has no effect here"),
         ("--no-torus-allreduce", None, "--torus-allreduce has no effect here"),
         ("--disable-cache", None, "--disable-cache has no effect here"),
-        ("--mpi-threads-disable", None, "--mpi-threads-disable has no effect here"),
+        ("--mpi-threads-disable", None, "with --mpi, mpi_threads_supported() returns False"),
         ("--no-mpi-threads-disable", None, "--mpi-threads-disable has no effect here"),
         ("--mpi-args=--bind-to", None, "--mpi-args has no effect here: without --mpi"),
         ("--binding-args=-x", None, "--binding-args has no effect here: without --mpi"),
@@ -366,7 +366,7 @@ def test_version_and_build() -> None:
     titles = ["Available Frameworks:", "Available Controllers:", "Available Tensor Operations:"]
     assert [line for line in lines if line.startswith("Available")] == titles
     assert "    [ ] TensorFlow" in lines
-    assert "    [ ] MPI" in lines
+    assert "    [ ] MPI" in lines, "no tensor goes through it"
     assert "    [X] ronde" in lines
     assert horovodrun("-cb").stdout == done.stdout
 
@@ -375,6 +375,24 @@ def test_version_and_build() -> None:
 def test_nccl_is_marked_where_collectives_may_use_it(monkeypatch: pytest.MonkeyPatch, version: int, mark: str) -> None:
     monkeypatch.setattr(check_build, "nccl_built", lambda: version)
     assert f"    [{mark}] NCCL" in check_build.table().splitlines()
+
+
+@pytest.mark.parametrize(("version", "mark"), [("mpirun (Open MPI) 5.0.8", "X"), ("HYDRA build details:", " ")])
+def test_mpi_is_marked_where_it_can_start_processes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, version: str, mark: str
+) -> None:
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\necho '{version}'\n")
+    mpirun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert controllers()["MPI"] == mark
+    mpirun.unlink()
+    assert controllers() == {"MPI": " ", "Gloo": "X", "ronde": "X"}
+
+
+def controllers() -> dict[str, str]:
+    _, _, after = check_build.table().partition("Available Controllers:\n")
+    return {line[8:]: line[5] for line in after.partition("\n\n")[0].splitlines()}
 
 
 OPTIONS = [*translation._VALUES.values(), *(flag for pair in translation._SWITCHES.values() for flag in pair if flag)]

@@ -98,10 +98,12 @@ def test_outside_of_lsf(lsf: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_arguments_of_jsrun(lsf: pathlib.Path) -> None:
     start = [str(lsf), "--nrs", "1", "--rs_per_host", "1", "--tasks_per_rs", "3"]
     assert words("-np", "3") == [*start, *js_run._BINDING]
-    given = words("-np", "3", "--binding-args=--bind packed:7", "--fusion-threshold-mb", "1", "--mpi-args=--smpiargs x")
+    given = words("-np", "3", "--binding-args=--bind packed:7", "--fusion-threshold-mb", "1", "--mpi-args=-gpu -x A")
     assert given[: len(start) + 2] == [*start, "--bind", "packed:7"]
     assert "HOROVOD_FUSION_THRESHOLD=1048576" in given
-    assert given[-2:] == ["--smpiargs", "x"]
+    # One argument, as in Horovod: jsrun itself has no option -gpu.
+    assert given[-2:] == ["--smpiargs", "-gpu -x A"]
+    assert launch.launcher_of({"num_proc": 3, "mpi_args": "-gpu"}).notes == []
 
 
 def test_the_hosts_of_the_job(lsf: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,9 @@ def test_the_arguments_of_mpirun() -> None:
     words = ["--allow-run-as-root", "--tag-output", "--timestamp-output", "--output-filename", "out"]
     assert former == [*words, "-np", "1", "-H", "localhost:2", "-x"]
     assert by_mpi("-np 1 --output-filename out -prefix-timestamp").options[2] == "tag,timestamp,dir=out"
+    # It makes `mpi_threads_supported` return False.
+    limited = by_mpi("-np 1 --mpi-threads-disable")
+    assert (limited.exports, limited.notes) == ({"HOROVOD_MPI_THREADS_DISABLE": "1"}, [])
     assert [
         note.split(" has no effect")[0] for note in by_mpi("-np 1 --cycle-time-ms 1 --network-interface a").notes
     ] == [

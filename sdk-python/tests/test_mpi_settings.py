@@ -70,6 +70,17 @@ def test_variables_take_effect_under_mpirun(folder: pathlib.Path) -> None:
     assert "allreduce.step" in (folder / "timeline.json").read_text()
 
 
+def test_the_variables_of_a_search_take_effect_under_mpirun(folder: pathlib.Path) -> None:
+    log = folder / "search.csv"
+    variables = {"": "1", "_LOG": str(log), "_WARMUP_SAMPLES": "0", "_STEPS_PER_SAMPLE": "1"}
+    variables["_BAYES_OPT_MAX_SAMPLES"] = "2"
+    given = [word for name, value in variables.items() for word in ("-x", f"HOROVOD_AUTOTUNE{name}={value}")]
+    found(started([*PLAIN, *given]))
+    header, *rows = log.read_text().splitlines()
+    assert header.startswith("hierarchical_allreduce,")
+    assert len(rows) == 3, "two samples, and the outcome"
+
+
 def test_flags_take_effect_with_mpi(folder: pathlib.Path) -> None:
     core = min(os.sched_getaffinity(0))
     flags = ["--fusion-threshold-mb", "0", "--thread-affinity", str(core)]
@@ -91,7 +102,7 @@ def test_the_stall_shutdown_time_takes_effect(way: str) -> None:
 
 
 def test_an_invalid_number_is_reported(folder: pathlib.Path) -> None:
-    for name, text in (("FUSION_THRESHOLD", "a number of bytes"), ("START_TIMEOUT", "a number of seconds")):
+    for name, text in (("FUSION_THRESHOLD", "a whole number of bytes"), ("START_TIMEOUT", "a number of seconds")):
         done = started(PLAIN, **{f"HOROVOD_{name}": "many"})
         assert done.returncode != 0
         assert f"HOROVOD_{name} is " in done.stderr, done.stderr

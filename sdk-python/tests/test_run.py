@@ -65,6 +65,19 @@ def test_sessions_that_the_function_leaves_open_are_closed() -> None:
         assert ronde.run(train, np=2, hosts=hosts, options=["--sidecars", "2"]) == [3, 3]
 
 
+def test_a_session_without_pytorch_that_the_function_leaves_open_is_closed() -> None:
+    """The session of TensorFlow, Keras and MXNet. Over two sidecars the result needs a session of its own."""
+
+    def train() -> int:
+        from ronde.frameworks import basics
+
+        basics.init()
+        assert "ronde.torch" not in sys.modules
+        return int(basics.client().allreduce(numpy.array([basics.rank() + 1]), op=ronde.Sum)[0])
+
+    assert ronde.run(train, np=2, options=["--sidecars", "2"]) == [3, 3]
+
+
 def fail_on_rank_1() -> None:
     rank = int(os.environ["RONDE_RANK"])
     if rank == 1:

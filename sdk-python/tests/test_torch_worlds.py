@@ -36,6 +36,13 @@ def test_process_sets(world: Callable[..., str], ranks: int) -> None:
     assert world("torch_sets.py", ranks, 1).count("process sets hold") == ranks
 
 
+def test_a_variable_permits_process_sets_that_come_and_go(
+    world: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
+    assert world("torch_sets.py", 2, 1).count("sets are added and removed") == 2
+
+
 @pytest.mark.parametrize(("ranks", "sidecars"), [(2, 1), (4, 1), (4, 2)])
 def test_operations_of_process_sets(world: Callable[..., str], ranks: int, sidecars: int) -> None:
     assert world("torch_set_operations.py", ranks, sidecars).count("operations of sets hold") == ranks

@@ -69,6 +69,7 @@ def test_a_missing_driver_is_named(run: Run) -> None:
 
 def test_horovods_names_are_there(run: Run) -> None:
     assert "[X] PyTorch" in run("horovodrun", "--check-build")
+    assert "train_digits.py" in run("ls", "/examples/")
     assert "horovod.torch" in run("python3", "-c", "import horovod.torch; print(horovod.torch.__name__)")
 
 

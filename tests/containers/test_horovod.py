@@ -50,10 +50,16 @@ def test_images_have_horovods_names(images: dict[str, int], docker: Engine, tag:
     assert_two_ranks(docker, tag, WITH_PYTORCH)
 
 
+@pytest.mark.parametrize("tag", [WORKER, MPI])
+def test_examples_are_where_horovods_images_have_them(images: dict[str, int], docker: Engine, tag: str) -> None:
+    assert "train_digits.py" in docker.run(*ALONE, tag, "ls", "/examples/")
+
+
 def test_horovodrun_starts_a_job_in_the_image_of_frameworks(docker: Engine, build: Build) -> None:
     """Without frameworks, which are gigabytes."""
     build("frameworks", FRAMEWORKS, "--build-arg", "RONDE_FRAMEWORKS=")
     assert "[X] ronde" in docker.run(*ALONE, FRAMEWORKS, "horovodrun", "--check-build")
+    assert "train_digits.py" in docker.run(*ALONE, FRAMEWORKS, "ls", "/examples/")
     assert_two_ranks(docker, FRAMEWORKS, WITHOUT_FRAMEWORKS)
 
 

@@ -21,7 +21,7 @@ AVERAGE = horovod.tensorflow.Average
 BASICS = """
     init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
     mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built cuda_built
-    rocm_built is_homogeneous Average Sum Compression global_process_set elastic
+    rocm_built is_homogeneous max_size Average Sum Compression global_process_set elastic
 """.split()  # noqa: SIM905 -- readable
 NAMES = {
     horovod.tensorflow: "Adasum Min Max Product ProcessSet add_process_set remove_process_set gpu_available "

@@ -159,6 +159,19 @@ def test_a_process_alone_is_a_job_of_one_rank() -> None:
     assert "0 1 [0 1]" in run([sys.executable, "-c", program])
 
 
+def test_a_session_that_a_function_leaves_open_is_closed() -> None:
+    """JAX has a session of its own here. Over two sidecars the result needs another one."""
+    program = (
+        "import ronde\n"
+        "def train():\n"
+        "    import jax.numpy as jnp, ronde.jax as hvd\n"
+        "    hvd.init()\n"
+        "    return int(hvd.allreduce(jnp.array([hvd.rank() + 1]), op=hvd.Sum)[0])\n"
+        "print(ronde.run(train, np=2, options=['--sidecars', '2']))\n"
+    )
+    assert run([sys.executable, "-c", program]) == "[3, 3]\n"
+
+
 def test_importing_ronde_imports_no_framework() -> None:
     program = "import sys, ronde; print(sorted({'jax', 'torch', 'tensorflow', 'keras'} & set(sys.modules)))"
     assert run([sys.executable, "-c", program]) == "[]\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pathlib
@@ -16,6 +15,7 @@ import numpy
 from ronde import _ronde
 from ronde.client import connect, last_rank, last_size
 from ronde.elastic import RemovedFromJob, is_elastic
+from ronde.frameworks import open_sessions
 from ronde.private_folder import PrivateFolder, opened
 from ronde.run import CALL, ERROR, HEADER, RESULT, dumps, with_rank
 from ronde.without_launcher import settings_without_launcher
@@ -118,7 +118,8 @@ def main(arguments: Sequence[str]) -> None:
         try:
             exchange = _exchange(folder, path)
             result = dumps(perform(exchange.call()))
-            end_sessions()
+            # The sidecar accepts each rank once, and delivering the result may need a session.
+            open_sessions.end_all()
             exchange.deliver(result)
         except Exception:
             if folder is not None:
@@ -145,13 +146,6 @@ def perform(call: bytes) -> Any:
     except SystemExit as error:
         # The other ranks wait for this rank's result.
         raise RuntimeError(f"the function ended its process by SystemExit({error.code!r})") from error
-
-
-def end_sessions() -> None:
-    """Closes sessions that the function left open. The rank needs its own session to deliver the result."""
-    if torch := sys.modules.get("ronde.torch"):
-        torch.shutdown()
-    gc.collect()
 
 
 def is_on_one_host() -> bool:

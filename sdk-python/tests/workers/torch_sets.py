@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -218,6 +219,16 @@ def check_dynamic() -> None:
     leave()
 
 
+def check_dynamic_by_variable() -> None:
+    """HOROVOD_DYNAMIC_PROCESS_SETS=1 is as `init(process_sets="dynamic")`."""
+    hvd.init()
+    even, odd = (hvd.add_process_set(ranks) for ranks in halves(hvd.size()))
+    check_operations(even, odd)
+    assert hvd.remove_process_set(even)
+    print(f"rank {hvd.rank()} of {hvd.size()}: sets are added and removed")
+    leave()
+
+
 def check_join_among(own: list[int], job_rank: int) -> None:
     """Joins in a session of some ranks: they do not wait for those of the other sessions, which run at another pace."""
     position = own.index(job_rank)
@@ -264,8 +275,11 @@ def check_sessions_of_some() -> None:
 
 
 def main() -> None:
-    """Everything, one session after the other."""
+    """Everything, one session after the other; with Horovod's variable, what it permits."""
     torch.set_num_threads(1)
+    if os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS"):
+        check_dynamic_by_variable()
+        return
     check_static()
     check_dynamic()
     check_sessions_of_some()

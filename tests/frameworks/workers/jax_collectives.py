@@ -178,7 +178,7 @@ def main() -> None:
     hvd.init()
     hvd.init()  # does nothing
     rank, size = hvd.rank(), hvd.size()
-    assert (hvd.local_size() <= size, hvd.is_initialized()) == (True, True)
+    assert (hvd.local_size() <= size, hvd.is_initialized(), hvd.max_size()) == (True, True, size)
     for part in (reductions, scales_and_complex, groups, rows, sets):
         part(rank, size)
     print(f"rank {rank} of {size}: {checked} checks passed", flush=True)

@@ -16,8 +16,9 @@ import traceback
 from typing import TYPE_CHECKING, NamedTuple
 
 from ronde.errors import RondeError
+from ronde.frameworks import open_sessions
 from ronde.run import dumps
-from ronde.run_worker import end_sessions, perform
+from ronde.run_worker import perform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
 def _outcome(call: bytes) -> tuple[bytes, bytes]:
     try:
         result = dumps(perform(call))
-        end_sessions()
+        open_sessions.end_all()
     except Exception as error:  # a function may raise any
         traceback.print_exc()
         return FAILURE, Failure(traceback.format_exc(), is_of_others(error)).encode()

@@ -5,14 +5,13 @@ These functions run in the processes that Ray or Spark start on the nodes.
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ronde import handles, own_sidecar
 from ronde.cluster import credentials
+from ronde.frameworks import open_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,12 +109,11 @@ def join(variables: Mapping[str, str], withdrawn: tuple[str, ...] = ()) -> None:
 
 
 def leave() -> None:
-    """Ends this process's session of ronde and the sidecar that it started."""
-    # All frameworks share the session.
-    if basics := sys.modules.get("ronde.frameworks.basics"):
-        basics.shutdown()
-    gc.collect()
-    stop()
+    """Ends this process's sessions of ronde and the sidecar that it started."""
+    try:
+        open_sessions.end_all()
+    finally:
+        stop()
 
 
 def stop(waits: bool = True) -> None:

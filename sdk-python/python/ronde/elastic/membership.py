@@ -12,6 +12,7 @@ TIMEOUT_S_DEFAULT = 600.0
 # `ronde run` sets it to `--elastic-timeout` or more.
 _TIMEOUT_VARIABLE = "RONDE_START_TIMEOUT"
 _WORKER_VARIABLE = "RONDE_WORKER"
+_MAX_SIZE_VARIABLE = "RONDE_MAX_NP"
 # Workers wait longer than the launcher, whose error names how many slots are missing.
 _MARGIN_S = 30.0
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.05, 1.0
@@ -39,6 +40,15 @@ def worker_number() -> int:
     if not text.isdecimal():
         raise ValueError(f"{_WORKER_VARIABLE} is {text!r}; leave it as `ronde run` sets it in an elastic job")
     return int(text)
+
+
+def max_size() -> int | None:
+    """Returns the largest number of workers of this elastic job (`--max-np`); None in other jobs and without a limit.
+
+    Raises ValueError if RONDE_MAX_NP, which `ronde run` sets in elastic jobs, is not a number.
+    """
+    given = os.environ.get(_MAX_SIZE_VARIABLE) if is_elastic() else None
+    return None if given is None else int(given)
 
 
 def timeout_s() -> float:

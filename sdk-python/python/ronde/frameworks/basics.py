@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ronde")
 _DYNAMIC = "dynamic"
-_MAX_SIZE = "RONDE_MAX_NP"
 _ON_FAILURE = "RONDE_ON_FAILURE"
 _IS_DYNAMIC_BY = ("RONDE_DYNAMIC_PROCESS_SETS", "HOROVOD_DYNAMIC_PROCESS_SETS")
 
@@ -222,8 +221,8 @@ def max_size() -> int:
     """The largest number of processes that an elastic job may have (`--max-np`); in other jobs, and without a limit,
     the number of processes.
     """
-    given = os.environ.get(_MAX_SIZE) if membership.is_elastic() else None
-    return size() if given is None else int(given)
+    given = membership.max_size()
+    return size() if given is None else given
 
 
 def local_rank() -> int:

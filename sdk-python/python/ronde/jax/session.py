@@ -217,6 +217,14 @@ def size() -> int:
     return client().size
 
 
+def max_size() -> int:
+    """The largest number of processes that an elastic job may have (`--max-np`); in other jobs, and without a limit,
+    the number of processes.
+    """
+    given = membership.max_size()
+    return size() if given is None else given
+
+
 def local_rank() -> int:
     """This process's number among those of the same sidecar."""
     return client().local_rank

@@ -353,9 +353,11 @@ def _forget(group_name: str, attempt: str) -> None:
 def _leave() -> None:
     for name in list(_tags):
         collective.destroy_collective_group(name)
-    sidecars.leave()
-    for name in _OF_JOB:
-        os.environ.pop(name, None)
+    try:
+        sidecars.leave()
+    finally:
+        for name in _OF_JOB:
+            os.environ.pop(name, None)
 
 
 def _single(given: Sequence[Any]) -> Any:

@@ -1,16 +1,20 @@
-"""Horovod's basics object, whose methods are the functions of `ronde.torch`."""
+"""Horovod's basics object. Its methods are the functions that all frameworks share, so it needs none of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-NAMES = (
+from ronde import ops
+from ronde.frameworks import basics
+
+_FUNCTIONS = (
     "init",
     "shutdown",
     "is_initialized",
     "start_timeline",
     "stop_timeline",
     "size",
+    "max_size",
     "local_size",
     "cross_size",
     "rank",
@@ -27,13 +31,9 @@ NAMES = (
     "ccl_built",
     "cuda_built",
     "rocm_built",
-    "Average",
-    "Sum",
-    "Adasum",
-    "Min",
-    "Max",
-    "Product",
 )
+_OPERATORS = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+NAMES = (*_FUNCTIONS, *_OPERATORS)
 
 
 class HorovodBasics:
@@ -48,9 +48,7 @@ class HorovodBasics:
     def __getattr__(self, name: str) -> Any:
         if name not in NAMES:
             raise AttributeError(f"HorovodBasics has no {name}; it has {', '.join(NAMES)}")
-        import ronde.torch
-
-        return getattr(ronde.torch, name)
+        return getattr(ops if name in _OPERATORS else basics, name)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *NAMES]

@@ -1,5 +1,5 @@
-"""Process sets: those of `ronde.torch`."""
+"""Process sets, which all frameworks share."""
 
-from ronde.torch import ProcessSet, add_process_set, global_process_set, remove_process_set
+from ronde.frameworks.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]

@@ -8,6 +8,7 @@ import os
 
 import ronde
 from horovod.build_variables import build_variables
+from horovod.runner import mpi
 from horovod.version import __version__
 from ronde.frameworks.basics import nccl_built
 
@@ -21,7 +22,7 @@ def table(is_verbose: bool = False) -> str:
     found = {name: _found(module) for name, module in modules.items()}
     blocks = {
         "Available Frameworks": {name: not problem for name, problem in found.items()},
-        "Available Controllers": {"MPI": False, "Gloo": True, "ronde": True},
+        "Available Controllers": {"MPI": _has_open_mpi(), "Gloo": True, "ronde": True},
         "Available Tensor Operations": {
             # As `nccl_built()`: where two levels are chosen, and the driver and NCCL are installed.
             "NCCL": bool(nccl_built()),
@@ -39,12 +40,23 @@ def table(is_verbose: bool = False) -> str:
     lines.append(
         f"Answered by ronde {ronde.__version__}, which does what is marked as Gloo's; there is no Gloo inside."
     )
+    if blocks["Available Controllers"]["MPI"]:
+        lines.append("Open MPI starts processes, with `horovodrun --mpi`; tensors do not go through it.")
     if given := build_variables(os.environ):
         lines.append(f"Nothing is compiled, so these variables have no effect: {', '.join(given)}.")
     problems = [f"{name}: {problem}" for name, problem in found.items() if problem]
     if is_verbose and problems:
         lines += ["", *problems]
     return "\n".join(lines) + "\n"
+
+
+def _has_open_mpi() -> bool:
+    """Returns whether `horovodrun --mpi` finds an mpirun that it can use."""
+    try:
+        mpi.find()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _found(module: str) -> str:

@@ -167,10 +167,10 @@ def _observing(group: Any, whole: Any) -> None:
 
 
 def _libraries(group: Any, whole: Any) -> None:
-    _switch(group, "mpi-threads-disable", "about MPI")
-    group.add_argument("--mpi-args", metavar="TEXT", help="with --mpi: more options of mpirun")
+    _switch(group, "mpi-threads-disable", "with --mpi: mpi_threads_supported() is False")
+    group.add_argument("--mpi-args", metavar="TEXT", help="more options of mpirun; with jsrun its --smpiargs")
     group.add_argument("--tcp", dest="tcp_flag", action="store_true", help="sets NCCL_IB_DISABLE=1")
-    group.add_argument("--binding-args", metavar="TEXT", help="with --mpi: in place of mpirun's options about cores")
+    group.add_argument("--binding-args", metavar="TEXT", help="in place of mpirun's or jsrun's options about cores")
     group.add_argument("--num-nccl-streams", type=count, metavar="N", help="about NCCL")
     group.add_argument("--gloo-timeout-seconds", type=count, metavar="SECONDS", help="about Gloo")
     starters = whole.add_mutually_exclusive_group()

@@ -102,4 +102,4 @@ def _options(given: Mapping[str, Any], environment: Mapping[str, str]) -> list[s
         exports["RONDE_START_TIMEOUT"] = str(given["start_timeout"])
     for name, value in sorted(exports.items()):
         options += ["--env", f"{name}={value}"]
-    return options + shlex.split(given.get("mpi_args") or "")
+    return options + (["--smpiargs", given["mpi_args"]] if given.get("mpi_args") else [])

@@ -25,15 +25,10 @@ if TYPE_CHECKING:
 
 VERSION_TIMEOUT_S = 30
 _BINDING = ["--bind-to", "none", "--map-by", "slot"]
+# Flags that have an effect only where mpirun starts the processes.
+_OF_MPI = {"mpi_args", "binding_args", "mpi_threads_disable"}
 # Flags of `ronde run` that have no effect on mpirun or on a sidecar that a worker starts.
-_WITHOUT_MEANING = {
-    **{
-        name: note
-        for name, note in translation.IGNORED.items()
-        if name not in {"mpi_args", "binding_args", "mpi_threads_disable"}
-    },
-    "mpi_threads_disable": ("--mpi-threads-disable", "tensors do not go through MPI"),
-}
+_WITHOUT_MEANING = {name: note for name, note in translation.IGNORED.items() if name not in _OF_MPI}
 _NO_NETWORK = "with --mpi on one host ronde uses no network"
 _RUNS_ALREADY = "RONDE_SOCKET is set, so the sidecars run already"
 _INTERFACES = {"network_interfaces": "--network-interfaces", "network_interface": "--network-interface"}

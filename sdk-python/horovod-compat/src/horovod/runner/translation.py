@@ -54,7 +54,10 @@ IGNORED = {
     ),
     "torus_allreduce": ("--torus-allreduce", "there is no such algorithm"),
     "disable_cache": ("--disable-cache", "no checks are kept from one job to the next"),
-    "mpi_threads_disable": ("--mpi-threads-disable", "there is no MPI"),
+    "mpi_threads_disable": (
+        "--mpi-threads-disable",
+        "there is no MPI; with --mpi, mpi_threads_supported() returns False",
+    ),
     "mpi_args": ("--mpi-args", "without --mpi there is no mpirun"),
     "binding_args": ("--binding-args", "without --mpi there is no mpirun"),
     "num_nccl_streams": ("--num-nccl-streams", "each set of ranks has one NCCL communicator"),

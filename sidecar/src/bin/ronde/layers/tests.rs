@@ -299,6 +299,7 @@ fn horovods_values_are_understood() {
         ("HOROVOD_THREAD_AFFINITY", "0,2", "thread_affinity: [0, 2]"),
         ("HOROVOD_TIMELINE", "/tmp/t", "timeline_filename: Some(\"/tmp/t\")"),
         ("HOROVOD_TIMELINE_MARK_CYCLES", "1", "timeline_mark_cycles: true"),
+        ("HOROVOD_ELASTIC_TIMEOUT", "30", "elastic_timeout: Some(30)"),
     ] {
         let given = of(name, value).expect("a setting of Horovod");
         assert!(given.contains(found), "{name}: {given}");
