@@ -41,7 +41,7 @@ def main() -> None:
 
     @hvd.elastic.run
     def train(state: hvd.elastic.TorchState) -> None:
-        while state.epoch < options.epochs:
+        while state.epoch < options.epochs or not may_end(options.until):
             batch_size = max(1, GLOBAL_BATCH // hvd.size())
             indices = sampler.indices
             for start in range(0, len(indices), batch_size):
@@ -74,10 +74,19 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--until", type=pathlib.Path, metavar="FILE", help="adds epochs until this file exists")
     parser.add_argument("--commit-every", type=int, default=5, metavar="STEPS", help="what a failure may cost")
     parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="makes each step longer")
     parser.add_argument("--timeline", type=pathlib.Path, metavar="FILE", help="where each step is noted")
     return parser.parse_args()
+
+
+def may_end(until: pathlib.Path | None) -> bool:
+    """Whether a file exists. Ranks end together, so it is enough that one of them has seen it."""
+    if until is None:
+        return True
+    is_seen = torch.tensor([float(until.exists())])
+    return hvd.allreduce(is_seen, name="end", op=hvd.Max).item() > 0
 
 
 def append(path: pathlib.Path, *words: object) -> None:

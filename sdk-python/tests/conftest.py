@@ -21,8 +21,8 @@ WORKERS = pathlib.Path(__file__).parent / "workers"
 PACKAGE = pathlib.Path(__file__).parent.parent / "python"
 # Tests use parts of the workers.
 sys.path.append(str(WORKERS))
-# Tests take a few seconds. A timeout ends a hang, so that its output is shown.
-WORLD_TIMEOUT_S = 180
+# Tests take a few seconds, and the start of a job up to 120. A timeout ends a hang, so that its output is shown.
+WORLD_TIMEOUT_S = 600
 
 World = Callable[..., str]
 

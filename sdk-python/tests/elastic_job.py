@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -74,13 +75,18 @@ class Report(NamedTuple):
 class ElasticJob:
     """A job, which is killed at the end of the block if it still runs.
 
+    The example trains until `finish`, so that whatever happens to its workers comes before its end.
+
     options -- of `ronde run`
     command -- of the workers, for this Python; default: the example
     within  -- the command by which another one runs where the job is to start, such as on another host
     """
 
     def __init__(self, options: Sequence[str], command: Sequence[str] = (), within: Sequence[str] = ()) -> None:
-        worker = command or [str(EXAMPLES / "elastic_digits.py"), "--epochs", "8", "--pause", "0.15"]
+        self._folder = tempfile.TemporaryDirectory(prefix="rt-")
+        self._end = pathlib.Path(self._folder.name) / "end"
+        example = [str(EXAMPLES / "elastic_digits.py"), "--epochs", "4", "--pause", "0.15", "--until", str(self._end)]
+        worker = command or example
         self.command = [*within, ronde_binary(), "run", *options, sys.executable, *worker]
         environment = {
             **os.environ,
@@ -108,6 +114,7 @@ class ElasticJob:
                 self.process.kill()
                 self.process.wait()
         self._reader.join(20)
+        self._folder.cleanup()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -176,7 +183,8 @@ class ElasticJob:
         return status
 
     def finish(self) -> list[Report]:
-        """Waits for the end, which must be a success with the same weights everywhere. Returns the ranks' reports."""
+        """Lets the example end, which must be a success with the same weights everywhere. Returns its reports."""
+        self._end.touch()
         status = self.status()
         assert status == 0, f"{' '.join(self.command)} ended with {status}\n{self.output}"
         found = [Report(int(r), int(s), float(a), d) for r, s, a, d in _REPORT.findall(self.output)]

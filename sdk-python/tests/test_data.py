@@ -126,7 +126,7 @@ def test_it_reads_ahead_at_most_its_queue_size() -> None:
 
 
 def test_closing_ends_an_iteration_that_waits() -> None:
-    inside, go = threading.Event(), threading.Event()
+    inside, go, is_used = threading.Event(), threading.Event(), threading.Event()
 
     class Stuck(Squares):
         def _iterate(self) -> Iterator[int]:
@@ -139,9 +139,16 @@ def test_closing_ends_an_iteration_that_waits() -> None:
 
     loader = Waiting(4, count=2)
     seen: list[int] = []
-    user = threading.Thread(target=lambda: seen.extend(loader))
+
+    def use() -> None:
+        for batch in loader:
+            seen.append(batch)
+            is_used.set()
+
+    user = threading.Thread(target=use)
     user.start()
     assert inside.wait(TIMEOUT_S)
+    assert is_used.wait(TIMEOUT_S)
     closer = threading.Thread(target=loader.close_async_loader)
     closer.start()
     go.set()

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 from conftest import PACKAGE, WORKERS, WORLD_TIMEOUT_S, ronde_binary
+from ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -229,8 +229,7 @@ def test_gloo_keeps_the_store_of_pytorch_in_the_same_process(world: Callable[...
 )
 def test_ranks_meet_by_the_means_of_pytorch(tmp_path: pathlib.Path, scheme: str, size: int, backend: str) -> None:
     """Processes that no launcher of ronde started share one sidecar."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     method = {"file": f"file://{tmp_path}/store", "tcp": f"tcp://127.0.0.1:{port}", "env": "env://"}[scheme]
     outputs = without_launcher("c10d_stores.py", size, port, method, backend)
     assert all("the ranks have met" in output for output in outputs), outputs

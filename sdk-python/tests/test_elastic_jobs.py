@@ -1,6 +1,6 @@
 """Elastic jobs of real workers and sidecars, which are killed, added and removed.
 
-`examples/elastic_digits.py` trains, for so many steps that a new worker arrives before its end.
+`examples/elastic_digits.py` trains, until the test has seen what it waits for.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def test_a_killed_worker_is_replaced(rank: int) -> None:
         job.await_text("epoch 1 of")
         job.kill(killed.pid)
         job.await_text(rf"worker (?!{killed.worker} )\d+ \(pid \d+\) continues as rank 0 of 2")
+        job.await_size(3)
         reports = job.finish()
     newcomers = [each for each in job.seen() if each.how == "begins" and each.worker > 2]
     assert [each.size for each in newcomers] == [3]
@@ -78,6 +79,7 @@ def test_a_worker_that_gets_sigterm_leaves_at_its_next_commit() -> None:
         os.kill(worker.pid, signal.SIGTERM)
         job.await_text(rf"worker {worker.worker} on host 127.0.0.2 got SIGTERM")
         job.await_text("2 ranks on 1 host, because a host got SIGTERM")
+        job.await_size(2)
         reports = job.finish()
     assert len(reports) == 2
     assert "restoring the last commit" not in job.output

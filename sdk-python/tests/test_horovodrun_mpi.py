@@ -202,23 +202,29 @@ def test_mpirun_starts_the_processes_of_several_hosts(spread: TwoHosts) -> None:
     assert not list(spread.folder.glob("ronde-*"))
 
 
-# mpirun gives the status of whoever ends first: rank 0 leaves that to rank 1, and is ended by mpirun.
+# mpirun gives the status of whoever ends first, and ends the others: rank 0 leaves that to rank 1, which lets it print
+# before.
 FAILING = """
-import sys, time
+import pathlib, sys, time
 import horovod.torch as hvd
 hvd.init()
+marker = pathlib.Path(sys.argv[1])
 if hvd.rank() == 1:
+    hvd.shutdown()
+    while not marker.exists():
+        time.sleep(0.05)
     raise SystemExit(5)
 try:
     hvd.barrier()
 except hvd.HorovodInternalError as error:
     print(error, file=sys.stderr, flush=True)
+    marker.touch()
     time.sleep(60)
 """
 
 
 def test_a_process_that_fails_ends_the_job_of_several_hosts(spread: TwoHosts) -> None:
-    done = on_hosts(spread, sys.executable, "-c", FAILING, slots=1)
+    done = on_hosts(spread, sys.executable, "-c", FAILING, str(spread.folder / "marker"), slots=1)
     assert done.returncode == 5
     assert re.search(r"ronde: \S*mpirun exited with code 5; its output is above \[RONDE-E219\]", done.stderr)
     assert "rank 1 has shut down" in done.stderr

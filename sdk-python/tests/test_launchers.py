@@ -8,11 +8,11 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from conftest import PACKAGE, leave_out, ronde_binary
+from ports import free_port
 from two_hosts import two_hosts
 
 import ronde
@@ -260,11 +260,9 @@ def test_a_forked_child_that_exits_leaves_the_directory(tmp_path: pathlib.Path) 
 
 
 def test_one_process_too_few(tmp_path: pathlib.Path) -> None:
-    given = {**ONE_HOST["torchrun"], "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "RONDE_START_TIMEOUT": "5"}
-    begun = time.monotonic()
+    given = {**ONE_HOST["torchrun"], "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "RONDE_START_TIMEOUT": "30"}
     for line in outputs(start(tmp_path, given), start(tmp_path, given, RANK="0")):
-        assert line.startswith("TimedOutError start rank 2 of 3 did not come within 5 s, 2 did"), line
-    assert time.monotonic() - begun < 60
+        assert line.startswith("TimedOutError start rank 2 of 3 did not come within 30 s, 2 did"), line
 
 
 def test_ranks_that_disagree_on_the_size(tmp_path: pathlib.Path) -> None:
@@ -416,11 +414,16 @@ ALL_BUT_CONNECT = sorted(["init", "horovod", "group", "url"] * 2)
 ALL = sorted(["connect", "init", "horovod", "group", "url"] * 2)
 
 
+def torchrun(processes: int) -> list[str]:
+    """The command, with a port that is not that of another test's torchrun."""
+    return [beside_python("torchrun"), "--nproc-per-node", str(processes), "--master-port", str(free_port())]
+
+
 def test_torchrun(tmp_path: pathlib.Path) -> None:
     """All ways begin but `connect`, which takes a job that is there, and the group of plain `env://`."""
     script = tmp_path / "begin.py"
     script.write_text(BEGIN)
-    done = run([beside_python("torchrun"), "--nproc-per-node", "2", str(script)])
+    done = run([*torchrun(2), str(script)])
     assert ways(done.stdout, "2 rank") == ALL_BUT_CONNECT, f"{done.stdout}\n{done.stderr}"
     text = "torchrun has started this process as one of 2 (WORLD_SIZE=2"
     assert ways(done.stdout, text) == ["connect"] * 2, f"{done.stdout}\n{done.stderr}"
@@ -430,7 +433,7 @@ def test_torchrun_starts_all_processes_again(tmp_path: pathlib.Path) -> None:
     """Rank 1 fails in the first round; the processes of the second one share a new sidecar."""
     script = tmp_path / "again.py"
     script.write_text(AGAIN)
-    command = [beside_python("torchrun"), "--nproc-per-node", "2", "--max-restarts", "1", str(script)]
+    command = [*torchrun(2), "--max-restarts", "1", str(script)]
     done = run(command)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     lines = sorted(line for line in done.stdout.splitlines() if line.startswith("round"))
@@ -501,7 +504,7 @@ def test_prterun_which_sets_no_size() -> None:
 
 def test_launchers_of_one_process() -> None:
     """Their process is a job of one rank, but for `connect`, which takes a job that is there."""
-    for command in ([beside_python("torchrun"), "--nproc-per-node", "1", "--no-python"], [mpich(), "-n", "1"]):
+    for command in ([*torchrun(1), "--no-python"], [mpich(), "-n", "1"]):
         done = run([*command, sys.executable, "-c", BEGIN])
         begun = [way for way in ways(done.stdout, "1 rank") if way != "variables"]
         assert begun == ["group", "horovod", "init", "url"], f"{done.stdout}\n{done.stderr}"

@@ -66,6 +66,7 @@ def test_a_lost_rank_0_costs_no_step_and_a_new_worker_takes_its_slot(monkeypatch
         job.await_text("epoch 1 of")
         job.kill(killed.pid)
         job.await_text(r"worker \d+ \(pid \d+\) continues as rank 0 of 2")
+        job.await_size(3)
         reports = job.finish()
     assert len(reports) == 3
     assert "restoring the last commit" not in job.output

@@ -343,10 +343,10 @@ def test_an_agent_that_is_killed_ends_its_sidecars_and_can_be_replaced(nodes: No
 
 
 def test_a_node_that_is_missing_is_named(nodes: Nodes) -> None:
-    agent = nodes.begin(0, WORKER, timeout=8)
+    agent = nodes.begin(0, WORKER, timeout=30)
     output = finished(agent)
     assert agent.returncode != 0
-    assert "the agents of 2 nodes (10.76.0.1:7400, 10.76.0.2:7400) have not met within 8 s" in output, output
+    assert "the agents of 2 nodes (10.76.0.1:7400, 10.76.0.2:7400) have not met within 30 s" in output, output
     assert re.search(r"RendezvousTimeoutError: .*node 1 \(10\.76\.0\.2:7400\)", output), output
     assert not re.search(r"RendezvousTimeoutError: .*node 0 \(10\.76\.0\.1:7400\)", output), output
 

@@ -175,9 +175,16 @@ def test_what_cannot_be_parsed_names_its_agent(links: list[Link], monkeypatch: p
 
 def test_keys_that_are_missing_are_reported_when_they_change(links: list[Link]) -> None:
     reported: list[list[str]] = []
+    has_reported = threading.Event()
     first = stores(links)[0]
-    waiting = threading.Thread(target=lambda: until_all(links[1], ["a", "b"], TIMEOUT_S, reported.append))
+
+    def report(missing: list[str]) -> None:
+        reported.append(missing)
+        has_reported.set()
+
+    waiting = threading.Thread(target=lambda: until_all(links[1], ["a", "b"], TIMEOUT_S, report))
     waiting.start()
+    assert has_reported.wait(TIMEOUT_S)
     first.set("b", "1")
     first.set("a", "1")
     waiting.join(TIMEOUT_S)

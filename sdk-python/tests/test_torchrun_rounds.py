@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pathlib
 import re
-import socket
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 from conftest import WORKERS, ronde_binary
+from ports import free_ports
 from two_hosts import TwoHosts, ip, two_hosts
 
 pytest.importorskip("torch")
@@ -76,23 +75,6 @@ class Job:
         wait_until(lambda: len(list(folder.glob("rank-*"))) == ranks, f"{ranks} ranks train ({name})")
 
 
-def free_ports(nodes: int) -> int:
-    """The first of as many ports as the nodes need, below those of the kernel, which nothing listens to now.
-
-    Not all nodes listen to theirs, so a probe does not find another test's: each of up to three processes of tests
-    has its own.
-    """
-    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    for first in range(10_000 + 6000 * (process % 3), 16_000 + 6000 * (process % 3), 2000):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", first))
-            except OSError:
-                continue
-            return first
-    raise AssertionError(f"no ports for {nodes} nodes")
-
-
 def check_end(outputs: list[str], ranks: int) -> None:
     """All that have ended have trained in one world, with the same weights."""
     found = reports("".join(outputs))
@@ -149,13 +131,13 @@ def test_a_node_that_comes_later_takes_part_in_the_next_round(job: Job) -> None:
 
 
 def test_too_few_nodes_wait_and_report_why(job: Job) -> None:
-    agent = job.begin(1, "2:3", WORKER, timeout=8)
+    agent = job.begin(1, "2:3", WORKER, timeout=30)
     output = finished(agent)
     assert agent.returncode != 0
     first = f"1 of at least 2 nodes have come. Not linked: node 0 ({job.endpoint.split(',')[0]}): it has not connected"
     assert first in output, output
     assert re.search(
-        r"RendezvousTimeoutError: no round has begun within 8 s; 1 of at least 2 nodes wait for it", output
+        r"RendezvousTimeoutError: no round has begun within 30 s; 1 of at least 2 nodes wait for it", output
     ), output
 
 

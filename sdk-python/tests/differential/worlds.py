@@ -18,10 +18,12 @@ WORKER = pathlib.Path(__file__).with_name("worker.py")
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "python"
 # Importing torch in several processes on a loaded machine is slow.
 START_TIMEOUT_S = 120.0
-# Programs take milliseconds, and a group gives an operation up after `GROUP_TIMEOUT_S` of worker.py.
-PROGRAM_TIMEOUT_S = 60.0
+# Programs take milliseconds, and a group gives an operation up after `GROUP_TIMEOUT_S` of c10d_worker.py.
+PROGRAM_TIMEOUT_S = 150.0
 # For a rank to write its stack after it was found to hang.
-STACK_TIMEOUT_S = 1.0
+STACK_TIMEOUT_S = 20.0
+# The last frame that faulthandler writes of the main thread's stack.
+LAST_FRAME = "in <module>"
 
 Program = dict[str, Any]
 Report = dict[str, Any]
@@ -105,9 +107,9 @@ class World:
         except ProcessLookupError:
             return "its process has ended"
         end = time.monotonic() + STACK_TIMEOUT_S
-        while time.monotonic() < end and not (path.exists() and path.stat().st_size):
+        while LAST_FRAME not in (text := path.read_text()) and time.monotonic() < end:
             time.sleep(0.05)
-        return path.read_text() if path.exists() else "it wrote no stack"
+        return text or "it wrote no stack"
 
     def _last_words(self, rank: int) -> str:
         text = self._path("output").read_text(errors="replace")

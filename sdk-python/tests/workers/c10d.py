@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import ronde.torch.distributed
+from ronde.torch.distributed.group import group_of
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8]
 
@@ -218,6 +219,8 @@ def check_timeout() -> None:
         dist.barrier()
     else:
         dist.barrier()  # of another group; rank 0 has given up
+        # So long that this rank receives rank 0's failure, and does not give up before.
+        group_of(group).set_timeout(datetime.timedelta(seconds=60))
         try:
             dist.all_reduce(torch.ones(2), group=group)
         except RuntimeError as error:

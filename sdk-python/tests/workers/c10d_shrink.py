@@ -72,6 +72,8 @@ def check_numbers(left: list[int]) -> None:
         total = torch.tensor([RANK])
         dist.all_reduce(total, group=group)
         assert total.item() == left[0] + left[-1]
+    # A rank that dies next must not do so while others are in the group's operation.
+    dist.barrier()
 
 
 def dead_ranks() -> None:

@@ -318,7 +318,7 @@ def check_monitored_barrier() -> None:
         return
     if rank < size - 1:
         try:
-            dist.monitored_barrier(timeout=datetime.timedelta(seconds=0.5), wait_all_ranks=True)
+            dist.monitored_barrier(timeout=datetime.timedelta(seconds=5), wait_all_ranks=True)
         except RuntimeError as error:
             assert f"Rank {size - 1} failed to pass monitoredBarrier" in str(error), error
             if rank > 0:

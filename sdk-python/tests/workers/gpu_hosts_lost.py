@@ -20,9 +20,8 @@ import ronde
 
 def main() -> None:
     what = sys.argv[1]
-    if what == "sidecar":
-        # By which the launcher ends all ranks then.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The launcher ends all ranks 1 s after one has died; those that are left print what they have received.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     client = ronde.connect(operation_timeout=60)
     software.use(client.local_rank)
     stream = software.Stream()
@@ -30,12 +29,20 @@ def main() -> None:
     array, out = software.DeviceArray(content, stream), software.DeviceArray(content, stream)
     client.allreduce(array, ronde.Sum, "first", out=out)
     numpy.testing.assert_array_equal(out.read(), content * client.size)
-    handles = [client.allreduce_async(array, ronde.Sum, f"next.{at}", out=out) for at in range(3)]
     last = client.size - 1
+    if client.rank == last:
+        # The others have submitted theirs: a submission raises once the session is over. A message waits for NCCL, too,
+        # so this rank submits its own, with which NCCL begins, after it has received those messages.
+        for rank in range(last):
+            client.recv(rank)
+    handles = [client.allreduce_async(array, ronde.Sum, f"next.{at}", out=out) for at in range(3)]
     if client.rank == last:
         software.eventually("an operation is in flight", lambda: page()["in_flight"] > 0)
         print(f"killed at {time.monotonic()}", flush=True)
         os.kill(process() if what == "sidecar" else os.getpid(), signal.SIGKILL)
+    else:
+        # Not waited for: the last rank may have received it, and be dead before this rank's sidecar knows.
+        ready = client.send_async(numpy.ones(1, "int8"), last)
     for handle in handles:
         try:
             handle.wait(50)
@@ -55,6 +62,8 @@ def main() -> None:
     if what == "worker" and client.cross_rank == 0:
         software.eventually("the communicators are aborted", lambda: page()["gpu"]["aborted"] == 1)
         print("communicators are aborted", flush=True)
+    if client.rank != last:
+        del ready
     client.close()
     print("the session is closed", flush=True)
 

@@ -226,6 +226,7 @@ if __name__ == "__main__":
     stand_in()
     hvd.init()
     check_horovod()
+    hvd.barrier()  # a rank that shuts down ends the session of the others
     hvd.shutdown()
     torch.distributed.init_process_group("ronde")
     whole: Any = torch.distributed.group.WORLD

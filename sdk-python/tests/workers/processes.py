@@ -43,8 +43,8 @@ def check_interrupt(client: ronde.Client) -> None:
     """Ctrl-C ends a wait; the operation can still be waited for."""
     handle = client.allreduce_async(numpy.ones(3), op=ronde.Sum, name=f"only rank {client.rank} so far")
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     try:
+        timer.start()  # in here, as the signal may come before the wait
         handle.wait()
     except KeyboardInterrupt:
         pass

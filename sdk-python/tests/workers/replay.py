@@ -83,19 +83,28 @@ def operations(victim: int) -> None:
 
 
 def refused(kind: str, victim: int) -> None:
-    """An all-gather fails, and so does every operation of a client with process sets."""
+    """An all-gather fails, and so does every operation of a client with process sets.
+
+    The victim dies when the others have submitted theirs.
+    """
     client = ronde.connect(on_failure="continue")
     if kind == "sets":
         client.add_process_set([0, 2])
     client.barrier("begun")
     if victim == WORKER:
+        for worker in EVERYBODY:
+            if worker != victim:
+                client.recv(worker)
         die()
     mine = numpy.ones(3)
     handle = client.allgather_async(mine) if kind == "gather" else client.allreduce_async(mine)
+    # Not waited for: the victim may have received it, and be dead before this worker's sidecar knows.
+    ready = client.send_async(numpy.ones(1, "int8"), victim)
     try:
         handle.wait()
     except ronde.PeerLostError as error:
         print(f"worker {WORKER}: {kind}: {error}", flush=True)
+    del ready
     assert client.is_open == (kind == "gather")
     client.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import threading
 import time
@@ -166,14 +167,24 @@ class Operation(Work):
     def publish(self) -> None:
         """Completes the future, if it was requested and the operation is finished. Runs its callbacks.
 
-        Called without locks: a callback may wait for other operations.
+        Returns when the future is complete, even if another thread completes it. Callbacks of other threads may still
+        run then. Called without locks: a callback may wait for other operations.
         """
         with self._lock:
-            if self._promise is None or self._is_published or not self.is_done:
+            if self._promise is None or not self.is_done:
                 return
-            self._is_published = True
-        # Nothing orders the streams of those who read the future's value.
-        streams.synchronize(self._arrived)
+            is_first, self._is_published = not self._is_published, True
+        if not is_first:
+            # Complete before its callbacks run, so one that waits for this operation does not wait for itself.
+            with contextlib.suppress(Exception):  # the operation's error, which the caller raises
+                self._future.wait()
+            return
+        try:
+            # Nothing orders the streams of those who read the future's value.
+            streams.synchronize(self._arrived)
+        except Exception as error:
+            # Otherwise those who wait for the future would wait for ever.
+            self._error = self._error or error.with_traceback(None)
         with calling(self._calls):
             self._promise.set_result(None)
 
@@ -190,6 +201,7 @@ class Operation(Work):
         if not self._lane.complete(self, min(until, self.deadline)):
             text = f"{self._name} is still in flight after {seconds:g} s, the timeout of this wait, and goes on"
             raise TimedOutError(text, "operation")
+        self.publish()
         self._value()
         streams.order(self._arrived)
         return True
@@ -198,7 +210,6 @@ class Operation(Work):
         """Returns the results of a finished operation."""
         if self.keeper is not None:
             self.keeper.pop(self, None)
-        self.publish()
         if self._error is not None:
             raise self._error
         return self._results

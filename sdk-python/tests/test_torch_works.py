@@ -1,0 +1,129 @@
+"""`Work` of torch.distributed without a sidecar: threads that complete its future, and that wait for it."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ronde.torch.distributed import streams  # noqa: E402
+from ronde.torch.distributed.work import Call, Operation  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TIMEOUT_S = 60.0
+
+
+class Complete:
+    """A handle of an operation that is complete."""
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        return None
+
+
+class AloneLane:
+    """The lane of one operation."""
+
+    def complete(self, operation: Operation, until: float) -> bool:
+        return operation.complete(until)
+
+    def watch(self) -> None:
+        """Nobody finishes it but the test."""
+
+
+def completed(error: Exception | None = None) -> tuple[Operation, Any]:
+    """An operation that a thread has finished and not yet published, and its future."""
+
+    def finish(result: Any) -> list[torch.Tensor]:
+        if error is not None:
+            raise error
+        return [torch.ones(1)]
+
+    call = Call("test", 4, lambda notify: Complete(), finish)
+    lane: Any = AloneLane()
+    operation = Operation(lane, call, datetime.timedelta(seconds=TIMEOUT_S))
+    operation.submit(True)
+    future = operation.get_future()
+    assert operation.complete(operation.deadline)
+    assert not future.done()
+    return operation, future
+
+
+def started(call: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def ended(thread: threading.Thread) -> bool:
+    thread.join(TIMEOUT_S)
+    return not thread.is_alive()
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("planted")])
+def test_a_wait_returns_when_the_future_is_complete(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
+    """Also if another thread is about to complete it: here one that waits for a GPU before."""
+    operation, future = completed(error)
+    inside, go = threading.Event(), threading.Event()
+
+    def synchronize(events: Any) -> None:
+        inside.set()
+        assert go.wait(TIMEOUT_S)
+
+    monkeypatch.setattr(streams, "synchronize", synchronize)
+    first = started(operation.publish)
+    assert inside.wait(TIMEOUT_S)
+    found: list[Any] = []
+
+    def wait() -> None:
+        try:
+            operation.wait()
+        except RuntimeError as raised:
+            found.append(raised)
+        found.append(future.done())
+
+    second = started(wait)
+    second.join(0.2)
+    assert second.is_alive()
+    go.set()
+    assert ended(first)
+    assert ended(second)
+    assert found == ([True] if error is None else [error, True])
+
+
+def test_a_callback_may_wait_for_its_operation() -> None:
+    """In its own thread, and in another one whose end it awaits."""
+    operation, future = completed()
+    found: list[Any] = []
+
+    def callback(done: Any) -> None:
+        found.append(operation.wait())
+        found.append(ended(started(operation.wait)))
+
+    future.then(callback)
+    assert ended(started(operation.publish))
+    assert found == [True, True]
+
+
+def test_a_failure_of_a_gpu_is_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise nobody would complete the future, and waits for it would not end."""
+    operation, future = completed()
+
+    def synchronize(events: Any) -> None:
+        raise RuntimeError("the GPU is gone")
+
+    monkeypatch.setattr(streams, "synchronize", synchronize)
+    operation.publish()
+    assert future.done()
+    with pytest.raises(RuntimeError, match="the GPU is gone"):
+        future.wait()
+    with pytest.raises(RuntimeError, match="the GPU is gone"):
+        operation.wait()
