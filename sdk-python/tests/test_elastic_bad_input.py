@@ -270,7 +270,7 @@ def cut_in_two(network: TwoHosts, ssh: str, folder: pathlib.Path) -> str:
     variables = ["PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS"]
     options = ["-np", "4", "--min-np", "2", "-H", listed, *(word for name in variables for word in ("-x", name))]
     command = [*program(folder, NOTED_STEPS), str(stop), str(noted)]
-    with ElasticJob([*options, "--elastic-timeout", "60", "--start-timeout", "100"], command, within) as job:
+    with ElasticJob([*options, "--elastic-timeout", "60"], command, within) as job:
         job.await_size(4)
         await_lines(noted, 20)
         ip("-n", network.names[1], "link", "set", "v0", "down")
