@@ -123,7 +123,7 @@ def judged(browser: Chrome, **changes: object) -> list[str]:
     return judgement
 
 
-def test_a_request_that_waits_is_what_the_page_says_first(browser: Chrome, job: Job) -> None:
+def test_a_request_that_waits_comes_first_on_the_page(browser: Chrome, job: Job) -> None:
     """Also of a sidecar that is not the coordinator, which does not know the missing ranks."""
     browser.get(job.pages[1] + "/")
     assert judged(browser) == ["wait", "rank 3 has waited in allreduce.w for 13 s"]

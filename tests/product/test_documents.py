@@ -199,7 +199,7 @@ def test_a_failing_block_is_reported_with_its_place_and_output(
     assert "after" not in terminal.output
 
 
-def test_a_command_fails_if_its_page_says_so(tmp_path: pathlib.Path) -> None:
+def test_a_command_fails_where_its_page_expects_that(tmp_path: pathlib.Path) -> None:
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     terminal = Terminal(tmp_path, {**os.environ, "PATH": path})
     program = "# a.py: python a.py  # it fails\nimport sys\nprint('before')\nsys.exit({})"

@@ -69,8 +69,8 @@ impl Run {
         command.env(MARK, &mark).env("XDG_RUNTIME_DIR", runtime_dir.path());
         // A busy machine needs more than the default. The options of a test come first.
         command.env("HOROVOD_START_TIMEOUT", DEADLINE.as_secs().to_string());
-        // A shell that starts the tests in the background ignores SIGINT, and the launcher would inherit that.
-        let disposition = "--default-signal=INT".to_owned();
+        // A shell that starts the tests in the background ignores SIGINT, and nohup SIGHUP; the launcher would inherit that.
+        let disposition = "--default-signal=INT,HUP".to_owned();
         Self { command, mark, runtime_dir, reads_stdout: true, disposition }
     }
 

@@ -276,11 +276,6 @@ fn a_command_that_fails_everywhere_ends_the_job_with_its_code() {
     let ended = Run::new(2).options(options).start(["sh", "-c", "echo broken >&2; exit 7"]).wait(DEADLINE);
     assert_eq!(ended.code, Some(7), "{ended}");
     assert!(ended.stderr.contains("RONDE-E301") && ended.stderr.contains("broken"), "{ended}");
-    let mut losses: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("exited with code 7")).collect();
-    let printed = losses.len();
-    losses.sort_unstable();
-    losses.dedup();
-    assert!(printed == losses.len() && printed > 0, "each loss is printed once: {ended}");
 }
 
 #[test]
