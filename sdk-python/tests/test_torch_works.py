@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ronde.errors import RondeError  # noqa: E402
 from ronde.torch.distributed import streams  # noqa: E402
 from ronde.torch.distributed.work import Call, Operation  # noqa: E402
 
@@ -126,4 +127,19 @@ def test_a_failure_of_a_gpu_is_the_operations(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(RuntimeError, match="the GPU is gone"):
         future.wait()
     with pytest.raises(RuntimeError, match="the GPU is gone"):
+        operation.wait()
+
+
+def test_an_interrupt_completes_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's handler may raise in the thread that waits for the GPU; other threads wait for the future."""
+    operation, future = completed()
+
+    def synchronize(events: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(streams, "synchronize", synchronize)
+    with pytest.raises(KeyboardInterrupt):
+        operation.publish()
+    assert future.done()
+    with pytest.raises(RondeError, match="was interrupted: KeyboardInterrupt"):
         operation.wait()

@@ -116,6 +116,8 @@ def judged(browser: Chrome, **changes: object) -> list[str]:
     request = {"rank": 3, "name": "allreduce.w", "collective": "ALLREDUCE", "ordered": False, "scheduled": False}
     page = {
         "phase": "active",
+        "sidecar": 1,
+        "coordinator": 0,
         "pending_requests": [request | {"age_ms": 13_000} | changes],
         **{name: [] for name in ("suspect_sidecars", "suspect_ranks", "links", "ranks_missing", "waiting_tensors")},
     }
@@ -130,6 +132,7 @@ def test_a_request_that_waits_comes_first_on_the_page(browser: Chrome, job: Job)
     words = "allreduce.w has been in flight under a schedule for 13 s"
     assert judged(browser, ordered=True, scheduled=True) == ["wait", words]
     of_no_delay: list[dict[str, object]] = [{"age_ms": 3_900}, {"ordered": True}, {"collective": "JOIN"}]
+    of_no_delay += [{"name": "message.any.3.0.0"}]
     for changes in of_no_delay:
         assert judged(browser, **changes) == ["good", "runs"], changes
 

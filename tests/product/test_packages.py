@@ -123,6 +123,27 @@ def test_both_distributions_install_from_the_checkout_as_editable(tmp_path: path
     assert (python.parent / "horovodrun").is_file()
 
 
+def test_an_editable_installation_places_the_extension(tmp_path: pathlib.Path) -> None:
+    program = (
+        f"import sys, pathlib; sys.path.insert(0, {str(SDK / 'packing')!r}); from hatch_build import place; "
+        "place(*map(pathlib.Path, sys.argv[1:]))"
+    )
+    source, to = tmp_path / "built.so", tmp_path / "placed.so"
+
+    def placed(content: str) -> int:
+        source.write_text(content)
+        subprocess.run([packing_python(), "-c", program, source, to], check=True)
+        assert to.read_text() == content
+        return to.stat().st_ino
+
+    first = placed("one")
+    assert placed("one") == first, "the same file is kept"
+    with to.open() as loaded:
+        assert placed("two") != first
+        assert loaded.read() == "one", "a program that has loaded it keeps the old one"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["built.so", "placed.so"]
+
+
 def test_the_recipe_for_conda_renders() -> None:
     program = (
         "import json, sys; from rattler_build import Stage0Recipe, VariantConfig; "

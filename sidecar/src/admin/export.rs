@@ -217,9 +217,9 @@ fn now_ns() -> u64 {
 
 /// How long an export may take.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the end of the sidecar waits for the last export. An agent kills a sidecar that has not ended 10 s after it was
-/// asked to, of which its sessions may take 5 s.
-const LAST_TIMEOUT: Duration = Duration::from_secs(4);
+/// How long the end of the sidecar waits for the last export, as long as for a flight record, which is written meanwhile. An
+/// agent kills a sidecar that has not ended 10 s after it was asked to.
+const LAST_TIMEOUT: Duration = Duration::from_secs(3);
 /// The longest answer.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// How much of a collector's text is reported, its control characters escaped.

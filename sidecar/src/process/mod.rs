@@ -222,10 +222,17 @@ async fn finish(
     let cause = if reason.is_some() { Cause::SidecarLost } else { Cause::ShutDown };
     driver.end_sessions(cause, &close_reason);
     let summary = driver.summary().await;
-    if let Some(exporter) = exporter {
-        exporter.finish(driver.snapshot().await).await;
-    }
-    driver.flight.finish().await;
+    let exported = match exporter {
+        Some(exporter) => Some(exporter.finish(driver.snapshot().await)),
+        None => None,
+    };
+    // At the same time: a collector and a file system that do not answer must not add up.
+    let exported = async {
+        if let Some(exported) = exported {
+            exported.await
+        }
+    };
+    tokio::join!(exported, driver.flight.finish());
     let failure = reason.or_else(|| driver.liveness.failure());
     Box::pin(driver.shut_down(&close_reason)).await;
     let written = report.map_or(Ok(()), |path| report::write(path, settings.me, &summary, failure.as_deref()));

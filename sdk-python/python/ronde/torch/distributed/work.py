@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
 import torch
 from torch._C._distributed_c10d import Work
 
-from ronde.errors import TimedOutError
+from ronde.errors import RondeError, TimedOutError
 from ronde.torch.distributed import streams
 from ronde.torch.distributed.hooks import calling, current
 
@@ -183,10 +183,15 @@ class Operation(Work):
             # Nothing orders the streams of those who read the future's value.
             streams.synchronize(self._arrived)
         except Exception as error:
-            # Otherwise those who wait for the future would wait for ever.
             self._error = self._error or error.with_traceback(None)
-        with calling(self._calls):
-            self._promise.set_result(None)
+        except BaseException as error:
+            text = f"the wait for the results of {self._name} on the GPU was interrupted: {error!r}"
+            self._error = self._error or RondeError(text, "operation")
+            raise
+        finally:
+            # After a failure, too: otherwise those who wait for the future would wait for ever.
+            with calling(self._calls):
+                self._promise.set_result(None)
 
     def wait(self, timeout: datetime.timedelta = _NO_TIMEOUT) -> bool:
         """Waits until its results, and those of all earlier operations of its group, are written. Returns True.

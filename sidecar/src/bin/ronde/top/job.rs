@@ -109,10 +109,11 @@ impl<'a> Job<'a> {
     }
 
     /// The oldest request that other ranks may not have submitted, if it has waited for long. Its sidecar does not know which
-    /// ranks are missing.
+    /// ranks are missing. The coordinator does, unless a schedule has admitted the operation, so that its page counts.
     fn late_request(&self) -> Option<String> {
-        // A rank that has joined waits for the others' last operation, however long they train.
-        let is_late = |request: &&&Pending| request.age_ms >= LATE_AFTER_MS && request.collective != JOIN;
+        let is_unknown = |request: &Pending| request.scheduled || !self.sees_coordinator();
+        let is_late =
+            |request: &&&Pending| request.age_ms >= LATE_AFTER_MS && is_unknown(request) && !may_wait_for_long(request);
         let oldest = *self.requests().iter().find(is_late)?;
         if oldest.scheduled {
             return Some(self.late_under_schedule(oldest));
@@ -369,8 +370,11 @@ fn milliseconds(time: Duration) -> u64 {
 
 /// An operation that waits for so long is worth a sentence.
 const LATE_AFTER_MS: u64 = 4_000;
-/// The collective of a rank that has no more data.
-const JOIN: &str = "JOIN";
+/// Whether a request waits for long in a healthy job: of a rank that has joined, while others train, and for a message of any
+/// rank, as that of a rank that serves others.
+fn may_wait_for_long(request: &Pending) -> bool {
+    request.collective == "JOIN" || request.name.starts_with("message.any.")
+}
 
 /// The sum of two figures, or the one that is known.
 fn either<T>(one: Option<T>, other: Option<T>, sum: impl Fn(T, T) -> T) -> Option<T> {
@@ -510,15 +514,19 @@ mod tests {
 
     #[test]
     fn without_the_coordinators_page_a_request_that_waits_is_the_verdict() {
-        let verdict = |collective: &str, age_ms: u64, ordered: bool| {
-            let mut page = fixtures::page(1, 0);
-            for request in &mut page.pending_requests {
-                (request.collective, request.age_ms, request.ordered) = (collective.to_owned(), age_ms, ordered);
-            }
+        let verdict_of = |sidecar: u32, changed: &dyn Fn(&mut Pending)| {
+            let mut page = fixtures::page(sidecar, 0);
+            page.waiting_tensors.clear();
+            page.pending_requests.iter_mut().for_each(changed);
             let mut model = Model::new(View::Overview, true);
-            let answers = vec![fixtures::answered(1, page)];
+            let answers = vec![fixtures::answered(sidecar, page)];
             update(&mut model, Sample { answers, ..Sample::default() }, Duration::ZERO);
             model.shown().verdict()
+        };
+        let verdict = |collective: &str, age_ms: u64, ordered: bool| {
+            verdict_of(1, &|request| {
+                (request.collective, request.age_ms, request.ordered) = (collective.to_owned(), age_ms, ordered);
+            })
         };
         let runs = (Tone::Good, "runs".to_owned());
         let words = "rank 2 has waited in allreduce.layer4.weight for 13 s";
@@ -526,5 +534,11 @@ mod tests {
         assert_eq!(verdict("ALLREDUCE", 3_900, false), runs, "a step may take as long");
         assert_eq!(verdict("ALLREDUCE", 13_000, true), runs, "it is performed: all ranks have submitted it");
         assert_eq!(verdict("JOIN", 13_000, false), runs, "the others train on");
+        let receive = |request: &mut Pending| {
+            (request.age_ms, request.ordered, request.name) = (13_000, false, "message.any.2.0.0".to_owned());
+        };
+        assert_eq!(verdict_of(1, &receive), runs, "it serves others");
+        let waits = |request: &mut Pending| (request.age_ms, request.ordered) = (13_000, false);
+        assert_eq!(verdict_of(0, &waits), runs, "the coordinator knows of no rank that is late");
     }
 }
