@@ -310,7 +310,8 @@ test-python:
 # What is measured runs alone, after the others. OPTIONS choose among the tests of the SDK, and leave it out.
 .PHONY: heavy-test
 heavy-test: build-tests ## Run the tests that `make test` leaves out for their time: of the Python SDK, and of the search for settings
-	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -rs -n $(PYTEST_WORKERS) -m heavy $(OPTIONS)
+	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -rs -n $(PYTEST_WORKERS) -m "heavy and not measured" $(OPTIONS)
+	$(if $(OPTIONS),,cd sdk-python && $(RONDE_PYTHON) -m pytest -q -rs -m measured)
 	$(if $(OPTIONS),,$(RONDE_PYTHON) -m pytest -q -rs -c sdk-python/pyproject.toml -m heavy tests/tuning)
 
 # The binary and the extension are release builds, in a package of their own that nothing else imports.

@@ -62,7 +62,8 @@ def main() -> None:
             sampler.set_epoch(state.epoch)
             state.commit()
             if hvd.rank() == 0:
-                print(f"epoch {state.epoch} of {options.epochs} at step {state.step}", flush=True)
+                of = "" if options.until else f" of {options.epochs}"
+                print(f"epoch {state.epoch}{of} at step {state.step}", flush=True)
 
     announce("begins")
     train(state)

@@ -22,7 +22,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "python"
 # Tests use parts of the workers.
 sys.path.append(str(WORKERS))
 # Tests take a few seconds, and the start of a job up to 120. A timeout ends a hang, so that its output is shown.
-WORLD_TIMEOUT_S = 600
+WORLD_TIMEOUT_S = 300
 
 World = Callable[..., str]
 

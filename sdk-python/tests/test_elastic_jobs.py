@@ -38,7 +38,7 @@ def test_a_killed_worker_is_replaced(rank: int) -> None:
     """Also that of rank 0, whose state the others have."""
     with ElasticJob(ONE_HOST) as job:
         killed = job.await_size(3, rank)
-        job.await_text("epoch 1 of")
+        job.await_text("epoch 1 ")
         job.kill(killed.pid)
         job.await_text(rf"worker (?!{killed.worker} )\d+ \(pid \d+\) continues as rank 0 of 2")
         job.await_size(3)
@@ -54,7 +54,7 @@ def test_a_killed_worker_is_replaced(rank: int) -> None:
 def test_a_killed_sidecar_takes_its_workers_with_it() -> None:
     with ElasticJob(TWO_HOSTS) as job:
         worker = job.await_size(3, 2)
-        job.await_text("epoch 1 of")
+        job.await_text("epoch 1 ")
         job.kill(job.sidecar_of(worker))
         job.await_text(r"continues as rank 1 of")
         job.finish()
@@ -64,7 +64,7 @@ def test_a_killed_sidecar_takes_its_workers_with_it() -> None:
 def test_the_sidecar_of_rank_0_is_killed() -> None:
     with ElasticJob(["-np", "3", "--min-np", "1", "-H", "127.0.0.1:1,127.0.0.2:2"]) as job:
         worker = job.await_size(3, 0)
-        job.await_text("epoch 1 of")
+        job.await_text("epoch 1 ")
         job.kill(job.sidecar_of(worker))
         survivors = job.await_text(r"worker (\d+) \(pid \d+\) continues as rank 0 of")
         job.finish()
@@ -75,7 +75,7 @@ def test_a_worker_that_gets_sigterm_leaves_at_its_next_commit() -> None:
     """And nothing is lost: nobody restores a commit."""
     with ElasticJob([*TWO_HOSTS, "--preemption-notice", "100"]) as job:
         worker = job.await_size(3, 2)
-        job.await_text("epoch 1 of")
+        job.await_text("epoch 1 ")
         os.kill(worker.pid, signal.SIGTERM)
         job.await_text(rf"worker {worker.worker} on host 127.0.0.2 got SIGTERM")
         job.await_text("2 ranks on 1 host, because a host got SIGTERM")
@@ -95,11 +95,11 @@ def test_hosts_are_added_and_removed(hosts: Hosts) -> None:
     """Nothing is restored: all ranks leave the function together, at a commit or check."""
     hosts.set("127.0.0.1:1")
     with ElasticJob(["-np", "1", "--min-np", "1", "--host-discovery-script", str(hosts.script)]) as job:
-        job.await_text("epoch 1 of")
+        job.await_text("epoch 1 ")
         hosts.set("127.0.0.2:1", "127.0.0.1:1")
         newcomer = job.await_size(2, 1)
         assert newcomer.how == "begins"
-        job.await_text(r"epoch 2 of")
+        job.await_text(r"epoch 2 ")
         hosts.set("127.0.0.1:1")
         job.await_text(r"continues as rank 0 of 1\b")
         reports = job.finish()

@@ -207,6 +207,7 @@ def test_import_torch_loads_nothing_else(metadata: pathlib.Path) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.measured
 def test_import_torch_takes_no_longer(metadata: pathlib.Path) -> None:
     """Processor time, as other programs use the machine; the least of three, as the first one may find a cold cache.
 

@@ -23,7 +23,7 @@ KILLS = 5
 REPORTED_WITHIN_S = 1.0
 PEER_TIMEOUT_S = 30
 LIMITS = pytest.mark.parametrize(
-    "limit_s", [PEER_TIMEOUT_S / 2, pytest.param(REPORTED_WITHIN_S, marks=pytest.mark.heavy)]
+    "limit_s", [PEER_TIMEOUT_S / 2, pytest.param(REPORTED_WITHIN_S, marks=[pytest.mark.heavy, pytest.mark.measured])]
 )
 
 

@@ -63,7 +63,7 @@ def test_a_lost_rank_0_costs_no_step_and_a_new_worker_takes_its_slot(monkeypatch
     pytest.importorskip("sklearn")
     with digits(monkeypatch, ["-np", "3", "--min-np", "1"]) as job:
         killed = job.await_size(3, 0)
-        job.await_text("epoch 1 of")
+        job.await_text("epoch 1 ")
         job.kill(killed.pid)
         job.await_text(r"worker \d+ \(pid \d+\) continues as rank 0 of 2")
         job.await_size(3)
@@ -76,7 +76,7 @@ def test_a_lost_host_costs_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     with digits(monkeypatch, TWO_HOSTS) as job:
         worker = job.await_size(3, 2)
-        job.await_text("epoch 1 of")
+        job.await_text("epoch 1 ")
         job.kill(job.sidecar_of(worker))
         job.await_text(r"continues as rank 1 of 2")
         job.finish()

@@ -32,7 +32,7 @@ RUN = ("ronde", "run", "-np", "2")
 PROGRAM = ("python", "train.py")
 # Within how many seconds the command and all that it started have ended. These are upper limits: tests run beside
 # others on two busy cores, where one process may take ten seconds to start. A command that is refused starts nothing.
-REFUSED_S = 60
+REFUSED_S = 25
 # Agents and sidecars start, and then Python, which imports its packages.
 STARTED_S = 120
 # After a kill or Ctrl-C: the launcher gives workers 5 s and sidecars 10 s to end, and some seconds for messages.

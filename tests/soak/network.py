@@ -82,9 +82,14 @@ class Network(network.Network):
         assert self._links.stdin is not None
         assert self._links.stdout is not None
         # What the last command prints follows what the others do. At one that fails the process ends.
-        self._links.stdin.write("".join(f"link {command}\n" for command in (*commands, "show dev br0")))
-        self._links.stdin.flush()
-        if not self._links.stdout.readline():
+        lines = "".join(f"link {command}\n" for command in (*commands, "show dev br0"))
+        try:
+            self._links.stdin.write(lines)
+            self._links.stdin.flush()
+            answer = self._links.stdout.readline()
+        except OSError:  # it ended at a command before
+            answer = ""
+        if not answer:
             raise RuntimeError(f"`ip link` has failed at one of {commands}")
 
 

@@ -94,6 +94,7 @@ impl RawSession {
             match Self::claim(directory, job, rank, options) {
                 Err(error) if format!("{error:#}").contains("claimed by a live session") => {
                     ensure!(Instant::now() < deadline, "rank {rank} is not free within {PATIENCE:?}: {error:#}");
+                    std::thread::sleep(CLAIM_PAUSE);
                 }
                 claimed => return claimed,
             }
@@ -339,6 +340,7 @@ async fn beat(outgoing: mpsc::WeakSender<v1::ClientMessage>) {
 const CONNECTION_WINDOW: u32 = 16 << 20;
 const STREAM_WINDOW: u32 = 64 << 10;
 const MESSAGES_MAX: usize = 1_024;
+const CLAIM_PAUSE: Duration = Duration::from_millis(5);
 const INBOX_MAX: usize = 262_144;
 
 /// Requests a timeline with this token, and returns the sidecar's reply.

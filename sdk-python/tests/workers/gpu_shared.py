@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import sys
+import time
 from typing import Any
 
 import numpy
@@ -196,11 +197,15 @@ def check_small_beside_long(client: ronde.Client, stream: software.Stream) -> No
 
 
 def counted_page() -> dict[str, Any]:
-    """Returns the page when two of them are equal: results may come before they are counted."""
-    found = [status(), status()]
-    while found[-1] != found[-2]:
-        found.append(status())
-    return found[-1]
+    """Returns the page when it has not changed for half a second: results may come before they are counted."""
+    found, since = status(), time.monotonic()
+    deadline = since + 20
+    while time.monotonic() - since < 0.5:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+        if (now := status()) != found:
+            found, since = now, time.monotonic()
+    return found
 
 
 def status() -> dict[str, Any]:

@@ -49,9 +49,10 @@ fn a_command_that_is_not_run_has_one_code_in_all_jobs() {
 #[test]
 fn ranks_that_fail_by_themselves_are_counted_as_such() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    // All fail, and none before all run. Rank 3 waits for its end.
+    // All fail, and none before all run. They start no program meanwhile, which might take longer than the launcher waits for
+    // others that fail. Rank 3 waits for its end.
     let script = ": > \"$SHARED/$RANK\"; [ $RANK = 3 ] && exec sleep 1000
-        for rank in 0 1 2 3; do until [ -e \"$SHARED/$rank\" ]; do sleep 0.01; done; done; exit 5";
+        for rank in 0 1 2 3; do until [ -e \"$SHARED/$rank\" ]; do :; done; done; exit 5";
     let ended = Run::new(4).env("SHARED", directory.path()).start(sh(script)).wait(DEADLINE);
     assert_eq!(ended.code, Some(5), "{ended}");
     let lines = "exited with code 5 [RONDE-E301]\n2 other ranks failed, too, with exit code 5\n1 other rank ended because of \

@@ -86,9 +86,9 @@ fn a_job_and_its_sidecar_have_the_exit_code_of_the_same_error() {
 #[test]
 fn an_answer_that_cannot_be_written_fails_its_command_unless_nobody_reads() {
     let ended = |line: &str, stdout: Stdio| {
-        let words = line.split(' ');
-        let output = Command::new(ronde_binary()).args(words).stdin(Stdio::null()).stdout(stdout).output();
-        let output = output.expect("it starts");
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", "120"]).arg(ronde_binary()).args(line.split(' '));
+        let output = command.stdin(Stdio::null()).stdout(stdout).output().expect("it starts");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     for line in ["completions bash", "explain --list", "version", "check", "check --json", "--help", "run --help"] {

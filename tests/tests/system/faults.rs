@@ -113,9 +113,9 @@ fn a_killed_relay_is_named_by_everybody_and_a_leaf_too() -> Result<()> {
 
 #[test]
 fn a_stopped_worker_is_suspect_then_dead() -> Result<()> {
-    let probe = Probe::start();
     let mut cluster = Plan::of(&[0, 0, 1, 1]).start(WORKER)?;
     let pending = submit_all_but(&mut cluster, &[2])?;
+    let probe = Probe::start();
     await_no_suspects(&mut cluster)?;
     let stopped = Stopped { at: Instant::now(), probe };
     cluster.workers[2].process.signal(Signal::SIGSTOP)?;
@@ -126,11 +126,11 @@ fn a_stopped_worker_is_suspect_then_dead() -> Result<()> {
 
 #[test]
 fn a_stopped_sidecar_is_suspect_then_dead() -> Result<()> {
-    let probe = Probe::start();
     let mut cluster = Plan::of(&[0, 0, 1, 1]).start(WORKER)?;
     let pending = submit_all_but(&mut cluster, &[2, 3])?;
     // A worker of the stopped sidecar waits, too; only its own client can notice.
     let own = cluster.workers[3].submit(sum("pending", 1_000, Fill::Whole { seed: 1 }))?;
+    let probe = Probe::start();
     await_no_suspects(&mut cluster)?;
     let stopped = Stopped { at: Instant::now(), probe };
     cluster.sidecars[1].process.signal(Signal::SIGSTOP)?;
@@ -147,9 +147,9 @@ fn a_stopped_sidecar_is_suspect_then_dead() -> Result<()> {
 #[test]
 fn a_stopped_coordinator_is_suspect_then_dead() -> Result<()> {
     // The other way round: ranks 2 and 3 wait, and the sidecar of ranks 0 and 1 stops.
-    let probe = Probe::start();
     let mut cluster = Plan::of(&[1, 1, 0, 0]).start(WORKER)?;
     let pending = submit_all_but(&mut cluster, &[0, 1])?;
+    let probe = Probe::start();
     await_no_suspects(&mut cluster)?;
     let stopped = Stopped { at: Instant::now(), probe };
     cluster.sidecars[1].process.signal(Signal::SIGSTOP)?;

@@ -116,7 +116,7 @@ fn a_collector_gets_the_metrics_of_all_sidecars_and_the_last_ones_at_the_end() -
 }
 
 #[test]
-fn a_collector_that_is_not_there_neither_slows_nor_fails_a_job_and_is_reported_once() {
+fn a_collector_that_is_not_there_fails_no_job_and_is_reported_once() {
     let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
     let url = format!("http://{closed}");
     let run = Run::new(2).options(["--otlp-endpoint", &url, "--otlp-interval", "1"]);

@@ -191,8 +191,8 @@ fn marked(mark: &str) -> Vec<String> {
 }
 
 const MARK: &str = "RONDE_TEST_MARK";
-/// The longest drain, and what a busy machine adds.
-const LEAVES_WITHIN: Duration = Duration::from_secs(60);
+/// The longest drain, and what a busy machine adds; less than the sum of the waits after which the launcher gives up.
+const LEAVES_WITHIN: Duration = Duration::from_secs(30);
 /// How long a sidecar lets sessions continue (`DRAIN_TIMEOUT` of the sidecar).
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
