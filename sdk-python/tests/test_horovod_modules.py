@@ -187,7 +187,9 @@ print(basics.rank(), basics.size(), basics.Sum, ProcessSet([0]).included(), glob
 def test_the_common_modules_need_no_pytorch() -> None:
     """As in an environment that has TensorFlow only."""
     ronde_binary()
-    done = subprocess.run([sys.executable, "-c", WITHOUT_PYTORCH], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PYTORCH], capture_output=True, text=True, check=False, timeout=120
+    )
     assert (done.returncode, done.stdout) == (0, f"0 1 {ronde.Sum} True 1\n"), done.stderr
 
 
