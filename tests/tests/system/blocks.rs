@@ -118,10 +118,14 @@ fn a_report_that_cannot_be_written_is_named_before_anything_starts() {
 }
 
 #[test]
-fn options_that_exclude_each_other_start_nothing_whatever_their_sources() {
-    let run = Run::new(1).options(["--stdin", "0"]).env("RONDE_RUN_MIN_NP", "1");
-    let ended = run.start(sh("echo started")).wait(DEADLINE);
+fn of_options_that_exclude_each_other_the_stronger_source_counts_and_two_of_one_start_nothing() {
+    let run = || Run::new(1).env("RONDE_RUN_MIN_NP", "1");
+    let ended = run().options(["--stdin", "0"]).start(sh("echo started")).wait(DEADLINE);
+    assert_eq!(ended.code, Some(0), "{ended}");
+    let notice = "ronde: RONDE_RUN_MIN_NP has no effect: it cannot be used with --stdin\n";
+    assert!(ended.stderr.contains(notice) && ended.stdout.contains("started"), "{ended}");
+    let ended = run().env("RONDE_RUN_STDIN", "0").start(sh("echo started")).wait(DEADLINE);
     assert_eq!(ended.code, Some(64), "{ended}");
-    assert!(ended.stderr.contains("RONDE_RUN_MIN_NP: it cannot be used with --stdin"), "{ended}");
+    assert!(ended.stderr.contains("RONDE_RUN_STDIN: it cannot be used with RONDE_RUN_MIN_NP"), "{ended}");
     assert!(ended.stderr.contains("[RONDE-E104]") && ended.stdout.is_empty(), "{ended}");
 }

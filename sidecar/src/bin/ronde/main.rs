@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{answer, answered, fail};
+use ronde_bootstrap::exit::{answer, answered, fail, notice};
 use ronde_launcher::{agent, check, job, run};
 use ronde_sidecar::process;
 use ronde_sidecar::process::arguments::SidecarArgs;
@@ -107,8 +107,9 @@ struct CompletionsArgs {
 /// Parses the command line and runs its subcommand.
 fn main() -> ExitCode {
     let arguments = arguments::normalise(&Cli::command(), std::env::args_os().collect());
-    let cli = match layers::layered(with_negative_numbers(Cli::command()), &arguments, &environment()) {
-        Ok(cli) => cli,
+    let layered = layers::layered(with_negative_numbers(Cli::command()), &arguments, &environment());
+    let (cli, notices) = match layered {
+        Ok(layered) => layered,
         Err(mistakes) => return fail(Code::ConfigFile, &mistakes.to_string()),
     };
     let parsed = cli.try_get_matches_from(arguments.clone()).and_then(|matches| Cli::from_arg_matches(&matches));
@@ -116,6 +117,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refused(&arguments::without_wrong_suggestion(&Cli::command(), &arguments, error)),
     };
+    notices.iter().for_each(|text| notice(text));
     match cli.command {
         Command::Run(args) => run_job(*args, &arguments),
         Command::Sidecar(args) => process::main(&args),

@@ -87,8 +87,10 @@ placement = [0, 0, 0, 0, 1, 1, 1, 1]
 
 Mistakes in the file and in variables are reported all at once, each with its line or variable; nothing is started then.
 A variable for a switch is true, yes, on or 1, or the opposite; one for a list has commas between its items, but that of
-`--export` has one item. Options that exclude each other cannot both be set, whatever their sources. Of options that are
-alternatives, such as `--hosts` and `--hostfile` or a switch and its opposite, the one from the stronger source counts.
+`--export` has one item. Of two options that exclude each other, the one from the stronger
+source counts, and `ronde run` prints a notice about the other one, unless both are values of one setting, such as `--hosts`
+and `--hostfile` or a switch and its opposite. Two from one source are a mistake. `ronde sidecar` accepts both if one of
+them is in a variable or the file: a supervisor's command line overrides settings for other sidecars.
 Generated from the options; do not edit.
 ";
 
