@@ -222,6 +222,20 @@ mod tests {
     }
 
     #[test]
+    fn a_sidecar_of_one_host_takes_all_options_but_those_of_peers() {
+        let parsed = |line: &str| Cli::try_parse_from(format!("ronde sidecar --local-ranks 1 {line}").split(' '));
+        let of_container = "--socket-dir s --exit-with-workers 9 --worker-uids 7 --admin-listen a:1 --report r";
+        for line in [of_container, "--runtime-dir r --end-with-input"] {
+            assert!(parsed(line).is_ok(), "{line}");
+        }
+        let of_peers =
+            ["--certs d", "--job-secret-file f", "--peers a:1", "--placement 0", "--listen ::", "--bootstrap"];
+        for line in of_peers.into_iter().chain(["--network-interfaces lo", "--socket-dir s --runtime-dir r"]) {
+            assert!(parsed(line).is_err_and(|error| error.to_string().contains("cannot be used with")), "{line}");
+        }
+    }
+
+    #[test]
     fn every_help_ends_with_two_examples() {
         fn check(command: &clap::Command) {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
