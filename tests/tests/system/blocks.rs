@@ -118,6 +118,18 @@ fn a_report_that_cannot_be_written_is_named_before_anything_starts() {
 }
 
 #[test]
+fn a_report_may_be_in_the_folder_of_the_output() {
+    for options in [&[][..], &["--min-np", "1"]] {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let output = directory.path().join("output");
+        let report = output.join("report.json");
+        let run = Run::new(1).options(options).options(["--output-filename"]).options([&output]);
+        let ended = run.options(["--report"]).options([&report]).start(sh("echo started")).wait(DEADLINE);
+        assert!(report.is_file() && ended.stdout.contains("started"), "{ended}");
+    }
+}
+
+#[test]
 fn of_options_that_exclude_each_other_the_stronger_source_counts_and_two_of_one_start_nothing() {
     let run = || Run::new(1).env("RONDE_RUN_MIN_NP", "1");
     let ended = run().options(["--stdin", "0"]).start(sh("echo started")).wait(DEADLINE);

@@ -73,10 +73,11 @@ pub(super) struct Job<'a> {
 
 impl<'a> Job<'a> {
     fn new(settings: &'a Settings, placement: &'a Placement) -> anyhow::Result<Self> {
-        report::check(settings.report.as_deref())?;
         let form = settings.form(Label::Rank);
         let printer =
             Printer::start(placement.size(), settings.output_dir.as_deref(), form).context(Code::OutputFiles)?;
+        // It may be in the folder of the output, which has been made.
+        report::check(settings.report.as_deref())?;
         let (sender, events) = mpsc::channel(QUEUE_EVENTS);
         Ok(Self {
             state: State::new(placement.clone(), settings.command.first().map_or("", String::as_str)),
