@@ -60,14 +60,20 @@ fn ranks_that_fail_by_themselves_are_counted_as_such() {
 }
 
 #[test]
-fn the_block_has_the_code_of_the_ranks_own_error() {
+fn the_block_has_the_code_of_the_ranks_own_error_unless_the_program_went_on() {
     let line = "ronde.errors.MismatchError: Mismatched data types [RONDE-E306]";
-    let ended = Run::new(1).start(sh(&format!("echo '{line}' >&2; exit 3"))).wait(DEADLINE);
-    assert_eq!(ended.code, Some(3), "{ended}");
-    let block = format!(
-        "ronde: rank 0 on host localhost exited with code 3 [RONDE-E306]\nlast lines of its stderr:\n  {line}\n"
-    );
-    assert!(ended.stderr.ends_with(&block), "{ended}");
+    for (then, status, code, last) in [
+        ("exit 1", 1, "RONDE-E306", ""),
+        ("exit 3", 3, "RONDE-E301", ""),
+        ("echo going on >&2; exit 1", 1, "RONDE-E301", "  going on\n"),
+    ] {
+        let ended = Run::new(1).start(sh(&format!("echo '{line}' >&2; {then}"))).wait(DEADLINE);
+        assert_eq!(ended.code, Some(status), "{ended}");
+        let block = format!(
+            "ronde: rank 0 on host localhost exited with code {status} [{code}]\nlast lines of its stderr:\n  {line}\n{last}"
+        );
+        assert!(ended.stderr.ends_with(&block), "{ended}");
+    }
 }
 
 #[test]

@@ -230,8 +230,8 @@ pub(super) struct LinkStatus {
 pub(super) fn code_of_worker(status: Status, command: &str, stderr_tail: &[String]) -> Code {
     match status {
         _ if exec::is_not_run(status, command, stderr_tail) => Code::WorkerNotRun,
-        Status::Code(_) => own_errors::code(stderr_tail).unwrap_or(Code::WorkerFailed),
-        Status::Signal(_) | Status::OutOfMemory => Code::WorkerFailed,
+        Status::Code(STATUS_OF_AN_EXCEPTION) => own_errors::code(stderr_tail).unwrap_or(Code::WorkerFailed),
+        Status::Code(_) | Status::Signal(_) | Status::OutOfMemory => Code::WorkerFailed,
     }
 }
 
@@ -401,6 +401,8 @@ fn existing(hosts: &[(String, Vec<InterfaceAddress>)]) -> String {
 
 /// What to do about a rank that takes fewer steps.
 const UNEVEN: &str = "\nif ranks have different numbers of batches, call join() after the loop: it takes part with zeros until all have finished";
+/// The exit status of Python for an exception that nothing has caught.
+const STATUS_OF_AN_EXCEPTION: i32 = 1;
 /// How many hosts, sidecars or ranks one message lists.
 const LISTED_MAX: usize = 32;
 
@@ -460,6 +462,7 @@ mod tests {
         let failure = ended(Status::Code(1), line);
         assert_eq!((failure.code(), failure.exit_code()), (Code::RanksDisagree, 1));
         assert_eq!(ended(Status::Signal(9), line).code(), Code::WorkerFailed, "the signal ended it");
+        assert_eq!(ended(Status::Code(3), line).code(), Code::WorkerFailed, "it has handled that error");
         assert_eq!(ended(Status::Code(1), "ValueError: see [RONDE-E306]").code(), Code::WorkerFailed);
     }
 
