@@ -20,7 +20,10 @@ fn failing_sidecar(directory: &Path, reason: &str) -> String {
 
 fn check_shells_127(ended: &Ended, who: &str) {
     assert_eq!(ended.code, Some(127), "{ended}");
-    let line = format!("{who} exited with code 127 (a shell's code for a command that it did not find) [RONDE-E301]\n");
+    let line = format!(
+        "{who} exited with code 127 (a shell ends with it when it does not find a command, and a program when a \
+         shared library is missing) [RONDE-E301]\n"
+    );
     assert!(ended.stderr.contains(&line) && !ended.stderr.contains("command not found:"), "{ended}");
 }
 
@@ -79,7 +82,7 @@ fn the_block_has_the_code_of_the_ranks_own_error_unless_the_program_went_on() {
 #[test]
 fn a_debugger_without_input_is_explained() {
     let ended = Run::new(1).start(sh("echo bdb.BdbQuit >&2; exit 1")).wait(DEADLINE);
-    assert!(ended.stderr.contains("\nits debugger found no input: give `--stdin 0`"), "{ended}");
+    assert!(ended.stderr.contains("\nits debugger was quit or found no input: give `--stdin 0`"), "{ended}");
     let ended = Run::new(1).options(["--stdin", "0"]).start(sh("echo bdb.BdbQuit >&2; exit 1")).wait(DEADLINE);
     assert!(ended.code == Some(1) && !ended.stderr.contains("its debugger"), "{ended}");
 }

@@ -227,9 +227,9 @@ pub(super) struct LinkStatus {
 }
 
 /// The error code of a worker that has ended like this: that of the error of ronde that its program ended with, if any.
-pub(super) fn code_of_worker(status: Status, command: &str, stderr_tail: &[String]) -> Code {
+pub(super) fn code_of_worker(status: Status, stderr_tail: &[String]) -> Code {
     match status {
-        _ if exec::is_not_run(status, command, stderr_tail) => Code::WorkerNotRun,
+        _ if exec::is_not_run(status, stderr_tail) => Code::WorkerNotRun,
         Status::Code(STATUS_OF_AN_EXCEPTION) => own_errors::code(stderr_tail).unwrap_or(Code::WorkerFailed),
         Status::Code(_) | Status::Signal(_) | Status::OutOfMemory => Code::WorkerFailed,
     }
@@ -257,7 +257,7 @@ impl Failure {
         let has_quit = stderr_tail.last().is_some_and(|line| without_controls(line).trim() == "bdb.BdbQuit");
         (has_quit && reader != Some(*rank)).then(|| {
             format!(
-                "its debugger found no input: give `--stdin {rank}`, which passes that of `ronde run` to rank {rank}, and call \
+                "its debugger was quit or found no input: give `--stdin {rank}`, which passes that of `ronde run` to rank {rank}, and call \
                  `breakpoint()` on that rank alone"
             )
         })
@@ -291,7 +291,7 @@ impl Failure {
     /// The error code that `ronde explain` explains.
     pub(super) fn code(&self) -> Code {
         match self {
-            Self::Worker { status, command, stderr_tail, .. } => code_of_worker(*status, command, stderr_tail),
+            Self::Worker { status, stderr_tail, .. } => code_of_worker(*status, stderr_tail),
             Self::LeftEarly { .. } => Code::LeftEarly,
             Self::Starter { .. } | Self::StarterSpawn { .. } => Code::StarterFailed,
             Self::Sidecar { .. } => Code::SidecarEnded,
@@ -332,10 +332,10 @@ pub(super) fn not_found(status: &Status, command: &str, stderr_tail: &[String]) 
     if *status != Status::Code(EXIT_NOT_FOUND.into()) {
         return String::new();
     }
-    if exec::is_not_run(*status, command, stderr_tail) {
+    if exec::is_not_found(*status, command, stderr_tail) {
         return format!(" (command not found: {command})");
     }
-    " (a shell's code for a command that it did not find)".to_owned()
+    " (a shell ends with it when it does not find a command, and a program when a shared library is missing)".to_owned()
 }
 
 fn advice(trouble: Option<Trouble>) -> String {
@@ -448,12 +448,14 @@ mod tests {
         assert!(missing.to_string().contains("exited with code 127 (command not found: bash)\n"), "{missing}");
         assert_eq!(missing.code(), Code::WorkerNotRun);
         let shells = ended(Status::Code(127), "bash: train.sh: No such file or directory");
-        let expected = "exited with code 127 (a shell's code for a command that it did not find)\n";
+        let expected = "exited with code 127 (a shell ends with it when it does not find a command, and a program when a shared library is missing)\n";
         assert!(shells.to_string().contains(expected), "{shells}");
         assert_eq!((shells.code(), shells.exit_code()), (Code::WorkerFailed, 127));
         let denied =
             ended(Status::Code(126), "ronde: cannot run \"bash\": Permission denied (os error 13) [RONDE-E302]");
         assert_eq!((denied.code(), denied.exit_code()), (Code::WorkerNotRun, 126));
+        let orphan = ended(Status::Code(126), "ronde: process 7 is not this one's parent: it has ended [RONDE-E302]");
+        assert_eq!((orphan.code(), orphan.exit_code()), (Code::WorkerNotRun, 126));
     }
 
     #[test]
