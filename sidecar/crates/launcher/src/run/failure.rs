@@ -376,6 +376,11 @@ pub(super) fn tail(what: &str, lines: &[String]) -> String {
     format!("\nlast lines of {what}:\n  {}", lines.join("\n  "))
 }
 
+/// Whether a printed text has the first line of another one. More of a worker's last lines may have become known since then.
+pub(super) fn has_first_line(printed: &str, text: &str) -> bool {
+    text.lines().next().is_some_and(|first| printed.contains(first))
+}
+
 fn list(missing: &[Missing]) -> String {
     let more = missing.len().saturating_sub(LISTED_MAX);
     let more = if more > 0 { format!("\nand {more} more") } else { String::new() };
