@@ -145,6 +145,8 @@ fn of_options_that_exclude_each_other_the_stronger_source_counts_and_two_of_one_
     assert_eq!(ended.code, Some(0), "{ended}");
     let notice = "ronde: RONDE_RUN_MIN_NP has no effect: it cannot be used with --stdin\n";
     assert!(ended.stderr.contains(notice) && ended.stdout.contains("started"), "{ended}");
+    let json = run().options(["--stdin", "0", "--log-format", "json"]).start(["true"]).wait(DEADLINE);
+    assert!(json.stderr.contains("\"message\":\"RONDE_RUN_MIN_NP has no effect: "), "{json}");
     let ended = run().env("RONDE_RUN_STDIN", "0").start(sh("echo started")).wait(DEADLINE);
     assert_eq!(ended.code, Some(64), "{ended}");
     assert!(ended.stderr.contains("RONDE_RUN_STDIN: it cannot be used with RONDE_RUN_MIN_NP"), "{ended}");

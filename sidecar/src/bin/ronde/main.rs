@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{answer, answered, fail, notice};
+use ronde_bootstrap::exit::{answer, answered, fail};
 use ronde_launcher::{agent, check, job, run};
 use ronde_sidecar::process;
 use ronde_sidecar::process::arguments::SidecarArgs;
@@ -117,9 +117,8 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refused(&arguments::without_wrong_suggestion(&Cli::command(), &arguments, error)),
     };
-    notices.iter().for_each(|text| notice(text));
     match cli.command {
-        Command::Run(args) => run_job(*args, &arguments),
+        Command::Run(args) => run_job(*args, &arguments, &notices),
         Command::Sidecar(args) => process::main(&args),
         Command::Agent => agent::main(),
         Command::ExecWorker(args) => agent::exec::main(&args),
@@ -164,12 +163,12 @@ fn environment() -> BTreeMap<String, String> {
 }
 
 /// Runs a job, after a measurement of the cost model if it was asked for.
-fn run_job(args: run::RunArgs, arguments: &[std::ffi::OsString]) -> ExitCode {
+fn run_job(args: run::RunArgs, arguments: &[std::ffi::OsString], notices: &[String]) -> ExitCode {
     if !args.calibrate {
-        return run::main(args);
+        return run::main(args, notices);
     }
     match tune::calibrated(arguments, args.command.len()) {
-        Ok(cost) => run::main(args.with_cost(cost)),
+        Ok(cost) => run::main(args.with_cost(cost), notices),
         Err(error) => tune::failed(&error.context("the cost model was not measured, and the job not started")),
     }
 }
