@@ -66,7 +66,7 @@ def started(
     return subprocess.Popen([str(SCRIPT), *command], env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
-@pytest.mark.parametrize("kinds", [{"chief": 1, "worker": 2}, {"worker": 2}])
+@pytest.mark.parametrize("kinds", [{"chief": 1, "worker": 2}, {"worker": 2}, {"worker": 1}])
 def test_tasks_are_ranks_of_one_job(ronde: str, secret: pathlib.Path, kinds: dict[str, int]) -> None:
     given = iter(addresses(sum(kinds.values())))
     spec = {kind: [next(given) for _ in range(count)] for kind, count in kinds.items()}

@@ -74,7 +74,9 @@ impl Driver {
     pub(super) fn prepare_membership(&mut self, next: Membership) {
         let number = next.number;
         match self.accept_membership(next) {
-            Ok(token_files) => FromSidecar::Prepared { membership: number, token_files }.send(),
+            Ok(token_files) => {
+                FromSidecar::Prepared { membership: number, token_files }.send();
+            }
             Err(error) => {
                 // Workers may have run, so this is not an error of settings.
                 let text = format!("membership {number} of the job cannot be entered: {error:#}");

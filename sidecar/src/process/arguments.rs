@@ -81,7 +81,7 @@ pub struct SidecarArgs {
     #[command(flatten)]
     pub(crate) container: ContainerArgs,
     /// End when standard input ends: for a program whose sidecar must end with it.
-    #[arg(long, conflicts_with_all = ["bootstrap", "local_ranks"])]
+    #[arg(long, conflicts_with = "bootstrap")]
     pub(crate) end_with_input: bool,
     /// How long resolving the names of the other sidecars and connecting to them may take.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = whole::<u64>(1..=86_400))]

@@ -85,16 +85,15 @@ pub fn main(args: &SidecarArgs) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let reason = coded(&error, Code::SidecarCannotGoOn);
-            // The launcher prints it, once for all sidecars that end for the same reason.
-            let has_reader = args.bootstrap && streams::undelivered().is_none();
+            let is_queued = FromSidecar::Fatal { reason: reason.clone() }.send();
+            // The launcher prints it, once for all sidecars that end for the same reason, if it reads.
+            let is_read = args.bootstrap && is_queued && streams::undelivered().is_none();
             match args.bootstrap || args.logs.log_format == LogFormat::Json {
-                _ if has_reader => {}
+                _ if is_read => {}
                 true => tracing::error!("{reason}"),
                 false => streams::log(format!("ronde sidecar: {reason}\n")),
             }
-            let status = Code::of_error(&error, Code::SidecarCannotGoOn).exit_status();
-            FromSidecar::Fatal { reason }.send();
-            ExitCode::from(status)
+            ExitCode::from(Code::of_error(&error, Code::SidecarCannotGoOn).exit_status())
         }
     };
     streams::flush();

@@ -20,7 +20,10 @@ fn failing_sidecar(directory: &Path, reason: &str) -> String {
 
 fn check_shells_127(ended: &Ended, who: &str) {
     assert_eq!(ended.code, Some(127), "{ended}");
-    let line = format!("{who} exited with code 127 (a shell's code for a command that it did not find) [RONDE-E301]\n");
+    let line = format!(
+        "{who} exited with code 127 (a shell ends with it when it does not find a command, and a program when a \
+         shared library is missing) [RONDE-E301]\n"
+    );
     assert!(ended.stderr.contains(&line) && !ended.stderr.contains("command not found:"), "{ended}");
 }
 
@@ -61,20 +64,26 @@ fn ranks_that_fail_by_themselves_are_counted_as_such() {
 }
 
 #[test]
-fn the_block_has_the_code_of_the_ranks_own_error() {
+fn the_block_has_the_code_of_the_ranks_own_error_unless_the_program_went_on() {
     let line = "ronde.errors.MismatchError: Mismatched data types [RONDE-E306]";
-    let ended = Run::new(1).start(sh(&format!("echo '{line}' >&2; exit 3"))).wait(DEADLINE);
-    assert_eq!(ended.code, Some(3), "{ended}");
-    let block = format!(
-        "ronde: rank 0 on host localhost exited with code 3 [RONDE-E306]\nlast lines of its stderr:\n  {line}\n"
-    );
-    assert!(ended.stderr.ends_with(&block), "{ended}");
+    for (then, status, code, last) in [
+        ("exit 1", 1, "RONDE-E306", ""),
+        ("exit 3", 3, "RONDE-E301", ""),
+        ("echo going on >&2; exit 1", 1, "RONDE-E301", "  going on\n"),
+    ] {
+        let ended = Run::new(1).start(sh(&format!("echo '{line}' >&2; {then}"))).wait(DEADLINE);
+        assert_eq!(ended.code, Some(status), "{ended}");
+        let block = format!(
+            "ronde: rank 0 on host localhost exited with code {status} [{code}]\nlast lines of its stderr:\n  {line}\n{last}"
+        );
+        assert!(ended.stderr.ends_with(&block), "{ended}");
+    }
 }
 
 #[test]
 fn a_debugger_without_input_is_explained() {
     let ended = Run::new(1).start(sh("echo bdb.BdbQuit >&2; exit 1")).wait(DEADLINE);
-    assert!(ended.stderr.contains("\nits debugger found no input: give `--stdin 0`"), "{ended}");
+    assert!(ended.stderr.contains("\nits debugger was quit or found no input: give `--stdin 0`"), "{ended}");
     let ended = Run::new(1).options(["--stdin", "0"]).start(sh("echo bdb.BdbQuit >&2; exit 1")).wait(DEADLINE);
     assert!(ended.code == Some(1) && !ended.stderr.contains("its debugger"), "{ended}");
 }
@@ -119,10 +128,28 @@ fn a_report_that_cannot_be_written_is_named_before_anything_starts() {
 }
 
 #[test]
-fn options_that_exclude_each_other_start_nothing_whatever_their_sources() {
-    let run = Run::new(1).options(["--stdin", "0"]).env("RONDE_RUN_MIN_NP", "1");
-    let ended = run.start(sh("echo started")).wait(DEADLINE);
+fn a_report_may_be_in_the_folder_of_the_output() {
+    for options in [&[][..], &["--min-np", "1"]] {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let output = directory.path().join("output");
+        let report = output.join("report.json");
+        let run = Run::new(1).options(options).options(["--output-filename"]).options([&output]);
+        let ended = run.options(["--report"]).options([&report]).start(sh("echo started")).wait(DEADLINE);
+        assert!(report.is_file() && ended.stdout.contains("started"), "{ended}");
+    }
+}
+
+#[test]
+fn of_options_that_exclude_each_other_the_stronger_source_counts_and_two_of_one_start_nothing() {
+    let run = || Run::new(1).env("RONDE_RUN_MIN_NP", "1");
+    let ended = run().options(["--stdin", "0"]).start(sh("echo started")).wait(DEADLINE);
+    assert_eq!(ended.code, Some(0), "{ended}");
+    let notice = "ronde: RONDE_RUN_MIN_NP has no effect: it cannot be used with --stdin\n";
+    assert!(ended.stderr.contains(notice) && ended.stdout.contains("started"), "{ended}");
+    let json = run().options(["--stdin", "0", "--log-format", "json"]).start(["true"]).wait(DEADLINE);
+    assert!(json.stderr.contains("\"message\":\"RONDE_RUN_MIN_NP has no effect: "), "{json}");
+    let ended = run().env("RONDE_RUN_STDIN", "0").start(sh("echo started")).wait(DEADLINE);
     assert_eq!(ended.code, Some(64), "{ended}");
-    assert!(ended.stderr.contains("RONDE_RUN_MIN_NP: it cannot be used with --stdin"), "{ended}");
+    assert!(ended.stderr.contains("RONDE_RUN_STDIN: it cannot be used with RONDE_RUN_MIN_NP"), "{ended}");
     assert!(ended.stderr.contains("[RONDE-E104]") && ended.stdout.is_empty(), "{ended}");
 }

@@ -322,13 +322,16 @@ pub enum FromSidecar {
 }
 
 impl FromSidecar {
-    /// Queues the message as one line for standard output, which carries nothing else in a sidecar.
-    pub fn send(&self) {
-        match serde_json::to_string(self).map(|line| streams::message(line + "\n")) {
+    /// Queues the message as one line for standard output, which carries nothing else in a sidecar. Returns false if it is
+    /// dropped.
+    pub fn send(&self) -> bool {
+        let queued = serde_json::to_string(self).map(|line| streams::message(line + "\n"));
+        match &queued {
             Ok(true) => {}
             Ok(false) => tracing::warn!("nobody reads standard output, so a message about this sidecar is dropped"),
             Err(error) => tracing::error!(%error, "a line for the launcher cannot be written"),
         }
+        queued.unwrap_or(false)
     }
 }
 

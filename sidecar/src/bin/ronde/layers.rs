@@ -26,7 +26,7 @@ pub(super) const CONFIGURED: [&str; 2] = ["run", "sidecar"];
 pub(super) const CONFIG_VARIABLE: &str = "RONDE_CONFIG";
 
 /// Sets the options of the subcommand that `arguments` name from the environment and the file, unless the arguments
-/// contain them.
+/// contain them. Returns the command, and notices about options that have no effect.
 ///
 /// # Errors
 /// All mistakes in the file, and in the variables of this subcommand.
@@ -34,11 +34,11 @@ pub(super) fn layered(
     cli: Command,
     arguments: &[OsString],
     environment: &BTreeMap<String, String>,
-) -> Result<Command, Mistakes> {
+) -> Result<(Command, Vec<String>), Mistakes> {
     let name = arguments.get(1).and_then(|name| name.to_str()).unwrap_or_default();
     let Some(command) = CONFIGURED.iter().find(|known| **known == name).and_then(|name| cli.find_subcommand(name))
     else {
-        return Ok(described(cli));
+        return Ok((described(cli), Vec::new()));
     };
     let given = arguments::given(command, &arguments[2..]);
     let lookup = |name: &str| environment.get(name).cloned();
@@ -57,16 +57,17 @@ pub(super) fn layered(
         }
     }
     let given: BTreeSet<&str> = given.keys().map(String::as_str).collect();
-    conflicts::resolve(command, &given, &mut from, &mut mistakes);
+    let notices = conflicts::resolve(command, &given, &mut from, &mut mistakes);
     if !mistakes.0.is_empty() {
         return Err(mistakes);
     }
-    Ok(described(cli).mut_subcommand(name, |command| {
+    let cli = described(cli).mut_subcommand(name, |command| {
         command.mut_args(|arg| match from.remove(arg.get_id().as_str()) {
             Some(value) => arg.required(false).default_values(value.words),
             None => arg,
         })
-    }))
+    });
+    Ok((cli, notices))
 }
 
 /// The mistakes, each with its place.

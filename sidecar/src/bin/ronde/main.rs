@@ -107,8 +107,9 @@ struct CompletionsArgs {
 /// Parses the command line and runs its subcommand.
 fn main() -> ExitCode {
     let arguments = arguments::normalise(&Cli::command(), std::env::args_os().collect());
-    let cli = match layers::layered(with_negative_numbers(Cli::command()), &arguments, &environment()) {
-        Ok(cli) => cli,
+    let layered = layers::layered(with_negative_numbers(Cli::command()), &arguments, &environment());
+    let (cli, notices) = match layered {
+        Ok(layered) => layered,
         Err(mistakes) => return fail(Code::ConfigFile, &mistakes.to_string()),
     };
     let parsed = cli.try_get_matches_from(arguments.clone()).and_then(|matches| Cli::from_arg_matches(&matches));
@@ -117,7 +118,7 @@ fn main() -> ExitCode {
         Err(error) => return refused(&arguments::without_wrong_suggestion(&Cli::command(), &arguments, error)),
     };
     match cli.command {
-        Command::Run(args) => run_job(*args, &arguments),
+        Command::Run(args) => run_job(*args, &arguments, &notices),
         Command::Sidecar(args) => process::main(&args),
         Command::Agent => agent::main(),
         Command::ExecWorker(args) => agent::exec::main(&args),
@@ -162,12 +163,12 @@ fn environment() -> BTreeMap<String, String> {
 }
 
 /// Runs a job, after a measurement of the cost model if it was asked for.
-fn run_job(args: run::RunArgs, arguments: &[std::ffi::OsString]) -> ExitCode {
+fn run_job(args: run::RunArgs, arguments: &[std::ffi::OsString], notices: &[String]) -> ExitCode {
     if !args.calibrate {
-        return run::main(args);
+        return run::main(args, notices);
     }
     match tune::calibrated(arguments, args.command.len()) {
-        Ok(cost) => run::main(args.with_cost(cost)),
+        Ok(cost) => run::main(args.with_cost(cost), notices),
         Err(error) => tune::failed(&error.context("the cost model was not measured, and the job not started")),
     }
 }
@@ -217,6 +218,20 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_sidecar_of_one_host_takes_all_options_but_those_of_peers() {
+        let parsed = |line: &str| Cli::try_parse_from(format!("ronde sidecar --local-ranks 1 {line}").split(' '));
+        let of_container = "--socket-dir s --exit-with-workers 9 --worker-uids 7 --admin-listen a:1 --report r";
+        for line in [of_container, "--runtime-dir r --end-with-input"] {
+            assert!(parsed(line).is_ok(), "{line}");
+        }
+        let of_peers =
+            ["--certs d", "--job-secret-file f", "--peers a:1", "--placement 0", "--listen ::", "--bootstrap"];
+        for line in of_peers.into_iter().chain(["--network-interfaces lo", "--socket-dir s --runtime-dir r"]) {
+            assert!(parsed(line).is_err_and(|error| error.to_string().contains("cannot be used with")), "{line}");
+        }
     }
 
     #[test]

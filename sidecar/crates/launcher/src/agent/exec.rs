@@ -63,14 +63,20 @@ pub(crate) fn become_worker(
     not_run(&format!("{}{error}{advice}", beginning(program)), code)
 }
 
-/// Whether a process ended because [`become_worker`] could not execute `program`.
+/// Whether a process ended because this program did not execute the worker's command.
 ///
 /// The exit status does not show it: a shell ends with 126 and 127, too. The agent's only other source is the output, so the
-/// last line of standard error decides: [`become_worker`] writes it, with the name of the program.
-pub(crate) fn is_not_run(status: Status, program: &str, stderr_tail: &[String]) -> bool {
+/// last line of standard error decides: [`not_run`] writes it.
+pub(crate) fn is_not_run(status: Status, stderr_tail: &[String]) -> bool {
     let is_status = [EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND].iter().any(|code| status == Status::Code((*code).into()));
-    let line = format!("ronde: {}", beginning(OsStr::new(program)));
-    is_status && stderr_tail.last().is_some_and(|last| last.starts_with(&line))
+    let mark = format!("[{}]", Code::WorkerNotRun);
+    is_status && stderr_tail.last().is_some_and(|last| last.starts_with(NOTICE) && last.ends_with(&mark))
+}
+
+/// Whether a process ended because the program of the worker's command does not exist.
+pub(crate) fn is_not_found(status: Status, program: &str, stderr_tail: &[String]) -> bool {
+    let line = format!("{NOTICE}{}", beginning(OsStr::new(program)));
+    status == Status::Code(EXIT_NOT_FOUND.into()) && stderr_tail.last().is_some_and(|last| last.starts_with(&line))
 }
 
 /// How the message about a program begins that cannot be executed.
@@ -84,21 +90,29 @@ fn not_run(text: &str, status: u8) -> ExitCode {
     ExitCode::from(status)
 }
 
+/// How [`notice`] begins a line.
+const NOTICE: &str = "ronde: ";
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_shells_exit_is_not_taken_for_a_program_that_is_not_run() {
-        let line = Code::WorkerNotRun.append_to("ronde: cannot run \"bash\": No such file or directory (os error 2)");
-        let is_not_run = |code, program, lines: &[&str]| {
-            let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
-            super::is_not_run(Status::Code(code), program, &lines)
+        let missing =
+            Code::WorkerNotRun.append_to("ronde: cannot run \"bash\": No such file or directory (os error 2)");
+        let orphan = Code::WorkerNotRun.append_to("ronde: process 7 is not this one's parent: it has ended");
+        let of = |code, lines: &[&str]| {
+            let (status, lines) = (Status::Code(code), lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>());
+            (is_not_run(status, &lines), is_not_found(status, "bash", &lines))
         };
-        assert!(is_not_run(127, "bash", &[&line]) && is_not_run(126, "bash", &["ld.so: a warning", &line]));
-        assert!(!is_not_run(1, "bash", &[&line]), "another status");
-        assert!(!is_not_run(127, "sh", &[&line]), "another program");
-        assert!(!is_not_run(127, "bash", &["bash: nosuch.sh: No such file or directory"]), "bash ran");
-        assert!(!is_not_run(127, "bash", &[]));
+        assert_eq!(of(127, &[&missing]), (true, true));
+        assert_eq!(of(126, &["ld.so: a warning", &missing]), (true, false), "it cannot be executed");
+        assert_eq!(of(126, &[&orphan]), (true, false));
+        assert_eq!(of(1, &[&missing]), (false, false), "another status");
+        assert_eq!(of(127, &[&missing.replace("bash", "sh")]), (true, false), "a script has run `ronde worker sh`");
+        assert_eq!(of(127, &["bash: nosuch.sh: No such file or directory"]), (false, false), "bash ran");
+        assert_eq!(of(126, &["bash: [RONDE-E302]"]), (false, false), "bash ran");
+        assert_eq!(of(127, &[]), (false, false));
     }
 }

@@ -227,11 +227,11 @@ pub(super) struct LinkStatus {
 }
 
 /// The error code of a worker that has ended like this: that of the error of ronde that its program ended with, if any.
-pub(super) fn code_of_worker(status: Status, command: &str, stderr_tail: &[String]) -> Code {
+pub(super) fn code_of_worker(status: Status, stderr_tail: &[String]) -> Code {
     match status {
-        _ if exec::is_not_run(status, command, stderr_tail) => Code::WorkerNotRun,
-        Status::Code(_) => own_errors::code(stderr_tail).unwrap_or(Code::WorkerFailed),
-        Status::Signal(_) | Status::OutOfMemory => Code::WorkerFailed,
+        _ if exec::is_not_run(status, stderr_tail) => Code::WorkerNotRun,
+        Status::Code(STATUS_OF_AN_EXCEPTION) => own_errors::code(stderr_tail).unwrap_or(Code::WorkerFailed),
+        Status::Code(_) | Status::Signal(_) | Status::OutOfMemory => Code::WorkerFailed,
     }
 }
 
@@ -257,7 +257,7 @@ impl Failure {
         let has_quit = stderr_tail.last().is_some_and(|line| without_controls(line).trim() == "bdb.BdbQuit");
         (has_quit && reader != Some(*rank)).then(|| {
             format!(
-                "its debugger found no input: give `--stdin {rank}`, which passes that of `ronde run` to rank {rank}, and call \
+                "its debugger was quit or found no input: give `--stdin {rank}`, which passes that of `ronde run` to rank {rank}, and call \
                  `breakpoint()` on that rank alone"
             )
         })
@@ -291,7 +291,7 @@ impl Failure {
     /// The error code that `ronde explain` explains.
     pub(super) fn code(&self) -> Code {
         match self {
-            Self::Worker { status, command, stderr_tail, .. } => code_of_worker(*status, command, stderr_tail),
+            Self::Worker { status, stderr_tail, .. } => code_of_worker(*status, stderr_tail),
             Self::LeftEarly { .. } => Code::LeftEarly,
             Self::Starter { .. } | Self::StarterSpawn { .. } => Code::StarterFailed,
             Self::Sidecar { .. } => Code::SidecarEnded,
@@ -332,10 +332,10 @@ pub(super) fn not_found(status: &Status, command: &str, stderr_tail: &[String]) 
     if *status != Status::Code(EXIT_NOT_FOUND.into()) {
         return String::new();
     }
-    if exec::is_not_run(*status, command, stderr_tail) {
+    if exec::is_not_found(*status, command, stderr_tail) {
         return format!(" (command not found: {command})");
     }
-    " (a shell's code for a command that it did not find)".to_owned()
+    " (a shell ends with it when it does not find a command, and a program when a shared library is missing)".to_owned()
 }
 
 fn advice(trouble: Option<Trouble>) -> String {
@@ -376,6 +376,11 @@ pub(super) fn tail(what: &str, lines: &[String]) -> String {
     format!("\nlast lines of {what}:\n  {}", lines.join("\n  "))
 }
 
+/// Whether a printed text has the first line of another one. More of a worker's last lines may have become known since then.
+pub(super) fn has_first_line(printed: &str, text: &str) -> bool {
+    text.lines().next().is_some_and(|first| printed.contains(first))
+}
+
 fn list(missing: &[Missing]) -> String {
     let more = missing.len().saturating_sub(LISTED_MAX);
     let more = if more > 0 { format!("\nand {more} more") } else { String::new() };
@@ -401,6 +406,8 @@ fn existing(hosts: &[(String, Vec<InterfaceAddress>)]) -> String {
 
 /// What to do about a rank that takes fewer steps.
 const UNEVEN: &str = "\nif ranks have different numbers of batches, call join() after the loop: it takes part with zeros until all have finished";
+/// The exit status of Python for an exception that nothing has caught.
+const STATUS_OF_AN_EXCEPTION: i32 = 1;
 /// How many hosts, sidecars or ranks one message lists.
 const LISTED_MAX: usize = 32;
 
@@ -446,12 +453,14 @@ mod tests {
         assert!(missing.to_string().contains("exited with code 127 (command not found: bash)\n"), "{missing}");
         assert_eq!(missing.code(), Code::WorkerNotRun);
         let shells = ended(Status::Code(127), "bash: train.sh: No such file or directory");
-        let expected = "exited with code 127 (a shell's code for a command that it did not find)\n";
+        let expected = "exited with code 127 (a shell ends with it when it does not find a command, and a program when a shared library is missing)\n";
         assert!(shells.to_string().contains(expected), "{shells}");
         assert_eq!((shells.code(), shells.exit_code()), (Code::WorkerFailed, 127));
         let denied =
             ended(Status::Code(126), "ronde: cannot run \"bash\": Permission denied (os error 13) [RONDE-E302]");
         assert_eq!((denied.code(), denied.exit_code()), (Code::WorkerNotRun, 126));
+        let orphan = ended(Status::Code(126), "ronde: process 7 is not this one's parent: it has ended [RONDE-E302]");
+        assert_eq!((orphan.code(), orphan.exit_code()), (Code::WorkerNotRun, 126));
     }
 
     #[test]
@@ -460,6 +469,7 @@ mod tests {
         let failure = ended(Status::Code(1), line);
         assert_eq!((failure.code(), failure.exit_code()), (Code::RanksDisagree, 1));
         assert_eq!(ended(Status::Signal(9), line).code(), Code::WorkerFailed, "the signal ended it");
+        assert_eq!(ended(Status::Code(3), line).code(), Code::WorkerFailed, "it has handled that error");
         assert_eq!(ended(Status::Code(1), "ValueError: see [RONDE-E306]").code(), Code::WorkerFailed);
     }
 

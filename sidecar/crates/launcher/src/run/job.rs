@@ -73,10 +73,11 @@ pub(super) struct Job<'a> {
 
 impl<'a> Job<'a> {
     fn new(settings: &'a Settings, placement: &'a Placement) -> anyhow::Result<Self> {
-        report::check(settings.report.as_deref())?;
         let form = settings.form(Label::Rank);
         let printer =
             Printer::start(placement.size(), settings.output_dir.as_deref(), form).context(Code::OutputFiles)?;
+        // It may be in the folder of the output, which has been made.
+        report::check(settings.report.as_deref())?;
         let (sender, events) = mpsc::channel(QUEUE_EVENTS);
         Ok(Self {
             state: State::new(placement.clone(), settings.command.first().map_or("", String::as_str)),
@@ -262,11 +263,7 @@ impl<'a> Job<'a> {
         if let Some(notice) = self.receivers.as_ref().and_then(|receivers| receivers.output.notice()) {
             self.printer.notice(notice).await;
         }
-        for (sidecar, reason) in self.state.other_fatal_reasons(failure) {
-            if !self.printer.log(sidecar, reason).await {
-                break;
-            }
-        }
+        self.print_other_reasons(failure).await;
         let records = failure.and_then(|_| self.state.records.line());
         match failure {
             Some(failure) if !self.is_explained => self.explain(failure, records).await,
@@ -284,6 +281,20 @@ impl<'a> Job<'a> {
         match lost {
             Some(lost) if exit == 0 => report_lost_output(&lost, report, self.settings).await,
             _ => exit,
+        }
+    }
+
+    /// Prints why sidecars could not go on, besides what the failure has.
+    async fn print_other_reasons(&self, failure: Option<&Failure>) {
+        let (reasons, more) = self.state.other_fatal_reasons(failure);
+        for (sidecar, reason) in reasons {
+            if !self.printer.fatal(sidecar, reason).await {
+                return;
+            }
+        }
+        if more > 0 {
+            let are = if more == 1 { "reason, which is" } else { "reasons, which are" };
+            self.printer.notice(format!("other sidecars reported {more} more {are} not printed")).await;
         }
     }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use ronde_bootstrap::codes::Code;
-use ronde_bootstrap::exit::{fail, fail_with};
+use ronde_bootstrap::exit::{fail, fail_with, notice};
 use ronde_bootstrap::interfaces::Selector;
 use ronde_bootstrap::logs::{LogArgs, LogFormat};
 use ronde_bootstrap::numbers::whole;
@@ -182,18 +182,21 @@ impl RunArgs {
     }
 }
 
-/// Runs a job; the exit code is the first failing worker's, or 128 plus the signal that ended it.
-pub fn main(args: RunArgs) -> ExitCode {
+/// Runs a job, after it has printed notices about its options; the exit code is the first failing worker's, or 128 plus the
+/// signal that ended it.
+pub fn main(args: RunArgs, notices: &[String]) -> ExitCode {
     let (settings, shape) = match Settings::new(args) {
         Ok(parsed) => parsed,
         Err(error) => {
+            notices.iter().for_each(|text| notice(text));
             return fail_with(&error, Code::CommandLine);
         }
     };
     // The command of --starter is a launcher, which has such options.
-    if let Some(notice) = number_after_program(&settings.command).filter(|_| !settings.has_starter) {
+    let of_command = number_after_program(&settings.command).filter(|_| !settings.has_starter);
+    for text in notices.iter().chain(&of_command) {
         // Fails only if standard error is closed.
-        let _ = write!(std::io::stderr(), "{}", settings.form(Label::Rank).notice(&notice));
+        let _ = write!(std::io::stderr(), "{}", settings.form(Label::Rank).notice(text));
     }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

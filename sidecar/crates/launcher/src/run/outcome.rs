@@ -131,7 +131,7 @@ pub(super) fn others(ranks: &[RankReport], cause: RootCause) -> Vec<String> {
         RootCause::Rank(rank) => ranks.get(rank as usize),
         _ => None,
     };
-    let has_common_cause = blamed.is_some_and(|rank| own_errors::is_follower(&rank.stderr_tail) == Some(true));
+    let has_common_cause = blamed.is_some_and(|rank| own_errors::ended_as_follower(&rank.stderr_tail) == Some(true));
     let other = |rank: &RankReport| {
         let is_follower = match own_errors::is_follower(&rank.stderr_tail) {
             Some(is_follower) => is_follower && !has_common_cause,
@@ -284,6 +284,9 @@ mod tests {
         let stalled = "ShutDownError: ronde has been shut down: tensors have waited [RONDE-E305] (at a.py:4)";
         let ranks = [rank(0, 1, 4, stalled), rank(1, 1, 4, stalled)];
         assert_eq!(others(&ranks, RootCause::Rank(1)), ["1 other rank failed, too, with exit code 1"]);
+        // A line of a log is not what the blamed rank ended with.
+        let ranks = [rank(0, 1, 4, stalled), rank(1, 1, 4, "handled: rank 3 was killed [RONDE-E301]")];
+        assert_eq!(others(&ranks, RootCause::Rank(1)), ["1 other rank ended because of that, with exit code 1"]);
     }
 
     #[test]

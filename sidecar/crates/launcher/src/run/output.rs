@@ -110,6 +110,8 @@ pub(super) enum Item {
         /// The lines.
         text: String,
     },
+    /// Why the sidecar with this index could not go on.
+    Fatal(u32, String),
     /// A notice of the launcher.
     Notice(String),
     /// The block that waits to be written.
@@ -157,9 +159,9 @@ impl Printer {
         let _ = timeout(NOTICE_WAIT, self.queue.send(Item::Notice(text.into()))).await;
     }
 
-    /// Prints lines of a sidecar's log. Returns false if the output is blocked.
-    pub(super) async fn log(&self, sidecar: u32, text: String) -> bool {
-        timeout(NOTICE_WAIT, self.queue.send(Item::Log { sidecar, text })).await.is_ok()
+    /// Prints why a sidecar could not go on. Returns false if the output is blocked.
+    pub(super) async fn fatal(&self, sidecar: u32, reason: String) -> bool {
+        timeout(NOTICE_WAIT, self.queue.send(Item::Fatal(sidecar, reason))).await.is_ok()
     }
 
     /// Prints the block that names why the job failed. If the output is blocked, [`PendingBlock::write_past_the_queue`]
@@ -250,6 +252,10 @@ impl Screen {
             }
             Item::Log { sidecar, text } => {
                 let lines = self.form.log(*sidecar, text);
+                self.notice(&lines)
+            }
+            Item::Fatal(sidecar, reason) => {
+                let lines = self.form.fatal(*sidecar, reason);
                 self.notice(&lines)
             }
             Item::Notice(text) => {
@@ -348,6 +354,14 @@ impl Form {
             if is_its_own(&named) { named } else { json_line("WARN", job, Some(sidecar), &target, line) }
         };
         text.lines().map(|text| line(text) + "\n").collect()
+    }
+
+    /// Why a sidecar could not go on: one record, or the lines of a log.
+    fn fatal(&self, sidecar: u32, reason: &str) -> String {
+        match &self.json_of_job {
+            Some(job) => json_line("ERROR", job, Some(sidecar), &format!("sidecar {sidecar}"), reason) + "\n",
+            None => self.log(sidecar, reason),
+        }
     }
 
     /// A notice of the launcher.
@@ -475,6 +489,16 @@ mod tests {
         assert_eq!((&lines[2]["level"], &lines[2]["target"]), (&"ERROR".into(), &"ronde::run".into()));
         let text = Form { timestamps: false, label: Label::Rank, json_of_job: None, reader: None };
         assert_eq!(text.log(3, "a\nb\n") + &text.notice("c"), "[sidecar 3]: a\n[sidecar 3]: b\nronde: c\n");
+    }
+
+    #[test]
+    fn why_a_sidecar_could_not_go_on_is_one_record() {
+        let form = Form { timestamps: false, label: Label::Rank, json_of_job: Some("run-1".to_owned()), reader: None };
+        let line: serde_json::Value = serde_json::from_str(&form.fatal(3, "a port is taken\nsee `ss`")).expect("JSON");
+        assert_eq!((&line["level"], &line["sidecar"]), (&"ERROR".into(), &3.into()));
+        assert_eq!(line["message"], "a port is taken\nsee `ss`");
+        let text = Form { json_of_job: None, ..form };
+        assert_eq!(text.fatal(3, "a port is taken\nsee `ss`"), "[sidecar 3]: a port is taken\n[sidecar 3]: see `ss`\n");
     }
 
     #[test]

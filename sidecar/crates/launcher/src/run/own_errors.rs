@@ -17,45 +17,101 @@ use crate::rows::without_controls;
 pub(super) fn is_follower(lines: &[String]) -> Option<bool> {
     let of_others = FOLLOWERS.map(|code| format!("[{code}]"));
     let names_one = |line: &String| of_others.iter().any(|code| line.contains(code));
-    match code(lines) {
+    match first_cause(&codes(lines)) {
         Some(code) => Some(FOLLOWERS.contains(&code)),
         None => lines.iter().any(names_one).then_some(true),
     }
 }
 
-/// The code of the exception that a worker ended with, or of the first of those that it was raised from: the origin.
+/// Whether the exception that a worker ended with has come from another rank or a sidecar. `None` without such an exception.
+pub(super) fn ended_as_follower(lines: &[String]) -> Option<bool> {
+    code(lines).map(|code| FOLLOWERS.contains(&code))
+}
+
+/// The code of the exception that a worker ended with, or of the first of those that it was raised from: the origin. `None` if
+/// anything else follows in these lines: the program may have handled the exception and gone on.
 pub(super) fn code(lines: &[String]) -> Option<Code> {
-    codes(lines).into_iter().find(|code| CAUSES.iter().any(|(_, of_cause)| of_cause == code))
+    let ending = Ending::of(lines);
+    first_cause(&ending.codes[ending.first..]).filter(|_| ending.is_last)
 }
 
 /// The codes of the last exception in these lines, and of those that it was raised from, which come first.
 pub(super) fn codes(lines: &[String]) -> Vec<Code> {
-    let (mut codes, mut is_within, mut is_chained) = (Vec::new(), false, false);
-    for line in lines {
+    Ending::of(lines).codes
+}
+
+fn first_cause(codes: &[Code]) -> Option<Code> {
+    codes.iter().copied().find(|code| CAUSES.iter().any(|(_, of_cause)| of_cause == code))
+}
+
+/// The exceptions at the end of some lines.
+#[derive(Default)]
+struct Ending {
+    codes: Vec<Code>,
+    /// Where the codes of the last report begin. Reports without a traceback may come before it.
+    first: usize,
+    /// Whether only lines of the last report follow it.
+    is_last: bool,
+    /// Whether the line with the name of an exception is yet to come.
+    is_in_traceback: bool,
+    is_chained: bool,
+    /// Whether the code of an exception is yet to come.
+    is_within: bool,
+}
+
+impl Ending {
+    fn of(lines: &[String]) -> Self {
+        let mut ending = Self::default();
         // Python and others color their lines, and a program may show the cursor again before a report.
-        let line = without_controls(line);
+        lines.iter().for_each(|line| ending.take(&without_controls(line)));
+        ending
+    }
+
+    fn take(&mut self, whole: &str) {
         // Groups of exceptions are drawn with bars.
-        let line = short_report(line.trim_start_matches([' ', '\t', '|', '+']).trim_end());
+        let line = short_report(whole.trim_start_matches([' ', '\t', '|', '+']).trim_end());
         if line.contains(TRACEBACK) {
-            if !is_chained {
-                codes.clear();
+            if !self.is_chained {
+                (self.first, self.is_last) = (0, true);
+                self.codes.clear();
             }
-            (is_within, is_chained) = (false, false);
+            (self.is_within, self.is_chained, self.is_in_traceback) = (false, false, true);
         } else if CHAINS.contains(&line) {
-            is_chained = true;
+            (self.is_chained, self.is_in_traceback) = (true, true);
         }
         let begins = exception(line);
-        is_within = match begins {
-            Some(origin) => origin != Origin::Other,
-            None => is_within,
-        };
-        if is_within && let Some(code) = code_at_the_end(line) {
-            codes.push(code);
-            is_within = false;
+        let is_continued = self.is_in_traceback || self.is_within || is_continuation(whole);
+        match begins {
+            Some(_) if self.is_in_traceback => self.is_in_traceback = false,
+            Some(Origin::Ronde | Origin::Framework) if !is_continued || self.codes.is_empty() => {
+                (self.first, self.is_last) = (self.codes.len(), true);
+            }
+            _ => self.is_last &= is_continued,
         }
-        is_within &= begins != Some(Origin::Ronde);
+        self.is_within = match begins {
+            Some(origin) => origin != Origin::Other,
+            None => self.is_within,
+        };
+        if self.is_within
+            && let Some(code) = code_at_the_end(line)
+        {
+            self.codes.push(code);
+            self.is_within = false;
+        }
+        self.is_within &= begins != Some(Origin::Ronde);
     }
-    codes
+}
+
+/// Whether a line below the name of an exception belongs to it: further lines of ronde's texts, and what JAX and TensorFlow add.
+fn is_continuation(line: &str) -> bool {
+    let of_missing_rank = || {
+        let rest = line.trim_start_matches(|c: char| c.is_ascii_digit());
+        rest.len() < line.len() && rest.starts_with(": [")
+    };
+    let of_rank =
+        || line.starts_with("rank ") && [" has not asked for ", " has waited for "].iter().any(|is| line.contains(is));
+    let begins = || CONTINUATIONS.iter().any(|beginning| line.starts_with(beginning));
+    line.trim().is_empty() || line.starts_with([' ', '\t']) || begins() || of_rank() || of_missing_rank()
 }
 
 /// Who defines an exception.
@@ -136,6 +192,17 @@ const FRAMEWORK_KINDS: [&str; 9] = [
 ];
 /// How names of exceptions end.
 const KINDS: [&str; 3] = ["Error", "Exception", "Interrupt"];
+/// How further lines of texts begin: of the engine's reports of a stall and of the record of a rank, and notes of JAX.
+const CONTINUATIONS: [&str; 8] = [
+    "Missing ranks:",
+    "and ",
+    "Group ",
+    "Its last call was ",
+    "The last lines of its stderr:",
+    "-----",
+    "For simplicity, JAX has removed ",
+    "The stack trace below excludes ",
+];
 /// What ronde writes between the code and the place of the call that failed.
 const SITE: &str = "] (at ";
 /// How the name of an operation begins behind a text of TensorFlow's.
@@ -170,6 +237,12 @@ mod tests {
         ] {
             assert_eq!(is_follower(&owned(lines)), expected, "{lines:?}");
         }
+        assert_eq!(ended_as_follower(&owned(&[TRACEBACK, lost])), Some(true));
+        assert_eq!(
+            ended_as_follower(&owned(&["Error: rank 1 was killed [RONDE-E301]"])),
+            None,
+            "no exception of ronde"
+        );
         assert_eq!(code(&owned(&["RondeError: x [RONDE-E210]"])), None, "no exception has this code");
         assert_eq!(code(&owned(&[TRACEBACK, shape, chain, TRACEBACK, lost])), Some(Code::RanksDisagree));
     }
@@ -248,5 +321,29 @@ mod tests {
         for chain in CHAINS {
             assert_eq!(of(&[TRACEBACK, lost, "", chain, "", TRACEBACK, "ValueError: no data"]), [Code::WorkerFailed]);
         }
+    }
+
+    #[test]
+    fn an_exception_is_the_end_only_if_nothing_else_follows() {
+        let shape = "ronde.errors.MismatchError: Mismatched shapes [RONDE-E306]";
+        let stalled = "ronde.errors.ShutDownError: stalled [RONDE-E305]";
+        let code = |lines: &[&str]| code(&owned(lines));
+        for follows in [
+            &[][..],
+            &["Missing ranks:", "2: [late]", "rank 2 has not asked for late for 4.0 s; it computes."],
+            &["Its last call was allreduce, 0.3 seconds before.", "The last lines of its stderr:", "  | ValueError: x"],
+            &["", "--------------------", "For simplicity, JAX has removed its internal frames from the traceback"],
+            &[CHAINS[0], TRACEBACK, "  File \"a.py\", line 1, in main", "ValueError: no data"],
+        ] {
+            assert_eq!(code(&[&[TRACEBACK, shape], follows].concat()), Some(Code::RanksDisagree), "{follows:?}");
+        }
+        for follows in ["going on without it", "INFO: saved", "ValueError: no data", "3 batches left"] {
+            assert_eq!(code(&[TRACEBACK, shape, follows]), None, "{follows}");
+            assert_eq!(code(&[TRACEBACK, shape, follows, TRACEBACK, stalled]), Some(Code::LeftEarly), "{follows}");
+            let short = "PeerLostError: rank 1 was killed [RONDE-E301] (at a.py:4)";
+            assert_eq!(code(&[shape, follows, short]), Some(Code::WorkerFailed), "{follows}");
+        }
+        assert_eq!(code(&["jax.errors.JaxRuntimeError: ABORTED: a", "b [RONDE-E306]", "c"]), None);
+        assert_eq!(code(&["jax.errors.JaxRuntimeError: ABORTED: a", "b [RONDE-E306]"]), Some(Code::RanksDisagree));
     }
 }

@@ -1,9 +1,11 @@
 //! `--report`: a job's placement, traffic and outcome as JSON.
 
-use std::fs::{self, OpenOptions};
 use std::path::Path;
+use std::{fs, io};
 
 use anyhow::Context;
+use nix::errno::Errno;
+use nix::unistd::{AccessFlags, access};
 use serde::Serialize;
 
 use ronde_bootstrap::codes::Code;
@@ -39,25 +41,24 @@ pub(super) struct Report {
     pub(super) memberships: Vec<MembershipReport>,
 }
 
-/// Checks before anything starts that the report can be written. Leaves no file that was not there, and the content of one that
-/// was.
+/// Checks before anything starts that the report can be written, without writing: another launcher may check the same file.
 ///
 /// # Errors
 /// When it cannot be written.
 pub(super) fn check(path: Option<&Path>) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
     let checked = match fs::metadata(path) {
-        // To open a pipe could wait for its reader.
-        Ok(metadata) if !metadata.is_file() && !metadata.is_dir() => Ok(()),
-        Ok(_) => OpenOptions::new().write(true).open(path).map(drop),
+        Ok(metadata) if metadata.is_dir() => Err(Errno::EISDIR),
+        Ok(_) => access(path, AccessFlags::W_OK),
         // A link to a file that is not there.
         Err(_) if fs::symlink_metadata(path).is_ok() => Ok(()),
         Err(_) => {
-            let created = OpenOptions::new().write(true).create_new(true).open(path);
-            created.and_then(|_| fs::remove_file(path))
+            // With the dot, the parent has to be a directory, and the one of a bare name is the current one.
+            let parent = path.parent().unwrap_or(path).join(".");
+            access(&parent, AccessFlags::W_OK | AccessFlags::X_OK)
         }
     };
-    checked.with_context(|| unwritable(path)).context(Code::ReportUnwritable)
+    checked.map_err(io::Error::from).with_context(|| unwritable(path)).context(Code::ReportUnwritable)
 }
 
 fn unwritable(path: &Path) -> String {
@@ -118,6 +119,9 @@ mod tests {
         check(Some(&path)).expect("it can be written");
         assert_eq!(fs::read_to_string(&path).expect("it is there"), "before");
         check(Some(Path::new("/dev/null"))).expect("a device takes it");
+        check(Some(Path::new("report-of-a-test"))).expect("a bare name is in the current directory");
+        std::os::unix::fs::symlink("/no/such/file", directory.path().join("link")).expect("ours");
+        check(Some(&directory.path().join("link"))).expect("it may be made by then");
         for wrong in [directory.path().to_owned(), directory.path().join("missing/report"), path.join("report")] {
             let error = check(Some(&wrong)).expect_err("it cannot be written");
             let text = format!("cannot write the report {}: ", wrong.display());

@@ -7,70 +7,87 @@ use clap::{Arg, ArgAction, Command};
 
 use super::{Mistakes, Source, Value, Values, options};
 
-/// Keeps the stronger one of two options that are alternatives, and notes all other conflicts.
-pub(super) fn resolve(command: &Command, given: &BTreeSet<&str>, from: &mut Values, mistakes: &mut Mistakes) {
-    for (one, other) in ALTERNATIVES {
-        keep_stronger(command, (one, other), given, from, mistakes);
-    }
-    // A launcher sends its sidecar all settings, whatever is set for sidecars without one.
-    if given.contains("bootstrap") {
-        return;
-    }
-    let (modes, others): (Vec<_>, Vec<_>) = pairs(command).into_iter().partition(is_of_mode);
-    for (one, other) in modes {
-        keep_stronger(command, (one.get_id().as_str(), other.get_id().as_str()), given, from, mistakes);
-    }
-    for (one, other) in others.into_iter().filter(|pair| !is_alternative(pair)) {
-        let set = |arg| Set::find(arg, given, from);
-        if let (Some(one), Some(other)) = (set(one), set(other)) {
-            note(&one, &other, mistakes);
+/// Removes the option with the weaker source of each two that exclude each other, and notes those with one source as
+/// mistakes. Returns a notice for each option that is removed, unless another value of the same setting replaces it.
+pub(super) fn resolve(
+    command: &Command,
+    given: &BTreeSet<&str>,
+    from: &mut Values,
+    mistakes: &mut Mistakes,
+) -> Vec<String> {
+    let mut set: Vec<Set<'_>> = options(command).filter_map(|arg| Set::find(arg, given, from)).collect();
+    set.sort_by_key(Set::source);
+    let (mut kept, mut removed, mut notices) = (Vec::new(), Vec::new(), Vec::new());
+    for option in set {
+        let Some((stronger, relation)) = kept.iter().find_map(|kept| Some((kept, relation(command, kept, &option)?)))
+        else {
+            kept.push(option);
+            continue;
+        };
+        if stronger.source() < option.source() {
+            removed.push(option.id().to_owned());
+            if relation == Relation::Conflict {
+                let (weaker, stronger) = (option.name(), stronger.name());
+                notices.push(format!("{weaker} has no effect: it cannot be used with {stronger}"));
+            }
+        } else if let Some(value) = option.value {
+            let subject = if value.source == Source::File { option.long } else { "it" };
+            mistakes
+                .note(&value.place, format!("{subject} cannot be used with {}; set only one of both", stronger.name()));
         }
+        // clap reports those on the command line.
     }
+    removed.iter().for_each(|id: &String| drop(from.remove(id)));
+    notices
 }
 
-/// The pairs of options that clap does not accept together.
-fn pairs(command: &Command) -> Vec<(&Arg, &Arg)> {
-    let known: Vec<&Arg> = options(command).collect();
-    let conflicts = |arg: &Arg| -> Vec<&Arg> {
-        let ids: Vec<&str> =
-            command.get_arg_conflicts_with(arg).into_iter().map(|other| other.get_id().as_str()).collect();
-        known.iter().copied().filter(|other| ids.contains(&other.get_id().as_str())).collect()
-    };
-    known.iter().copied().flat_map(|arg| conflicts(arg).into_iter().map(move |other| (arg, other))).collect()
+/// How two options exclude each other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Relation {
+    /// They are values of one setting.
+    Alternative,
+    Conflict,
 }
 
-fn is_alternative((one, other): &(&Arg, &Arg)) -> bool {
-    let (one, other) = (one.get_id().as_str(), other.get_id().as_str());
-    ALTERNATIVES.contains(&(one, other)) || ALTERNATIVES.contains(&(other, one))
-}
-
-/// Whether one of the pair selects a sidecar without peers, and the other one is for a sidecar with peers. Programs start the
-/// former by themselves, also where the environment or the file has settings of the latter.
-fn is_of_mode((one, other): &(&Arg, &Arg)) -> bool {
-    [one, other].iter().any(|arg| arg.get_id().as_str() == "local_ranks")
+/// Programs start sidecars with options of their own, also where variables have settings for other sidecars, so a sidecar's
+/// options conflict on its command line only.
+fn relation(command: &Command, one: &Set<'_>, other: &Set<'_>) -> Option<Relation> {
+    let ids = (one.id(), other.id());
+    if ALTERNATIVES.iter().any(|pair| *pair == ids || *pair == (ids.1, ids.0)) {
+        return Some(Relation::Alternative);
+    }
+    let names = |arg, id| command.get_arg_conflicts_with(arg).iter().any(|found| found.get_id().as_str() == id);
+    let are_on = command.get_name() == "run" && one.is_on() && other.is_on();
+    (are_on && (names(one.arg, ids.1) || names(other.arg, ids.0))).then_some(Relation::Conflict)
 }
 
 /// An option that is set, and where.
 struct Set<'a> {
+    arg: &'a Arg,
     long: &'a str,
     /// `None` on the command line.
     value: Option<&'a Value>,
 }
 
 impl<'a> Set<'a> {
-    /// A switch that is off is not set.
     fn find(arg: &'a Arg, given: &BTreeSet<&str>, from: &'a Values) -> Option<Self> {
         let (id, long) = (arg.get_id().as_str(), arg.get_long().unwrap_or_default());
-        if given.contains(id) {
-            return Some(Self { long, value: None });
-        }
-        let is_switch = matches!(arg.get_action(), ArgAction::SetTrue);
-        let value = from.get(id).filter(|value| !is_switch || value.words == ["true"])?;
-        Some(Self { long, value: Some(value) })
+        let value = if given.contains(id) { None } else { Some(from.get(id)?) };
+        Some(Self { arg, long, value })
+    }
+
+    fn id(&self) -> &'a str {
+        self.arg.get_id().as_str()
     }
 
     fn source(&self) -> Source {
         self.value.map_or(Source::CommandLine, |value| value.source)
+    }
+
+    /// A switch that is off conflicts with nothing.
+    fn is_on(&self) -> bool {
+        let is_switch = matches!(self.arg.get_action(), ArgAction::SetTrue);
+        !is_switch || self.value.is_none_or(|value| value.words == ["true"])
     }
 
     /// What the user has written: the option, the variable, or the key with its line.
@@ -83,43 +100,7 @@ impl<'a> Set<'a> {
     }
 }
 
-/// Notes that two options exclude each other, at the one whose source is weaker.
-fn note(one: &Set<'_>, other: &Set<'_>, mistakes: &mut Mistakes) {
-    let (weaker, other) = if one.source() > other.source() { (one, other) } else { (other, one) };
-    // clap reports a conflict within the command line.
-    let Some(value) = weaker.value else { return };
-    let subject = if value.source == Source::File { weaker.long } else { "it" };
-    mistakes.note(&value.place, format!("{subject} cannot be used with {}; set only one of both", other.name()));
-}
-
-/// Keeps the stronger source of two options. With one source for both, none is stronger.
-fn keep_stronger(
-    command: &Command,
-    (one, other): (&str, &str),
-    given: &BTreeSet<&str>,
-    from: &mut Values,
-    mistakes: &mut Mistakes,
-) {
-    let source = |id: &str| match given.contains(id) {
-        true => Some(Source::CommandLine),
-        false => from.get(id).map(|value| value.source),
-    };
-    match (source(one), source(other)) {
-        (Some(first), Some(second)) if first < second => drop(from.remove(other)),
-        (Some(first), Some(second)) if first > second => drop(from.remove(one)),
-        (Some(first), Some(_)) if first > Source::CommandLine => {
-            let long = |id: &str| {
-                let arg = options(command).find(|arg| arg.get_id().as_str() == id);
-                arg.and_then(Arg::get_long).unwrap_or_default()
-            };
-            let [one, other] = [one, other].map(|id| Set { long: long(id), value: from.get(id) });
-            note(&one, &other, mistakes);
-        }
-        _ => {}
-    }
-}
-
-/// Options of which the one with the stronger source counts.
+/// Options that are values of one setting, of which the one with the stronger source counts.
 const ALTERNATIVES: [(&str, &str); 10] = [
     ("autotune", "no_autotune"),
     ("hosts", "hostfile"),

@@ -87,8 +87,11 @@ placement = [0, 0, 0, 0, 1, 1, 1, 1]
 
 Mistakes in the file and in variables are reported all at once, each with its line or variable; nothing is started then.
 A variable for a switch is true, yes, on or 1, or the opposite; one for a list has commas between its items, but that of
-`--export` has one item. Options that exclude each other cannot both be set, whatever their sources. Of options that are
-alternatives, such as `--hosts` and `--hostfile` or a switch and its opposite, the one from the stronger source counts.
+`--export` has one item. Of two options of `ronde run` that exclude each other, the one from the stronger source counts, and
+a notice names the other one, unless both are values of one setting, such as `--hosts` and `--hostfile` or a switch and its
+opposite. Two from one source are a mistake. `ronde sidecar` refuses such options on its command line only; otherwise
+`--local-ranks` counts before options of peers, `--socket-dir` before `--runtime-dir`, and `--listen` before
+`--network-interfaces`.
 Generated from the options; do not edit.
 ";
 

@@ -13,17 +13,26 @@ fn environment(variables: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 /// The arguments of `run` for a command line, variables, and a file.
 fn run(line: &str, variables: &[(&str, &str)], text: &str) -> Result<ronde_launcher::run::RunArgs, String> {
+    run_with_notices(line, variables, text).map(|(args, _)| args)
+}
+
+/// The same with the notices about options that have no effect.
+fn run_with_notices(
+    line: &str,
+    variables: &[(&str, &str)],
+    text: &str,
+) -> Result<(ronde_launcher::run::RunArgs, Vec<String>), String> {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(file.path(), text).expect("it is ours");
     let path = file.path().display().to_string();
     let environment = environment(&[&[(CONFIG_VARIABLE, path.as_str())], variables].concat());
     let arguments = arguments::normalise(&Cli::command(), words(line));
-    let cli = layered(Cli::command(), &arguments, &environment)
+    let (cli, notices) = layered(Cli::command(), &arguments, &environment)
         .map_err(|mistakes| mistakes.to_string().replace(&path, "r.toml"))?;
     cli.clone().debug_assert();
     let matches = cli.try_get_matches_from(arguments).map_err(|error| error.to_string())?;
     match Cli::from_arg_matches(&matches).map_err(|error| error.to_string())?.command {
-        Subcommand::Run(args) => Ok(*args),
+        Subcommand::Run(args) => Ok((*args, notices.iter().map(|text| text.replace(&path, "r.toml")).collect())),
         _ => panic!("{line:?} is not `run`"),
     }
 }
@@ -76,7 +85,7 @@ fn the_stronger_source_decides_between_exclusive_options() {
         hosts("ronde run --hostfile g sh", &variable, file).expect("good").contains("hosts:None,hostfile:Some(\"g\")")
     );
     let both = "[run]\nnum-proc = 1\nhostfile = 'f'\nhosts = 'a:1'";
-    assert!(hosts("ronde run sh", &[], both).is_err_and(|error| error.contains("only one of both")));
+    assert!(hosts("ronde run sh", &[], both).is_err_and(|error| error.contains("set only one of both")));
     let discovered = hosts("ronde run --host-discovery-script s sh", &variable, file).expect("good");
     assert!(discovered.contains("hosts:None,hostfile:None"), "{discovered}");
     assert!(
@@ -85,67 +94,108 @@ fn the_stronger_source_decides_between_exclusive_options() {
 }
 
 #[test]
-fn options_that_exclude_each_other_are_refused_whatever_their_sources() {
+fn of_options_that_exclude_each_other_the_stronger_source_counts_and_the_other_one_is_named() {
     let in_file = "[run]\nnum-proc = 2\nmin-np = 1\nstarter = true\n";
     for (line, variables, text, found) in [
-        ("--stdin 0", &[("RONDE_RUN_MIN_NP", "1")][..], "", &["RONDE_RUN_MIN_NP: it cannot be used with --stdin"][..]),
+        ("--stdin 0", &[("RONDE_RUN_MIN_NP", "1")][..], "", &["RONDE_RUN_MIN_NP has no effect: --stdin"][..]),
         (
             "--starter",
             &[("RONDE_RUN_OUTPUT_FILENAME", "d")],
             "",
-            &["RONDE_RUN_OUTPUT_FILENAME: it cannot be used with --starter"],
+            &["RONDE_RUN_OUTPUT_FILENAME has no effect: --starter"],
         ),
-        ("--min-np 1", &[("RONDE_RUN_CALIBRATE", "1")], "", &["RONDE_RUN_CALIBRATE: it cannot be used with --min-np"]),
+        (
+            "--starter",
+            &[("RONDE_RUN_PREFIX_OUTPUT_WITH_TIMESTAMP", "1")],
+            "[run]\noutput-filename = 'd'",
+            &[
+                "RONDE_RUN_PREFIX_OUTPUT_WITH_TIMESTAMP has no effect: --starter",
+                "output-filename (r.toml:2) has no effect: --starter",
+            ],
+        ),
+        ("--min-np 1", &[("RONDE_RUN_CALIBRATE", "1")], "", &["RONDE_RUN_CALIBRATE has no effect: --min-np"]),
         (
             "--stdin 0",
             &[],
             in_file,
-            &["r.toml:3: min-np cannot be used with --stdin", "r.toml:4: starter cannot be used with --stdin"],
+            &["min-np (r.toml:3) has no effect: --stdin", "starter (r.toml:4) has no effect: --stdin"],
         ),
         (
             "-np 2",
             &[("RONDE_RUN_STDIN", "1")],
             in_file,
-            &[
-                "r.toml:3: min-np cannot be used with RONDE_RUN_STDIN",
-                "r.toml:4: starter cannot be used with RONDE_RUN_STDIN",
-            ],
+            &["min-np (r.toml:3) has no effect: RONDE_RUN_STDIN", "starter (r.toml:4) has no effect: RONDE_RUN_STDIN"],
         ),
+        // What is removed removes nothing itself.
         (
-            "-np 2",
-            &[],
-            "[run]\nplugin-digest = 'a'\nplugin-key = 'k'\n",
-            &["r.toml:2: plugin-digest cannot be used with plugin-key (r.toml:3)"],
+            "--stdin 0",
+            &[("RONDE_RUN_STARTER", "1")],
+            "[run]\noutput-filename = 'd'",
+            &["RONDE_RUN_STARTER has no effect: --stdin"],
         ),
-        (
-            "-np 2",
-            &[("RONDE_RUN_HOSTS", "a:1"), ("RONDE_RUN_HOSTFILE", "f")],
-            "",
-            &["RONDE_RUN_HOSTFILE: it cannot be used with RONDE_RUN_HOSTS"],
-        ),
-        (
-            "-np 2",
-            &[],
-            "[run]\nhostfile = 'f'\nhosts = 'a:1'",
-            &["r.toml:2: hostfile cannot be used with hosts (r.toml:3)"],
-        ),
+        ("--host-discovery-script s", &[("RONDE_RUN_HOSTS", "a:1")], "[run]\nhostfile = 'f'", &[]),
+        ("--min-np 1", &[("RONDE_RUN_CALIBRATE", "0"), ("RONDE_RUN_STARTER", "no")], "", &[]),
     ] {
-        let error = run(&format!("ronde run {line} sh"), variables, text).expect_err(line);
-        let expected: Vec<String> = found.iter().map(|found| format!("{found}; set only one of both")).collect();
-        assert_eq!(error.lines().skip(1).map(str::trim).collect::<Vec<_>>(), expected, "{line} {variables:?} {text}");
+        let (_, notices) = run_with_notices(&format!("ronde run {line} sh"), variables, text).expect(line);
+        let notices: Vec<String> = notices.iter().map(|notice| notice.replace("it cannot be used with ", "")).collect();
+        assert_eq!(notices, found, "{line} {variables:?} {text}");
     }
-    let off = [("RONDE_RUN_CALIBRATE", "0"), ("RONDE_RUN_STARTER", "no")];
-    run("ronde run --min-np 1 sh", &off, "").expect("switches that are off exclude nothing");
+    let args = run("ronde run --stdin 0 -np 1 sh", &[("RONDE_RUN_MIN_NP", "1")], "").expect("it runs");
+    assert!(format!("{args:?}").contains("min_np: None"), "{args:?}");
+    let args = run("ronde run --stdin 0 sh", &[("RONDE_RUN_STARTER", "1")], "[run]\noutput-filename = 'd'");
+    assert!(args.is_ok_and(|args| format!("{args:?}").contains("output_filename: Some")), "nothing excludes it");
 }
 
 #[test]
-fn a_launchers_sidecar_is_not_concerned_with_variables_of_another_one() {
-    let variables = environment(&[("RONDE_SIDECAR_LOCAL_RANKS", "2"), ("RONDE_SIDECAR_CERTS", "d")]);
-    layered(Cli::command(), &words("ronde sidecar --bootstrap"), &variables).expect("the launcher configures it");
-    let error = layered(Cli::command(), &words("ronde sidecar"), &variables).map(drop).expect_err("a conflict");
-    let expected = "RONDE_SIDECAR_CERTS: it cannot be used with RONDE_SIDECAR_LOCAL_RANKS; set only one of both";
-    assert!(error.to_string().contains(expected), "{error}");
-    layered(Cli::command(), &words("ronde sidecar --local-ranks 2"), &variables).expect("the command line is stronger");
+fn options_of_one_source_that_exclude_each_other_are_refused() {
+    for (variables, text, found) in [
+        (
+            &[("RONDE_RUN_MIN_NP", "1"), ("RONDE_RUN_STDIN", "0")][..],
+            "",
+            "RONDE_RUN_STDIN: it cannot be used with RONDE_RUN_MIN_NP",
+        ),
+        (
+            &[],
+            "[run]\nplugin-digest = 'a'\nplugin-key = 'k'\n",
+            "r.toml:2: plugin-digest cannot be used with plugin-key (r.toml:3)",
+        ),
+        (
+            &[("RONDE_RUN_HOSTS", "a:1"), ("RONDE_RUN_HOSTFILE", "f")],
+            "",
+            "RONDE_RUN_HOSTFILE: it cannot be used with RONDE_RUN_HOSTS",
+        ),
+        (&[], "[run]\nhostfile = 'f'\nhosts = 'a:1'", "r.toml:2: hostfile cannot be used with hosts (r.toml:3)"),
+    ] {
+        let error = run("ronde run -np 2 sh", variables, text).expect_err(found);
+        let found = format!("{found}; set only one of both");
+        assert_eq!(error.lines().skip(1).map(str::trim).collect::<Vec<_>>(), [found], "{variables:?} {text}");
+    }
+}
+
+#[test]
+fn options_of_sidecars_conflict_on_the_command_line_only() {
+    for (line, variables) in [
+        ("--bootstrap", &[("RONDE_SIDECAR_LOCAL_RANKS", "2"), ("RONDE_SIDECAR_CERTS", "d")][..]),
+        ("--local-ranks 2", &[("RONDE_SIDECAR_CERTS", "d"), ("RONDE_SIDECAR_PEERS", "a:1")]),
+        ("--local-ranks 1", &[("RONDE_SIDECAR_ADMIN_LISTEN", "127.0.0.1:1"), ("RONDE_SIDECAR_SOCKET_DIR", "s")]),
+        ("--socket-dir s", &[("RONDE_SIDECAR_RUNTIME_DIR", "r")]),
+        ("--listen 127.0.0.1", &[("RONDE_SIDECAR_NETWORK_INTERFACES", "lo")]),
+        ("--certs d", &[("RONDE_SIDECAR_SOCKET_DIR", "s"), ("RONDE_SIDECAR_RUNTIME_DIR", "r")]),
+    ] {
+        let arguments = words(&format!("ronde sidecar {line}"));
+        let (cli, notices) = layered(Cli::command(), &arguments, &environment(variables)).expect(line);
+        assert!(notices.is_empty(), "{line}: {notices:?}");
+        let matches = cli.try_get_matches_from(&arguments).expect(line);
+        let Subcommand::Sidecar(args) = Cli::from_arg_matches(&matches).expect(line).command else {
+            panic!("{line} is not `sidecar`");
+        };
+        let args = format!("{args:?}");
+        for (name, _) in variables {
+            let id = name.trim_start_matches("RONDE_SIDECAR_").to_ascii_lowercase();
+            let is_dropped = ["None", "[]"].iter().any(|empty| args.contains(&format!("{id}: {empty}")));
+            assert!(args.contains(&format!("{id}: ")) && !is_dropped, "{line}: {id} is dropped: {args}");
+        }
+    }
 }
 
 #[test]

@@ -193,7 +193,7 @@ impl Loss {
     /// Its error code.
     pub(super) fn code(&self) -> Code {
         match self {
-            Self::Worker { status, command, stderr_tail, .. } => code_of_worker(*status, command, stderr_tail),
+            Self::Worker { status, stderr_tail, .. } => code_of_worker(*status, stderr_tail),
             Self::NotAttached { .. } | Self::NotReturned { .. } => Code::StartTimeout,
             Self::Hung { .. } => Code::WorkerHung,
             Self::Sidecar { .. } => Code::SidecarEnded,
@@ -363,7 +363,7 @@ mod tests {
         let missing = own(127, "ronde: cannot run \"python\": No such file or directory (os error 2) [RONDE-E302]");
         assert!(missing.ends_with("exited with code 127 (command not found: python) [RONDE-E302]"), "{missing}");
         let shells = own(127, "sh: 1: nosuch: not found");
-        assert!(shells.ends_with("(a shell's code for a command that it did not find) [RONDE-E301]"), "{shells}");
+        assert!(shells.ends_with("(a shell ends with it when it does not find a command, and a program when a shared library is missing) [RONDE-E301]"), "{shells}");
         let mismatch = own(1, "ronde.errors.MismatchError: Mismatched data types [RONDE-E306]");
         assert!(mismatch.ends_with("exited with code 1 [RONDE-E306]"), "{mismatch}");
         let few = ElasticFailure::TooFew { have: 3, needed: 4, seconds: Some(600), last: None };

@@ -84,9 +84,10 @@ pub(super) struct ElasticJob<'a> {
 
 impl<'a> ElasticJob<'a> {
     fn new(settings: &'a Settings, elastic: &'a ElasticSettings) -> anyhow::Result<Self> {
-        report::check(settings.report.as_deref())?;
         let form = settings.form(Label::Worker);
         let printer = Printer::start(0, settings.output_dir.as_deref(), form).context(Code::OutputFiles)?;
+        // It may be in the folder of the output, which has been made.
+        report::check(settings.report.as_deref())?;
         let (sender, events) = mpsc::channel(QUEUE_EVENTS);
         let validity = Validity::starting(SystemTime::now(), CERTIFICATE_VALIDITY);
         let domain = TrustDomain::new(TRUST_DOMAIN).context(Code::CertificateNotIssued)?;

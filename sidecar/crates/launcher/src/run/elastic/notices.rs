@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ronde_bootstrap::codes::Code;
 
+use super::super::failure::has_first_line;
 use super::failure::Loss;
 use super::job::ElasticJob;
 use super::plan::{Cause, Members, Notice};
@@ -18,16 +19,14 @@ pub(super) enum Text {
 }
 
 impl Text {
-    /// Whether a job's failure has it, too. Of a loss that is its first line: more of a worker's last lines may be known by
-    /// then.
+    /// Whether a job's failure has it, too.
     pub(super) fn is_in(&self, failure: &str) -> bool {
-        let Self::Loss(loss) = self else { return false };
-        let text = match loss {
+        match self {
             // All sidecars may end for one reason.
-            Loss::Fatal { reason, .. } => reason.clone(),
-            _ => loss.to_string(),
-        };
-        text.lines().next().is_some_and(|first| failure.contains(first))
+            Self::Loss(Loss::Fatal { reason, .. }) => has_first_line(failure, reason),
+            Self::Loss(loss) => has_first_line(failure, &loss.to_string()),
+            Self::Other(_) => false,
+        }
     }
 }
 

@@ -452,7 +452,8 @@ impl WorkerFacts {
     fn as_other(&self) -> Option<Other> {
         let was_ordered = || self.is_stopped || self.ended_late;
         let lines = self.stderr_tail.as_deref().unwrap_or_default();
-        Some(Other { status: self.exited?, is_follower: own_errors::is_follower(lines).unwrap_or_else(was_ordered) })
+        let is_follower = own_errors::ended_as_follower(lines).unwrap_or_else(was_ordered);
+        Some(Other { status: self.exited?, is_follower })
     }
 }
 
@@ -511,6 +512,13 @@ mod tests {
         table.handle_message(0, FromAgent::WorkerDrained { worker: 2, stderr_tail });
         let followers = "2 other workers ended because of that, with exit code 1";
         assert_eq!(table.others(Culprit::Worker(1)), [followers]);
+        // The error of a membership before, which it has handled, is not what it ended with.
+        let stderr_tail =
+            vec!["handled: worker 0 was killed [RONDE-E301]".to_owned(), "ValueError: no data".to_owned()];
+        table.handle_message(0, FromAgent::WorkerDrained { worker: 2, stderr_tail });
+        let apart =
+            ["1 other worker failed, too, with exit code 1", "1 other worker ended because of that, with exit code 1"];
+        assert_eq!(table.others(Culprit::Worker(1)), apart);
     }
 
     #[test]

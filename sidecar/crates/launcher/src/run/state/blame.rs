@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::super::failure::{Failure, LinkStatus};
+use super::super::failure::{Failure, LinkStatus, has_first_line};
 use super::super::outcome::{self, Losses, RankReport, RootCause};
 use super::super::shell::Trouble;
 use super::{State, WorkerState};
@@ -61,14 +61,17 @@ impl State {
         counts + &others.collect::<String>()
     }
 
-    /// Why sidecars could not continue, besides what the failure has: each reason once, with the first sidecar.
-    pub(in super::super) fn other_fatal_reasons(&self, failure: Option<&Failure>) -> Vec<(u32, String)> {
+    /// Why sidecars could not continue, besides what the failure has: each reason once, with the first sidecar. The second value
+    /// is the number of further reasons.
+    pub(in super::super) fn other_fatal_reasons(&self, failure: Option<&Failure>) -> (Vec<(u32, String)>, usize) {
         let printed = failure.map(ToString::to_string).unwrap_or_default();
-        let is_printed = |reason: &str| reason.lines().next().is_some_and(|first| printed.contains(first));
-        let fatal = (0..).zip(&self.sidecars).filter_map(|(sidecar, state)| Some((sidecar, state.fatal.as_deref()?)));
+        let fatal = (0..).zip(&self.sidecars).filter_map(|(sidecar, state)| Some((sidecar, state.fatal.clone()?)));
         let mut seen = BTreeSet::new();
-        let others = fatal.filter(|(_, reason)| !is_printed(reason) && seen.insert(*reason));
-        others.take(FATAL_REASONS_MAX).map(|(sidecar, reason)| (sidecar, reason.to_owned())).collect()
+        let is_new = |(_, reason): &(u32, String)| !has_first_line(&printed, reason) && seen.insert(reason.clone());
+        let mut others: Vec<(u32, String)> = fatal.filter(is_new).collect();
+        let more = others.len().saturating_sub(FATAL_REASONS_MAX);
+        others.truncate(FATAL_REASONS_MAX);
+        (others, more)
     }
 
     fn root_cause(&self) -> Option<RootCause> {

@@ -260,11 +260,18 @@ fn the_reason_of_sidecars_is_printed_once_and_another_one_is_not_lost() {
     let mut alike = state();
     let failure = alike.handle_event(0, from_sidecar(0, fatal("no plugin [RONDE-E801]"))).expect_err("the job ends");
     alike.handle_event(1, from_sidecar(1, fatal("no plugin [RONDE-E801]"))).expect_err("so does this one");
-    assert!(alike.other_fatal_reasons(Some(&failure)).is_empty());
-    assert_eq!(alike.other_fatal_reasons(None), [(0, "no plugin [RONDE-E801]".to_owned())]);
+    assert_eq!(alike.other_fatal_reasons(Some(&failure)), (Vec::new(), 0));
+    assert_eq!(alike.other_fatal_reasons(None), (vec![(0, "no plugin [RONDE-E801]".to_owned())], 0));
     assert_eq!(alike.sidecars[1].log.lines(), ["no plugin [RONDE-E801]"]);
     alike.handle_event(1, from_sidecar(1, fatal("a port is taken\nsee `ss`"))).expect_err("so does this one");
-    assert_eq!(alike.other_fatal_reasons(Some(&failure)), [(1, "a port is taken\nsee `ss`".to_owned())]);
+    assert_eq!(alike.other_fatal_reasons(Some(&failure)), (vec![(1, "a port is taken\nsee `ss`".to_owned())], 0));
+    // More sidecars than are listed, each with its own reason.
+    let mut apart = state();
+    apart.sidecars = (0..40)
+        .map(|number| SidecarState { fatal: Some(format!("reason {number}")), ..SidecarState::default() })
+        .collect();
+    let (reasons, more) = apart.other_fatal_reasons(None);
+    assert_eq!((reasons.len(), more), (32, 8));
 }
 
 #[test]
