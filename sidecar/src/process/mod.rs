@@ -228,7 +228,7 @@ async fn finish(
     // At the same time: a collector and a file system that do not answer must not add up.
     let exported = async {
         if let Some(exported) = exported {
-            exported.await
+            exported.await;
         }
     };
     tokio::join!(exported, driver.flight.finish());

@@ -514,8 +514,8 @@ mod tests {
 
     #[test]
     fn without_the_coordinators_page_a_request_that_waits_is_the_verdict() {
-        let verdict_of = |sidecar: u32, changed: &dyn Fn(&mut Pending)| {
-            let mut page = fixtures::page(sidecar, 0);
+        let verdict_of = |sidecar: u16, changed: &dyn Fn(&mut Pending)| {
+            let mut page = fixtures::page(sidecar.into(), 0);
             page.waiting_tensors.clear();
             page.pending_requests.iter_mut().for_each(changed);
             let mut model = Model::new(View::Overview, true);
