@@ -354,17 +354,19 @@ fn output_that_nobody_can_read_ends_the_job() {
 #[test]
 fn the_block_that_names_the_cause_comes_past_output_that_nobody_reads() {
     // Rank 1 fails. Rank 0 writes without end from SIGTERM on, so that the launcher's output is blocked when the block comes.
-    // It starts no program for that: a busy machine might take longer for one than it has until SIGKILL.
+    // It starts no program for that, and its lines are long: a busy machine gives it little time until SIGKILL.
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let script = "if [ $RONDE_RANK = 0 ]; then trap 'while :; do echo y; done' TERM; : > $TRAPPED; sleep 1000; fi; \
+    let line = "y".repeat(2_000);
+    let script = "if [ $RONDE_RANK = 0 ]; then trap 'while :; do echo $LINE; done' TERM; : > $TRAPPED; sleep 1000; fi; \
                   until [ -e $TRAPPED ]; do sleep 0.01; done; echo bye >&2; exit 3";
-    let run = Run::new(2).stdout_unread().env("TRAPPED", directory.path().join("trapped"));
+    let run = Run::new(2).stdout_unread().env("TRAPPED", directory.path().join("trapped")).env("LINE", &line);
     let job = run.start(sh(script));
     let capacity = job.stdout_capacity();
     let ended = job.wait(DEADLINE);
     assert_eq!(ended.code, Some(3), "{ended}");
     // A write that finds less than a page of room may wait for a whole page.
-    assert!(ended.stdout.contains("[0]<stdout>:y\n") && ended.stdout.len() + 4_096 > capacity, "it was not blocked");
+    let is_blocked = ended.stdout.contains(&format!("[0]<stdout>:{line}\n")) && ended.stdout.len() + 4_096 > capacity;
+    assert!(is_blocked, "it was not blocked: {} of {capacity} bytes", ended.stdout.len());
     let block = "ronde: rank 1 on host localhost exited with code 3 [RONDE-E301]\nlast lines of its stderr:\n";
     assert_eq!(ended.stderr.matches(block).count(), 1, "{ended}");
 }
