@@ -103,8 +103,7 @@ def aborted(client: ronde.Client) -> None:
     software.eventually("communicators are aborted", lambda: software.count("communicators") == 0)
     on_host = numpy.ones(3, "float32")
     numpy.testing.assert_array_equal(client.allreduce(on_host, ronde.Sum), client.size * on_host)
-    client.barrier()  # a rank that closes ends the session of the others
-    client.close()
+    software.close(client)
     print("the session is closed", flush=True)
 
 
@@ -124,8 +123,7 @@ def missing(client: ronde.Client) -> None:
         print(f"second: {error}", flush=True)
     client.barrier()
     reduced(client, "third")
-    client.barrier()  # a rank that closes ends the session of the others
-    client.close()
+    software.close(client)
     print("the session is closed", flush=True)
 
 
@@ -140,8 +138,7 @@ def out_of_memory(client: ronde.Client) -> None:
     software.heal()
     client.barrier()
     reduced(client, "third")
-    client.barrier()  # a rank that closes ends the session of the others
-    client.close()
+    software.close(client)
     print("the session is closed", flush=True)
 
 
@@ -163,8 +160,7 @@ def dropped(client: ronde.Client) -> None:
         print(f"second: {error}", flush=True)
         client.barrier()
     reduced(client, "third")
-    client.barrier()  # a rank that closes ends the session of the others
-    client.close()
+    software.close(client)
     print("the session is closed", flush=True)
 
 
@@ -198,8 +194,7 @@ def withdrawn_late(client: ronde.Client) -> None:
         print("third: it has the result", flush=True)
     client.barrier()
     reduced(client, "fourth")
-    client.barrier()  # a rank that closes ends the session of the others
-    client.close()
+    software.close(client)
     print("the session is closed", flush=True)
 
 
@@ -237,8 +232,7 @@ def failed_before_ticket(client: ronde.Client) -> None:
     else:
         client.recv(client.rank + 1)
     print("the others are notified", flush=True)
-    client.barrier()  # a rank that closes ends the session of the others
-    client.close()
+    software.close(client)
 
 
 def grouped(client: ronde.Client) -> None:
@@ -255,8 +249,7 @@ def grouped(client: ronde.Client) -> None:
     numpy.testing.assert_array_equal(here.read(), numpy.full(1001, total, "float32"))
     numpy.testing.assert_array_equal(there.read(), numpy.full(1003, total, "float32"))
     assert client.gpu_levels[:2] == (3, 2), client.gpu_levels
-    client.barrier()  # a rank that closes ends the session of the others
-    client.close()
+    software.close(client)
     print("the session is closed", flush=True)
 
 
@@ -270,8 +263,7 @@ def unable(client: ronde.Client) -> None:
     else:
         client.allreduce(found, ronde.Sum, out=found)
         assert client.gpu_levels[:2] == (0, 1), client.gpu_levels
-    client.barrier()  # a rank that closes ends the session of the others
-    client.close()
+    software.close(client)
     print("the session is closed", flush=True)
 
 
@@ -284,8 +276,7 @@ def other_device(client: ronde.Client) -> None:
     software.use(client.local_rank)
     reduced(client, "third")
     assert client.gpu_levels[:2] == (2, 1), client.gpu_levels
-    client.barrier()  # a rank that closes ends the session of the others
-    client.close()
+    software.close(client)
     print("the session is closed", flush=True)
 
 

@@ -9,9 +9,12 @@ import ctypes
 import math
 import os
 import time
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy
+
+if TYPE_CHECKING:
+    import ronde
 
 if "SAME_GPU" not in os.environ:
     # Each process sees GPUs of its own, as with CUDA_VISIBLE_DEVICES.
@@ -65,6 +68,12 @@ def heal() -> None:
 def set_copy_delay_us(delay_us: int) -> None:
     """Sets how long each copy takes in addition."""
     _library.ronde_device_set_copy_delay_us(ctypes.c_uint64(delay_us))
+
+
+def close(client: ronde.Client) -> None:
+    """Closes a client when all ranks have come so far: one that closes ends the session of the others."""
+    client.barrier()
+    client.close()
 
 
 class Stream:
