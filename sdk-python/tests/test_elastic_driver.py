@@ -141,6 +141,45 @@ def test_a_worker_that_was_ready_may_fail(make: Callable[..., ElasticDriver]) ->
     assert [str(error).partition(":")[0] for error in errors] == ["READY of host-1[0] is overridden by FAILURE"]
 
 
+def test_ready_is_overridden_for_a_thread_that_wakes_in_the_next_round() -> None:
+    """The next round has cleared the states by then, which must not make the failed worker ready for it."""
+    driver, hosts = mock.Mock(), mock.Mock()
+    driver.finished.return_value = False
+    hosts.is_blacklisted.side_effect = lambda host: host == "host-1" and hosts.blacklist.called
+    registry = WorkerStateRegistry(driver, hosts)
+    driver.resume.side_effect = lambda: registry.reset(1)
+    registry.reset(2)
+    errors: list[str] = []
+
+    class Late(threading.Condition):
+        """Wakes the thread that is ready after the next round has begun."""
+
+        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+            if threading.current_thread() is thread:
+                super().wait_for(lambda: registry.last_rendezvous() == 2, TIMEOUT_S)
+            return super().wait_for(predicate, timeout)
+
+    def ready() -> None:
+        try:
+            registry.record_ready("host-1", 0)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    registry._changed = Late()
+    thread = threading.Thread(target=ready)
+    failed = threading.Thread(target=registry.record_failure, args=("host-1", 0))
+    thread.start()
+    while registry.count(READY) == 0:
+        time.sleep(0.01)
+    failed.start()
+    while registry.count(FAILURE) == 0:
+        time.sleep(0.01)
+    registry.record_ready("host-2", 0)
+    thread.join(TIMEOUT_S)
+    failed.join(TIMEOUT_S)
+    assert errors == ["READY of host-1[0] is overridden by FAILURE: its process ended"]
+
+
 def test_added_hosts_get_workers_with_higher_ranks(make: Callable[..., ElasticDriver]) -> None:
     hosts, seen = FixedHosts({"host-1": 2}), {}
     driver = make(hosts)

@@ -79,6 +79,26 @@ def test_a_rank_whose_set_has_failed_notifies_the_other_hosts(world: World, leve
     assert output.count("the others are notified") == 4, output
 
 
+@pytest.mark.parametrize("ring", ["0", "1"])
+@pytest.mark.parametrize(("ranks", "sidecars"), WORLDS)
+def test_an_operation_under_way_is_completed_when_a_rank_shuts_down(
+    world: World, levels: pytest.MonkeyPatch, ranks: int, sidecars: int, ring: str
+) -> None:
+    levels.setenv("RONDE_RING", ring)
+    output = world("gpu_levels_failures.py", ranks, sidecars, "shut_down")
+    assert output.count("second: it has the result") == ranks, output
+    assert output.count("third: ronde has been shut down: rank 0 ") == 1, output
+
+
+@pytest.mark.parametrize(("ranks", "sidecars"), WORLDS)
+def test_a_rank_that_shuts_down_before_its_own_part_fails_the_others(
+    world: World, levels: pytest.MonkeyPatch, ranks: int, sidecars: int
+) -> None:
+    output = world("gpu_levels_failures.py", ranks, sidecars, "shut_down_early", options=("--peer-timeout", "40"))
+    assert output.count("second: ronde has been shut down: rank 0 ") == ranks // sidecars - 1, output
+    assert output.count("the session is closed") == ranks, output
+
+
 @pytest.mark.parametrize(("ranks", "sidecars"), WORLDS)
 def test_a_group_may_have_some_tensors_in_one_level(
     world: World, levels: pytest.MonkeyPatch, ranks: int, sidecars: int

@@ -311,11 +311,19 @@ impl<R, T> Pending<R, T> {
 
     /// Ends the session: every waiter gets `why`, and no request is accepted any more. The first reason stays. `retire` gets
     /// the resources of each request before its waiter is woken.
+    ///
+    /// After an orderly shutdown, requests that are performed apart from the sidecar stay: who performs them completes or
+    /// fails them.
     pub(crate) fn end(&self, why: &Error, mut retire: impl FnMut(R)) {
         let (entries, first) = {
             let mut table = lock(&self.table);
             let first = table.over.get_or_insert_with(|| why.clone()).clone();
-            (std::mem::take(&mut table.entries), first)
+            let mut entries = std::mem::take(&mut table.entries);
+            #[cfg(not(target_arch = "wasm32"))]
+            if why.is_shutdown() {
+                table.entries.extend(entries.extract_if(|_, entry| matches!(entry.stage, Stage::Apart(_))));
+            }
+            (entries, first)
         };
         for (_, Entry { waiter, resources, .. }) in entries {
             retire(resources);

@@ -253,6 +253,64 @@ def grouped(client: ronde.Client) -> None:
     print("the session is closed", flush=True)
 
 
+def in_last_phase(client: ronde.Client, name: str) -> tuple[software.DeviceArray, ronde.Handle]:
+    """Submits an operation. Returns when this rank's thread is about to call NCCL for its last phase, which is blocked."""
+    found = array(client)
+    software.block(last_phase(client), True)
+    handle = client.allreduce_async(found, ronde.Sum, name, out=found)
+    software.eventually("it is in its last phase", lambda: software.count("blocked") == 1)
+    return found, handle
+
+
+def last_phase(client: ronde.Client) -> str:
+    return "ncclAllGather" if client.cross_size > 1 else "ncclAllReduce"
+
+
+def shut_down(client: ronde.Client) -> None:
+    """Rank 0 closes its client when it has its result, of which rank 1 has not seen the end: rank 1 gets it, too."""
+    reduced(client, "first")
+    if client.rank == 1:
+        found, handle = in_last_phase(client, "second")
+        waiting = array(client)
+        third = client.allreduce_async(waiting, ronde.Sum, "third", out=waiting)
+        # The thread calls NCCL, and is late to see the end.
+        software.block("cuEventRecord", True)
+        software.block(last_phase(client), False)
+        software.eventually("rank 0 has shut down", lambda: not client.is_open)
+        software.block("cuEventRecord", False)
+        print(f"third: {failure(functools.partial(third.wait, 50))}", flush=True)
+    else:
+        found = array(client)
+        handle = client.allreduce_async(found, ronde.Sum, "second", out=found)
+    handle.wait(50)
+    total = sum(range(1, client.size + 1))
+    numpy.testing.assert_array_equal(found.read(), numpy.full(1000, total, "float32"))
+    print("second: it has the result", flush=True)
+    if client.rank != 0:
+        software.eventually("rank 0 has shut down", lambda: not client.is_open)
+    client.close()
+
+
+def shut_down_early(client: ronde.Client) -> None:
+    """Rank 0 closes its client before it calls NCCL: those of its host that wait for it get the reason, and do not hang."""
+    reduced(client, "first")
+    if client.rank == 0:
+        _, handle = in_last_phase(client, "second")
+        client.close()
+        software.block(last_phase(client), False)
+        failure(functools.partial(handle.wait, 50))
+    else:
+        found = array(client)
+        handle = client.allreduce_async(found, ronde.Sum, "second", out=found)
+        if client.cross_rank == 0:
+            print(f"second: {failure(functools.partial(handle.wait, 50))}", flush=True)
+        else:
+            handle.wait(50)
+        client.close()
+    software.eventually("communicators are ended", lambda: software.count("communicators") == 0)
+    print("the session is closed", flush=True)
+
+
 def unable(client: ronde.Client) -> None:
     """A rank cannot use NCCL: with `2` each operation fails by that reason; with `auto` there is one level."""
     found = array(client, 1 << 19)

@@ -8,6 +8,7 @@ use ronde_gpu::{Context, GpuError};
 use ronde_wire::{Collective, DType, Detail, Rank, Request, SetId, Shape, TensorName};
 
 use super::agreement::{Agreed, REPORT_BYTES, Report, agree};
+use super::finish::FINISH_TIMEOUT;
 use super::layout::Layout;
 use crate::error::Error;
 use crate::in_flight::InFlight;
@@ -202,11 +203,16 @@ impl Members {
 
 /// Waits until a communicator is usable, the session is over, or it takes too long.
 fn joined(session: &Session, mut communicator: Communicator) -> Result<Communicator, Error> {
-    let deadline = Instant::now() + JOIN_TIMEOUT;
+    let mut deadline = Instant::now() + JOIN_TIMEOUT;
     while !communicator.is_ready()? {
-        if let Some(error) = session.pending.over() {
-            communicator.end("the session is over");
-            return Err(error);
+        match session.pending.over() {
+            // The rank that has shut down has joined, or nothing comes of it.
+            Some(error) if error.is_shutdown() => deadline = deadline.min(Instant::now() + FINISH_TIMEOUT),
+            Some(error) => {
+                communicator.end("the session is over");
+                return Err(error);
+            }
+            None => {}
         }
         if Instant::now() >= deadline {
             let (ranks, seconds) = (communicator.ranks(), JOIN_TIMEOUT.as_secs());

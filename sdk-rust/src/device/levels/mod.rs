@@ -12,6 +12,7 @@
 //! ([`super::held`]). Where the ranks' arguments differ, or some have joined, the sidecar performs it in one level.
 
 mod agreement;
+mod finish;
 mod layout;
 mod members;
 mod operation;

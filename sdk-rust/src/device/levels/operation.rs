@@ -97,6 +97,18 @@ impl Operation {
         !matches!(self.stage, Stage::Waiting | Stage::Ticket(_))
     }
 
+    /// Whether its next step needs nothing more from the sidecar, which has answered all requests.
+    pub(super) fn can_continue_alone(&mut self) -> bool {
+        let has_second = self.work.as_ref().is_some_and(|work| work.plan.has_second);
+        match &mut self.stage {
+            Stage::Waiting | Stage::ToHost(_) => false,
+            Stage::Ticket(request) | Stage::SecondTicket(request) => has_succeeded(request),
+            Stage::First(..) | Stage::Second(..) => true,
+            Stage::Between(request) => !has_second && has_succeeded(request),
+            Stage::FromHost(_) => !has_second,
+        }
+    }
+
     /// What all ranks compare; 0 when this rank cannot perform it in two levels.
     pub(super) fn digest(&self, is_possible: bool) -> i64 {
         let Request { collective, dtype, shape, prescale, postscale, codec, .. } = &self.request;
@@ -325,6 +337,11 @@ fn sum(set: SetId, name: TensorName, count: u64) -> Result<Request, Error> {
 
 fn shape(dimensions: &[u64]) -> Result<Shape, Error> {
     Shape::new(dimensions.to_vec()).map_err(|error| Error::argument(error.to_string()))
+}
+
+/// Whether a request has a result.
+fn has_succeeded(request: &mut InFlight) -> bool {
+    request.wait_timeout(Duration::ZERO) && matches!(request.result(), Ok(Some(_)))
 }
 
 /// Takes the integers of a ticket that is complete.

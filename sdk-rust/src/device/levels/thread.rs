@@ -39,7 +39,7 @@ pub(super) struct Thread {
     counters: Arc<Counters>,
     /// `None` until it is needed.
     nccl: Option<Result<Arc<Nccl>, GpuError>>,
-    operations: Vec<Operation>,
+    pub(super) operations: Vec<Operation>,
     members: HashMap<SetId, Members>,
     /// One for each device.
     streams: HashMap<u32, Arc<Stream>>,
@@ -47,7 +47,7 @@ pub(super) struct Thread {
 }
 
 /// What has become of an operation.
-enum Next {
+pub(super) enum Next {
     /// It waits.
     Waits(Operation),
     /// It has gone on.
@@ -85,8 +85,10 @@ impl Thread {
             self.receive();
             let Some(session) = self.session.upgrade() else { return self.end(&Error::Closed) };
             if let Some(error) = session.pending.over() {
-                self.end(&error);
-                return;
+                if error.is_shutdown() {
+                    self.finish(&session, &error);
+                }
+                return self.end(&error);
             }
             if self.is_closed && self.operations.is_empty() {
                 return;
@@ -102,7 +104,7 @@ impl Thread {
         }
     }
 
-    fn receive(&mut self) {
+    pub(super) fn receive(&mut self) {
         loop {
             match self.received.try_recv() {
                 Ok(operation) => self.operations.push(operation),
@@ -134,7 +136,7 @@ impl Thread {
         has_moved | self.take_tickets(session)
     }
 
-    /// The session is over: all waiters have been notified.
+    /// The session is over: all waiters are notified.
     fn end(&mut self, error: &Error) {
         self.receive();
         let is_idle = !self.operations.iter().any(Operation::is_past_ticket);
@@ -149,7 +151,7 @@ impl Thread {
     // === Tickets ===
 
     /// Acts on all tickets that are complete, in the order of their completions.
-    fn take_tickets(&mut self, session: &Arc<Session>) -> bool {
+    pub(super) fn take_tickets(&mut self, session: &Arc<Session>) -> bool {
         // Completions are delivered in order. So when the last one that the first pass has found was delivered, all earlier
         // ones were, and the second pass finds them. Later ones wait for the next turn.
         let Some(last) = self.operations.iter_mut().filter_map(Operation::arrived).max() else { return false };
@@ -316,7 +318,7 @@ impl Thread {
         Ok(true)
     }
 
-    fn continue_past_ticket(&mut self, session: &Arc<Session>, mut operation: Operation) -> Next {
+    pub(super) fn continue_past_ticket(&mut self, session: &Arc<Session>, mut operation: Operation) -> Next {
         if let Some(error) = self.failure(&operation) {
             return self.fail(session, operation, &error);
         }
@@ -399,6 +401,10 @@ impl Thread {
 
     /// Lets the sidecar perform an operation.
     fn in_one_level(&self, session: &Arc<Session>, operation: Operation) -> Next {
+        if let Some(over) = session.pending.over() {
+            operation.held.complete(Err(over));
+            return Next::Over;
+        }
         self.counters.one_level.fetch_add(1, Ordering::Relaxed);
         let has_ticket = matches!(operation.stage, Stage::Ticket(_));
         let Operation { mut held, mut request, tensor, staging, submitted, .. } = operation;
@@ -433,7 +439,9 @@ impl Thread {
             && let Some(members) = self.members.get_mut(&operation.request.set)
         {
             let error = cause_of(session, error);
-            operation.abstain(session, members.group(), &error.to_string());
+            if session.pending.over().is_none() {
+                operation.abstain(session, members.group(), &error.to_string());
+            }
             members.fail(&error);
             operation.held.complete(Err(error));
             return Next::Over;
@@ -508,7 +516,7 @@ fn stream_of(streams: &mut HashMap<u32, Arc<Stream>>, context: &Arc<Context>) ->
 const WITHDRAWN: &str = "its handle was dropped, or its operation timeout passed";
 /// How often the thread checks the device. The interval doubles while nothing happens.
 const POLL_INTERVAL_MIN: Duration = Duration::from_micros(20);
-const POLL_INTERVAL_MAX: Duration = Duration::from_micros(500);
+pub(super) const POLL_INTERVAL_MAX: Duration = Duration::from_micros(500);
 /// How long a failure of NCCL waits for a better reason.
 const CAUSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often it checks for dropped handles when it waits for other ranks only.

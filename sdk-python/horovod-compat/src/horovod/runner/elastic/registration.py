@@ -42,6 +42,9 @@ class WorkerStateRegistry:
         self._reset_count = 0
         self._changed = threading.Condition()
         self._states: dict[tuple[str, int], str] = {}
+        # The round in which a worker failed after it had recorded another state. `_states` is cleared before a thread that
+        # waits has to be awake.
+        self._overridden: dict[tuple[str, int], int] = {}
         self._size = 0
         self._round = 0
         self._decided_round = 0
@@ -103,9 +106,13 @@ class WorkerStateRegistry:
             if self._driver.finished() or self._host_manager.is_blacklisted(host):
                 return self._round
             key, own_round = (host, slot), self._round
-            if state == FAILURE or key not in self._states:
-                self._states[key] = state
-                self._changed.notify_all()
+            before = self._states.get(key, state)
+            if before != state:
+                if state != FAILURE:
+                    raise RuntimeError(_overridden(key, state, before))
+                self._overridden[key] = own_round
+            self._states[key] = state
+            self._changed.notify_all()
             if len(self._states) < self._size:
                 return self._wait(key, state, own_round)
             self._is_deciding = True
@@ -121,17 +128,17 @@ class WorkerStateRegistry:
     def _wait(self, key: tuple[str, int], state: str, own_round: int) -> int:
         """Waits for the decision about a round."""
 
+        def is_overridden() -> bool:
+            return state != FAILURE and self._overridden.get(key) == own_round
+
         def is_over() -> bool:
-            return self._decided_round >= own_round or self._driver.finished() or self._is_overridden(key, state)
+            return self._decided_round >= own_round or self._driver.finished() or is_overridden()
 
         while not self._changed.wait_for(is_over, _POLL_S):
             pass
-        if self._decided_round < own_round and self._is_overridden(key, state):
-            raise RuntimeError(f"{state} of {key[0]}[{key[1]}] is overridden by {self._states[key]}: its process ended")
+        if is_overridden():
+            raise RuntimeError(_overridden(key, state, FAILURE))
         return own_round
-
-    def _is_overridden(self, key: tuple[str, int], state: str) -> bool:
-        return self._states.get(key, state) != state
 
     def _decide(self) -> None:
         """Decides how the job continues: all workers of the round have recorded a state."""
@@ -155,6 +162,10 @@ class WorkerStateRegistry:
         except Exception as error:
             _log.exception("the next round cannot begin")
             self._driver.stop(error_message=str(error))
+
+
+def _overridden(key: tuple[str, int], state: str, by: str) -> str:
+    return f"{state} of {key[0]}[{key[1]}] is overridden by {by}: its process ended"
 
 
 # How often to check whether the driver was stopped from outside.
