@@ -78,7 +78,7 @@ def test_workers_find_their_ranks(job: Job, sidecars: str) -> None:
     local = [0, 1] if sidecars == "1" else [0, 0]
     assert sorted(out.splitlines()) == [f"sum 3 {rank} {local[rank]} 2 a b 1 None" for rank in range(2)]
     report = json.loads(job.report.read_text())
-    assert (report["exit"], report["failure"], report["starter_said"]) == (0, None, [])
+    assert (report["exit"], report["failure"], report["starter_output"]) == (0, None, [])
     assert sum(sidecar["summary"]["operations"] for sidecar in report["sidecars"]) > 0
 
 
@@ -86,7 +86,7 @@ def test_the_jobs_exit_code_is_the_starters(job: Job) -> None:
     status, _, errors = job.run(["sh", "-c", "echo one >&2; echo two >&2; exit 4"])
     assert (status, errors) == (4, "one\ntwo\nronde: sh exited with code 4; its output is above [RONDE-E219]\n")
     report = json.loads(job.report.read_text())
-    assert (report["code"], report["starter_said"]) == ("RONDE-E219", ["one", "two"])
+    assert (report["code"], report["starter_output"]) == ("RONDE-E219", ["one", "two"])
     status, _, errors = job.run(["/no/such/mpirun"])
     assert status == 127
     assert "/no/such/mpirun exited with code 127 (command not found: /no/such/mpirun)" in errors

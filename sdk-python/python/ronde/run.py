@@ -248,7 +248,7 @@ def _failure(folder: pathlib.Path, status: int) -> str:
     errors = sorted(folder.glob(f"{ERROR}.*"), key=lambda path: path.stat().st_mtime_ns)
     try:
         report = json.loads((folder / REPORT).read_text())
-        reason, output = report["failure"] or "", "\n".join(report["starter_said"])
+        reason, output = report["failure"] or "", "\n".join(report["starter_output"])
     except FileNotFoundError:
         reason = f"the launcher ended with exit code {status} before there was a job; its output is above"
         if errors:

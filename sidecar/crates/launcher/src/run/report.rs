@@ -34,7 +34,6 @@ pub(super) struct Report {
     /// Its error code, which `ronde explain` explains.
     pub(super) code: Option<String>,
     /// The last lines that the command of `--starter` wrote to standard error.
-    #[serde(rename = "starter_said")]
     pub(super) starter_output: Vec<String>,
     /// The committed memberships of an elastic job.
     #[serde(skip_serializing_if = "Vec::is_empty")]

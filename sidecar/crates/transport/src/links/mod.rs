@@ -314,7 +314,7 @@ pub struct QuicPath {
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
     /// The address is in use or does not belong to this host.
-    #[error("{protocol} at {addr} cannot be bound: {source}")]
+    #[error("{protocol} at {addr} cannot be bound")]
     Bind {
         /// TCP or UDP.
         protocol: &'static str,
