@@ -179,7 +179,6 @@ impl Error {
     }
 
     /// Whether a rank has shut down in an orderly way, after which operations that are under way are completed.
-    #[cfg(not(target_arch = "wasm32"))]
     pub(crate) fn is_shutdown(&self) -> bool {
         self.failure().is_some_and(|failure| failure.cause == ronde_wire::Cause::ShutDown)
     }

@@ -98,6 +98,15 @@ enum Stage {
     Apart(Request),
 }
 
+impl Stage {
+    fn is_apart(&self) -> bool {
+        #[cfg(not(target_arch = "wasm32"))]
+        return matches!(self, Self::Apart(_));
+        #[cfg(target_arch = "wasm32")]
+        false
+    }
+}
+
 /// What is left to do for the session after a message of the sidecar.
 #[derive(Debug)]
 pub(crate) enum Event<R, T> {
@@ -318,12 +327,8 @@ impl<R, T> Pending<R, T> {
         let (entries, first) = {
             let mut table = lock(&self.table);
             let first = table.over.get_or_insert_with(|| why.clone()).clone();
-            let mut entries = std::mem::take(&mut table.entries);
-            #[cfg(not(target_arch = "wasm32"))]
-            if why.is_shutdown() {
-                table.entries.extend(entries.extract_if(|_, entry| matches!(entry.stage, Stage::Apart(_))));
-            }
-            (entries, first)
+            let ended = table.entries.extract_if(|_, entry| !(why.is_shutdown() && entry.stage.is_apart()));
+            (ended.collect::<Vec<_>>(), first)
         };
         for (_, Entry { waiter, resources, .. }) in entries {
             retire(resources);

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::operation::{Operation, Stage};
+use super::operation::Stage;
 use super::thread::{Next, POLL_INTERVAL_MAX, Thread};
 use crate::error::Error;
 use crate::session::Session;
