@@ -44,8 +44,8 @@ impl Process {
             return None;
         }
         let environment_of = |pid: i32| texts(&format!("/proc/{pid}/environ"));
-        // First: a process that executes another program meanwhile has the arguments of a later one than its environment,
-        // and never those of the process that started it.
+        // Before the arguments: a process that executes its program in between must not have the arguments of its parent with
+        // its own environment.
         let own = environment_of(pid);
         let arguments = texts(&format!("/proc/{pid}/cmdline"))?;
         // Only root can read a sidecar's, because it hides its memory; it has that of its agent and a little more.
