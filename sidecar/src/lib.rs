@@ -19,6 +19,8 @@
 
 mod admin;
 #[cfg(test)]
+mod closed_port;
+#[cfg(test)]
 mod documents;
 mod driver;
 mod flight;

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod closed_port;
 pub mod cluster;
 pub mod crew;
 pub mod elastic_worker;

@@ -15,7 +15,7 @@ use ronde_transport::{
 };
 use ronde_wire::control::Purpose;
 use ronde_wire::{
-    Codec, Collective, DType, Epoch, Incarnation, JobName, Lane, ReduceOp, Request, RequestId, Seq, SetId, Shape,
+    Codec, Collective, DType, Epoch, Exit, Incarnation, JobName, Lane, ReduceOp, Request, RequestId, Seq, SetId, Shape,
     TensorName,
 };
 use tokio::sync::oneshot;
@@ -343,4 +343,42 @@ async fn failures_of_a_cancelled_operation_wait_for_its_lanes() {
     fixture.workers[0].fill(FILLED);
     assert!(!fixture.lane.work_while(|| true), "nothing of the operation is left");
     assert!(fixture.workers[0].bytes().iter().all(|byte| *byte == FILLED));
+}
+
+/// The agent of a busy machine reports the end of a process late.
+#[tokio::test]
+async fn the_report_of_a_process_that_has_ended_is_waited_for() {
+    for (pid, waits) in [(u32::MAX, true), (std::process::id(), false)] {
+        let mut fixture = Fixture::new();
+        fixture.driver.exits.are_reported = true;
+        let session = fixture.workers[1].id;
+        fixture.driver.clients.sessions.get_mut(session).expect("it is open").pid = pid;
+        fixture.command(SessionCommand::Closed { session, reason: "its stream has ended".into() });
+        let due = fixture.driver.next_close().expect("it is closing");
+        fixture.driver.close_due_sessions(due);
+        fixture.drive();
+        fixture.lane_answers();
+        assert_eq!(fixture.workers[0].received().is_empty(), waits, "process {pid}");
+        if waits {
+            let exited = WorkerExited { worker: 1, pid, exit: Exit::Code(3), stderr_tail: Vec::new() };
+            fixture.driver.worker_exited(exited);
+            fixture.drive();
+            fixture.lane_answers();
+            assert_eq!(fixture.workers[0].received(), ["ended"]);
+        }
+    }
+}
+
+/// A report that never comes is not waited for any longer.
+#[tokio::test]
+async fn a_session_closes_without_a_report_in_the_end() {
+    let mut fixture = Fixture::new();
+    fixture.driver.exits.are_reported = true;
+    let session = fixture.workers[1].id;
+    fixture.driver.clients.sessions.get_mut(session).expect("it is open").pid = u32::MAX;
+    fixture.command(SessionCommand::Closed { session, reason: "its stream has ended".into() });
+    fixture.driver.close_due_sessions(Instant::now() + Duration::from_secs(10));
+    fixture.drive();
+    fixture.lane_answers();
+    assert_eq!(fixture.workers[0].received(), ["ended"]);
 }

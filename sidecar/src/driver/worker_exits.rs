@@ -2,8 +2,9 @@
 //!
 //! A worker's stream breaks when its process ends. Its parent, the launcher's agent on this host, knows why: it reads
 //! the last lines of the worker's output and reports both a moment later. With an agent, a session whose stream is over
-//! is *closing* for at most [`EXIT_WAIT`], or [`SHUTDOWN_WAIT`] after a shutdown message. Until then its contributions
-//! stay and operations continue; then the other ranks receive its end with the reason.
+//! is *closing* for at most [`EXIT_WAIT`], or [`SHUTDOWN_WAIT`] after a shutdown message. If its process has ended by then,
+//! the report is on its way, and it is closing for [`REPORT_WAIT`] more at most: on a busy machine the agent runs late. Until
+//! then its contributions stay and operations continue; then the other ranks receive its end with the reason.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +27,8 @@ impl Driver {
             return;
         }
         let wait = if session.shutdown_reason.is_some() { SHUTDOWN_WAIT } else { EXIT_WAIT };
-        session.closing = Some(Closing { reason, until: Instant::now() + wait });
+        let now = Instant::now();
+        session.closing = Some(Closing { reason, until: now + wait, latest: now + wait + REPORT_WAIT });
         session.hang_up();
         self.report_left(id);
         let Some(worker) = self.clients.sessions.get_mut(id).map(|session| session.worker) else { return };
@@ -65,8 +67,15 @@ impl Driver {
 
     /// Closes the sessions whose exit was not reported in time.
     pub(crate) fn close_due_sessions(&mut self, now: Instant) {
-        let due = |session: &&mut Session| session.closing.as_ref().is_some_and(|closing| closing.until <= now);
-        let due: Vec<SessionId> = self.clients.sessions.iter_mut().filter(due).map(|session| session.id).collect();
+        let mut due = Vec::new();
+        for session in self.clients.sessions.iter_mut() {
+            let Some(closing) = session.closing.as_mut().filter(|closing| closing.until <= now) else { continue };
+            if now < closing.latest && has_ended(session.pid) {
+                closing.until = closing.latest.min(now + REPORT_POLL);
+            } else {
+                due.push(session.id);
+            }
+        }
         due.into_iter().for_each(|id| self.finish_close(id, None));
     }
 
@@ -83,7 +92,8 @@ impl Driver {
     pub(crate) fn close_session(&mut self, id: SessionId, reason: &str) {
         let Some(session) = self.clients.sessions.get_mut(id) else { return };
         if session.closing.is_none() {
-            session.closing = Some(Closing { reason: reason.to_owned(), until: Instant::now() });
+            let now = Instant::now();
+            session.closing = Some(Closing { reason: reason.to_owned(), until: now, latest: now });
             self.report_left(id);
         }
         self.finish_close(id, None);
@@ -147,9 +157,55 @@ impl Driver {
     }
 }
 
+/// Whether the process with this number has ended, or is about to. One that this host does not have has ended; 0 is a process
+/// that nobody knows.
+fn has_ended(pid: u32) -> bool {
+    if pid == 0 {
+        return false;
+    }
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => is_ending(&stat),
+        Err(_) => true,
+    }
+}
+
+/// Reads the state of a process and its flags, the third and the ninth field of `/proc/<pid>/stat`. The second is the name in
+/// parentheses, which may hold anything.
+fn is_ending(stat: &str) -> bool {
+    let mut fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let is_zombie = fields.next().is_some_and(|state| matches!(state, "Z" | "X"));
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok()).unwrap_or_default();
+    is_zombie || flags & PF_EXITING != 0
+}
+
+/// A flag of the kernel: the process is in `exit`. It closes its connections before it becomes a zombie.
+const PF_EXITING: u64 = 4;
 /// How long a session stays closing while its exit is not reported: long enough for an agent to read the last lines of
 /// output, and hardly noticeable.
 const EXIT_WAIT: Duration = Duration::from_millis(300);
 /// The same after a shutdown message, which an interpreter sends some time before it exits. A clean shutdown is not
 /// urgent.
 const SHUTDOWN_WAIT: Duration = Duration::from_secs(1);
+/// How much longer it stays closing when its process has ended. An agent that watches another process, whose child this one was,
+/// may report nothing: the other ranks receive a loss within a second nevertheless.
+const REPORT_WAIT: Duration = Duration::from_millis(600);
+/// How often the process is checked until then.
+const REPORT_POLL: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_ended_when_it_is_ending_or_gone() {
+        assert!(is_ending("7 (a (b) R) Z 1 7 7 0 -1 4194304 0"), "a zombie");
+        assert!(is_ending("7 (a) R 1 7 7 0 -1 4194308 0"), "it has closed its connections, and is no zombie yet");
+        assert!(!is_ending("7 (a Z 4) S 1 7 7 0 -1 4194304 0") && !is_ending("nonsense"));
+        assert!(!has_ended(std::process::id()) && !has_ended(0));
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().expect("sleep exists");
+        assert!(!has_ended(child.id()));
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+        assert!(has_ended(child.id()));
+    }
+}

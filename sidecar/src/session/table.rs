@@ -82,8 +82,10 @@ pub(crate) enum Seat {
 pub(crate) struct Closing {
     /// How it ended.
     pub(crate) reason: String,
-    /// When the other ranks are notified at the latest.
+    /// When the other ranks are notified, unless the process has ended and its exit has yet to be reported.
     pub(crate) until: Instant,
+    /// When they are notified at the latest.
+    pub(crate) latest: Instant,
 }
 
 /// A request that is not over.

@@ -13,10 +13,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+mod executable;
 mod process;
 mod remote;
 mod run;
 
+pub use executable::{copy_executable, write_executable};
 pub use process::{Process, marked};
 pub use remote::RemoteShell;
 pub use run::{Ended, Job, Run};

@@ -43,11 +43,14 @@ impl Process {
         if state == "Z" || state == "X" {
             return None;
         }
-        let arguments = texts(&format!("/proc/{pid}/cmdline"))?;
         let environment_of = |pid: i32| texts(&format!("/proc/{pid}/environ"));
+        // Before the arguments: a process that executes its program in between must not have the arguments of its parent with
+        // its own environment.
+        let own = environment_of(pid);
+        let arguments = texts(&format!("/proc/{pid}/cmdline"))?;
         // Only root can read a sidecar's, because it hides its memory; it has that of its agent and a little more.
         let is_sidecar = arguments.get(1).is_some_and(|word| word == "sidecar");
-        let environment = environment_of(pid).or_else(|| environment_of(parent).filter(|_| is_sidecar))?;
+        let environment = own.or_else(|| environment_of(parent).filter(|_| is_sidecar))?;
         let pairs = environment.iter().filter_map(|pair| pair.split_once('='));
         Some(Self {
             pid,

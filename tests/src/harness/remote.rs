@@ -1,9 +1,9 @@
 //! Programs for `--remote-shell`: other hosts that are this one, or hosts of a [`Network`].
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use super::write_executable;
 use crate::cluster::Network;
 
 /// A remote shell as a script, which records every call.
@@ -23,8 +23,7 @@ impl RemoteShell {
         let shell = Self { directory };
         // One `echo` is one write, so that calls of several hosts do not mix.
         let text = format!("#!/bin/sh\necho \"$1|$2|$#\" >> '{}'\n{body}\n", shell.calls_file().display());
-        fs::write(shell.path(), text).expect("the directory was just made");
-        fs::set_permissions(shell.path(), fs::Permissions::from_mode(0o755)).expect("the file was just made");
+        write_executable(&shell.path(), &text);
         shell
     }
 
@@ -38,9 +37,7 @@ impl RemoteShell {
         let shell = Self::script("exit 1");
         let words = "for word; do host=$command; command=$word; done";
         let text = format!("#!/bin/sh\necho \"$*\" >> '{}'\n{words}\n{body}\n", shell.calls_file().display());
-        let path = shell.directory().join("ssh");
-        fs::write(&path, text).expect("the directory was just made");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the file was just made");
+        write_executable(&shell.directory().join("ssh"), &text);
         shell
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ronde_tests::harness::{DEADLINE, Ended, RemoteShell, Run};
+use ronde_tests::harness::{DEADLINE, Ended, RemoteShell, Run, write_executable};
 
 fn sh(script: &str) -> [&str; 3] {
     ["sh", "-c", script]
@@ -10,11 +10,9 @@ fn sh(script: &str) -> [&str; 3] {
 
 /// A sidecar that reports that it cannot continue. Its index is in `$RONDE_SIDECAR`.
 fn failing_sidecar(directory: &Path, reason: &str) -> String {
-    use std::os::unix::fs::PermissionsExt;
     let path = directory.join("sidecar");
     let script = format!("#!/bin/sh\nread line; echo '{{\"type\":\"fatal\",\"reason\":\"'\"{reason}\"'\"}}'; exit 1\n");
-    std::fs::write(&path, script).expect("a temporary directory is writable");
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("the file is ours");
+    write_executable(&path, &script);
     path.to_str().expect("a temporary path is text").to_owned()
 }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use ronde_tests::cluster::{PATIENCE, Process, Sidecar, Worker, ronde_binary, sum};
+use ronde_tests::harness::copy_executable;
 use ronde_tests::script::{Answer, Ask, Fill};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -33,7 +34,7 @@ impl Pod {
         let directory = tempfile::Builder::new().prefix("ronde-pod-").tempdir()?;
         // As between containers: every user can reach the sockets' directory.
         fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
-        fs::copy(WORKER, directory.path().join("worker"))?;
+        copy_executable(Path::new(WORKER), &directory.path().join("worker"));
         let pod = Self { directory, number };
         let mut command = Command::new(ronde_binary()?);
         command.args(["certs", "once", "--job", "pod", "--sidecars", "0-1"]).arg(pod.path("certs"));

@@ -1,11 +1,10 @@
 //! Elastic jobs of the launcher, with real agents and sidecars: workers, sidecars and hosts come and go.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
-use ronde_tests::harness::{DEADLINE, Ended, Job, Process, Run, with_start_timeouts};
+use ronde_tests::harness::{DEADLINE, Ended, Job, Process, Run, with_start_timeouts, write_executable};
 use serde_json::Value;
 
 use crate::WORKER;
@@ -81,8 +80,7 @@ pub(crate) fn path_in(directory: &tempfile::TempDir, name: &str) -> String {
 pub(crate) fn discovery(directory: &Path, hosts: &str) -> String {
     list_hosts(directory, hosts);
     let path: PathBuf = directory.join("discover.sh");
-    fs::write(&path, "#!/bin/sh\ncat \"$(dirname \"$0\")/hosts\"\n").expect("writable");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the file is ours");
+    write_executable(&path, "#!/bin/sh\ncat \"$(dirname \"$0\")/hosts\"\n");
     path.to_str().expect("a temporary path is text").to_owned()
 }
 

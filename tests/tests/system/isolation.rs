@@ -4,6 +4,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use ronde_rpc::v1::client_message;
 use ronde_rpc::v1::server_message;
 use ronde_shm::{OwnedSegment, SegmentId, SessionToken, Share};
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Process, Sidecar, Worker, ronde_binary};
+use ronde_tests::harness::copy_executable;
 use ronde_tests::raw::{RawSession, WELL_BEHAVED, session_token};
 use ronde_tests::script::{Answer, Fill, digest};
 use ronde_wire::{Collective, Rank, ReduceOp};
@@ -162,7 +164,7 @@ fn a_rank_that_is_reserved_for_a_user_is_claimed_by_nobody_else() -> Result<()> 
     let directory = tempfile::Builder::new().prefix("ronde-test-").tempdir()?;
     let at = |name: &str| directory.path().join(name);
     fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
-    fs::copy(WORKER, at("worker"))?;
+    copy_executable(Path::new(WORKER), &at("worker"));
     let mut command = Command::new(ronde_binary()?);
     command.args(["certs", "once", "--job", "pod", "--sidecars", "0"]).arg(at("certs"));
     ensure!(command.output()?.status.success(), "no certificates");

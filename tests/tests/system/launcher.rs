@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use nix::sys::signal::Signal;
 use ronde_tests::cluster::Network;
-use ronde_tests::harness::{DEADLINE, Ended, Job, RemoteShell, Run, with_start_timeouts};
+use ronde_tests::harness::{DEADLINE, Ended, Job, RemoteShell, Run, with_start_timeouts, write_executable};
 use serde_json::Value;
 
 fn sh(script: &str) -> [&str; 3] {
@@ -23,8 +22,7 @@ fn environment_of(ended: &Ended, rank: u32) -> BTreeMap<String, String> {
 /// A sidecar that follows a script instead of the protocol.
 fn sidecar_script(directory: &Path, body: &str) -> String {
     let path = directory.join("sidecar");
-    fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("a temporary directory is writable");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the file is ours");
+    write_executable(&path, &format!("#!/bin/sh\n{body}\n"));
     path.to_str().expect("a temporary path is text").to_owned()
 }
 

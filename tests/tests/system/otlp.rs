@@ -11,6 +11,7 @@ use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequ
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
 use opentelemetry_proto::tonic::metrics::v1::{metric, number_data_point};
 use prost::Message;
+use ronde_tests::closed_port::ClosedPort;
 use ronde_tests::cluster::{PATIENCE, Plan};
 use ronde_tests::harness::{DEADLINE, Run};
 use serde_json::json;
@@ -117,14 +118,14 @@ fn a_collector_gets_the_metrics_of_all_sidecars_and_the_last_ones_at_the_end() -
 
 #[test]
 fn a_collector_that_is_not_there_fails_no_job_and_is_reported_once() {
-    let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
-    let url = format!("http://{closed}");
+    let closed = ClosedPort::bind().expect("a free port");
+    let url = format!("http://{}", closed.address());
     let run = Run::new(2).options(["--otlp-endpoint", &url, "--otlp-interval", "1"]);
     let ended = run.start(["sh", "-c", "sleep 3"]).wait(DEADLINE);
     assert_eq!(ended.code, Some(0), "{ended}");
     let lines: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("metrics are not sent")).collect();
     assert_eq!(lines.len(), 1, "{ended}");
-    assert!(lines[0].contains(&closed.to_string()) && lines[0].contains("it cannot be reached"), "{ended}");
+    assert!(lines[0].contains(&closed.address().to_string()) && lines[0].contains("it cannot be reached"), "{ended}");
 }
 
 #[test]

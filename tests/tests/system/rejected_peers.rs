@@ -14,6 +14,7 @@ use bytes::Bytes;
 use ronde_rpc::v1;
 use ronde_rpc::v1::client_message;
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, Process, Sidecar, Worker, ronde_binary};
+use ronde_tests::harness::copy_executable;
 use ronde_tests::left_out::without_root;
 use ronde_tests::raw::{RawSession, WELL_BEHAVED, claim};
 use ronde_tests::script::Answer;
@@ -87,8 +88,7 @@ fn a_worker_of_another_user_is_refused() -> Result<()> {
     let programs = tempfile::tempdir()?;
     fs::set_permissions(programs.path(), fs::Permissions::from_mode(0o755))?;
     let program = programs.path().join("worker");
-    fs::copy(WORKER, &program)?;
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    copy_executable(Path::new(WORKER), &program);
     let other_user = |cluster: &Cluster| -> Result<Worker> {
         let sidecar = &cluster.sidecars[0];
         let mut command = Command::new(&program);

@@ -12,6 +12,7 @@ use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::termios::{Termios, tcgetattr};
 use nix::unistd::Pid;
+use ronde_tests::closed_port::ClosedPort;
 use ronde_tests::cluster::{Cluster, PATIENCE, Plan, ronde_binary, sum};
 use ronde_tests::script::Fill;
 
@@ -189,8 +190,8 @@ fn a_lost_sidecar_is_shown_in_words_until_a_signal_ends_the_view() -> Result<()>
 
 #[test]
 fn a_view_waits_for_a_job_and_ends_at_control_c() -> Result<()> {
-    let closed = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let mut screen = Screen::start(&["top".to_owned(), "--url".to_owned(), format!("http://{closed}")])?;
+    let closed = ClosedPort::bind()?;
+    let mut screen = Screen::start(&["top".to_owned(), "--url".to_owned(), format!("http://{}", closed.address())])?;
     screen.await_screen(&["no sidecar has answered yet", "has not answered for"])?;
     screen.press(&[3])?;
     let status = screen.await_exit()?;
@@ -225,8 +226,9 @@ fn one_frame_is_text_and_a_view_without_a_terminal_is_refused() -> Result<()> {
     let (status, _, error) = run(words(&cluster, &[])?)?;
     ensure!(status == Some(64) && error.contains("`ronde status --watch`"), "{status:?}: {error}");
     drop(cluster);
-    let closed = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let (status, text, error) = run(vec!["top".into(), "--once".into(), "--url".into(), format!("http://{closed}")])?;
+    let closed = ClosedPort::bind()?;
+    let (status, text, error) =
+        run(vec!["top".into(), "--once".into(), "--url".into(), format!("http://{}", closed.address())])?;
     ensure!(status == Some(69) && text.is_empty() && error.contains("no sidecar answers at"), "{status:?}: {error}");
     Ok(())
 }

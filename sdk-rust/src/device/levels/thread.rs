@@ -438,7 +438,9 @@ impl Thread {
         if operation.is_past_ticket()
             && let Some(members) = self.members.get_mut(&operation.request.set)
         {
-            let error = cause_of(session, error);
+            // The first reason stays, so only the first failure of a set waits for it.
+            let is_known = matches!(members.state(), State::Failed(_));
+            let error = if is_known { error.clone() } else { cause_of(session, error) };
             if session.pending.over().is_none() {
                 operation.abstain(session, members.group(), &error.to_string());
             }
@@ -517,7 +519,7 @@ const WITHDRAWN: &str = "its handle was dropped, or its operation timeout passed
 /// How often the thread checks the device. The interval doubles while nothing happens.
 const POLL_INTERVAL_MIN: Duration = Duration::from_micros(20);
 pub(super) const POLL_INTERVAL_MAX: Duration = Duration::from_micros(500);
-/// How long a failure of NCCL waits for a better reason.
-const CAUSE_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a failure of NCCL waits for a better reason. The sidecar reports the loss of a rank within a second.
+const CAUSE_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// How often it checks for dropped handles when it waits for other ranks only.
 const IDLE_INTERVAL: Duration = Duration::from_millis(50);

@@ -8,6 +8,7 @@ use opentelemetry_proto::tonic::collector::metrics::v1::{ExportMetricsPartialSuc
 
 use super::super::metrics::document::snapshot;
 use super::*;
+use crate::closed_port::closed_port;
 
 /// A collector that answers so; returns its address and the requests, head and body, that it gets.
 fn collector(status: &'static str, answer: Vec<u8>) -> (SocketAddr, Receiver<(String, Vec<u8>)>) {
@@ -83,7 +84,7 @@ async fn rejections_are_errors_with_a_short_reason() {
 
 #[tokio::test]
 async fn a_collector_that_is_not_there_is_an_error() {
-    let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
+    let (_bound, closed) = closed_port();
     let error = export(&target(closed), &snapshot()).await.expect_err("nobody listens");
     assert!(format!("{error:#}").starts_with("it cannot be reached"), "{error:#}");
 }

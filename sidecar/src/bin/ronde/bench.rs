@@ -125,8 +125,11 @@ mod tests {
         // A program instead of Python that lacks two of the packages.
         let directory = tempfile::tempdir().expect("a directory can be made");
         let python = directory.path().join("python");
-        std::fs::write(&python, "#!/bin/sh\necho ronde torch\n").expect("a file can be written");
-        std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it is ours");
+        // Another process writes it: one that another thread starts just now would inherit the descriptor, and a file that
+        // is open for writing cannot be executed.
+        let script = "printf '#!/bin/sh\necho ronde torch\n' > \"$0\" && chmod 755 \"$0\"";
+        let written = Command::new("sh").args(["-c", script]).arg(&python).status();
+        assert!(written.expect("sh can be started").success());
         let args = BenchArgs { arguments: vec!["--quick".into()] };
         let error = prepare(&args, python.as_os_str()).expect_err("packages are missing");
         let text = coded(&error, Code::PythonNotRun);

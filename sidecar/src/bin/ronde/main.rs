@@ -33,6 +33,9 @@ use ronde_wire::frame::{PLANNER_VERSION, WIRE_VERSION, WIRE_VERSION_MIN};
 mod arguments;
 mod bench;
 mod certs;
+#[cfg(test)]
+#[path = "../../closed_port.rs"]
+mod closed_port;
 mod debug;
 #[cfg(test)]
 #[path = "../../documents.rs"]

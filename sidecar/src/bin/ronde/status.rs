@@ -221,6 +221,7 @@ const EXAMPLES: &str = "Examples:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::closed_port::closed_port;
 
     /// The error of a request to a sidecar.
     fn refused(kind: ErrorKind) -> anyhow::Error {
@@ -250,8 +251,8 @@ mod tests {
         std::fs::write(folder.path().join(ronde_bootstrap::directory::ADMIN_FILE), "").expect("ours");
         let starting = targets(None, Some(folder.path())).expect_err("no address");
         assert!(!have_ended(&starting), "{starting:#}");
-        let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let closed = Target { address: closed.expect("a free port"), directory: None };
+        let (_bound, closed) = closed_port();
+        let closed = Target { address: closed, directory: None };
         let ended = ask(vec![closed.clone()], &mut Vec::new()).expect_err("nothing listens");
         assert!(have_ended(&ended), "{ended:#}");
         // It accepts a request and closes the connection, as one does that is just ending.
@@ -354,9 +355,8 @@ mod tests {
 
     #[test]
     fn a_sidecar_that_was_killed_is_left_out_and_named() {
-        let closed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let killed =
-            Target { address: closed.expect("a free port"), directory: Some("/run/ronde-night-1-a\u{1b}".into()) };
+        let (_bound, closed) = closed_port();
+        let killed = Target { address: closed, directory: Some("/run/ronde-night-1-a\u{1b}".into()) };
         let lives = |answers| Target { address: server(answers), directory: Some("/run/ronde-night-0-a".into()) };
         let state = state_of(vec![killed.clone(), lives(1)], &args(true)).expect("one answers");
         assert_eq!(state.text, "{\"job\":\"night\"}\n");

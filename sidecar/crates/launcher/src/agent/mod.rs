@@ -5,7 +5,7 @@
 //! for the bounded queue to the launcher and still executes orders to end the process.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use ronde_bootstrap::exit::write_error;
 use ronde_bootstrap::interfaces;
 use ronde_bootstrap::messages::ToSidecar;
 use tokio::io::{AsyncWriteExt, BufReader, BufWriter};
+use tokio::net::TcpSocket;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -88,8 +89,8 @@ async fn serve() -> anyhow::Result<()> {
 /// The processes of this host and their shared state.
 struct Agent {
     launcher: ToLauncher,
-    /// Reserves the port that was reported to the launcher until the workers need it.
-    port: Option<TcpListener>,
+    /// Reserves the port that was reported to the launcher for a server of the workers.
+    port: TcpSocket,
     directory: PathBuf,
     environment: Environment,
     workers: JoinSet<()>,
@@ -108,10 +109,9 @@ struct Agent {
 
 impl Agent {
     fn new(launcher: ToLauncher) -> anyhow::Result<Self> {
-        let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).context("cannot find a free port")?;
         Ok(Self {
             launcher,
-            port: Some(port),
+            port: reserved_port().context("cannot find a free port")?,
             directory: PathBuf::from("/"),
             environment: Environment::new(),
             workers: JoinSet::new(),
@@ -127,8 +127,7 @@ impl Agent {
     }
 
     async fn send_hello(&self) {
-        let port =
-            self.port.as_ref().and_then(|listener| listener.local_addr().ok()).map_or(0, |address| address.port());
+        let port = self.port.local_addr().map_or(0, |address| address.port());
         let hostname = nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let interfaces = interfaces::of_this_host().into_iter().take(INTERFACES_MAX).collect();
@@ -245,7 +244,6 @@ impl Agent {
         own: Environment,
         takes_input: bool,
     ) {
-        self.port = None;
         let notices = self.notices.as_ref().map(Notices::variable);
         let environment = self.environment.iter().cloned().chain(own).chain(notices);
         match worker::Worker::start(number, &command, environment, &self.directory, takes_input) {
@@ -371,6 +369,15 @@ async fn drained(tasks: &mut JoinSet<()>) {
     while tasks.join_next().await.is_some() {}
 }
 
+/// Binds a port at which nothing listens. While the socket exists, the kernel gives the port to nobody who binds any free one, or
+/// connects. A server that names it can bind it, too: both allow reuse of their address, as servers do.
+fn reserved_port() -> std::io::Result<TcpSocket> {
+    let reserved = TcpSocket::new_v4()?;
+    reserved.set_reuseaddr(true)?;
+    reserved.bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
+    Ok(reserved)
+}
+
 /// The path of this binary, which workers and sidecars are started from.
 fn own_binary() -> anyhow::Result<PathBuf> {
     std::env::current_exe().context("cannot find the ronde binary")
@@ -392,3 +399,27 @@ const LEAVE_GRACE: Duration = Duration::from_secs(5);
 /// The time that a task needs to report after its process has ended.
 const TASK_SLACK: Duration = Duration::from_secs(3);
 const FLUSH_WAIT: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_reserved_port_refuses_connections_until_a_server_binds_it() {
+        let reserved = reserved_port().expect("a free port");
+        let port = reserved.local_addr().expect("it is bound").port();
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect_err("nothing listens");
+        let addresses: [IpAddr; 3] =
+            [Ipv4Addr::LOCALHOST.into(), Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        for address in addresses {
+            // A machine without IPv6 has none of its addresses.
+            let Ok(_server) = TcpListener::bind(SocketAddr::new(address, port)) else {
+                assert!(address.is_ipv6(), "{address} cannot be bound");
+                continue;
+            };
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it listens");
+        }
+    }
+}

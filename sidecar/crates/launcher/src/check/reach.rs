@@ -222,13 +222,28 @@ mod tests {
         ask(&shell, "h", Path::new("/r"), None, judge)
     }
 
+    /// A port of the loopback for UDP, which `bind` binds for TCP. A connection of another process may use the number of a free
+    /// UDP port: then another one is tried.
+    fn of_both_protocols<T>(bind: impl Fn(SocketAddr) -> std::io::Result<T>) -> (UdpSocket, T, u16) {
+        let attempt = || {
+            let udp = UdpSocket::bind("127.0.0.1:0").expect("a free port");
+            let address = udp.local_addr().expect("it is bound");
+            bind(address).ok().map(|tcp| (udp, tcp, address.port()))
+        };
+        (0..100).find_map(|_| attempt()).expect("a port that is free for both protocols")
+    }
+
+    /// A TCP port that refuses connections while the socket exists.
+    fn closed(address: SocketAddr) -> std::io::Result<tokio::net::TcpSocket> {
+        let bound = tokio::net::TcpSocket::new_v4()?;
+        bound.bind(address)?;
+        Ok(bound)
+    }
+
     #[test]
     fn a_host_that_answers_is_judged_and_gets_datagrams() {
-        let socket = UdpSocket::bind("127.0.0.1:0").expect("a free port");
-        let port = socket.local_addr().expect("it is bound").port();
-        let _listener = std::net::TcpListener::bind(("127.0.0.1", port)).expect("free for TCP as well");
-        let silent = UdpSocket::bind("127.0.0.1:0").expect("a free port");
-        let silent_port = silent.local_addr().expect("it is bound").port();
+        let (socket, _listener, port) = of_both_protocols(std::net::TcpListener::bind);
+        let (_silent, _closed, silent_port) = of_both_protocols(closed);
         let over = AtomicBool::new(false);
         let facts = |port| {
             let addresses = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];

@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(tail.lines(), ["4 %", "failed: a", "failed: b"]);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn an_agent_that_vanishes_is_noticed_by_its_silence() {
         use tokio::io::AsyncWriteExt;
         let silence = Duration::from_secs(3);

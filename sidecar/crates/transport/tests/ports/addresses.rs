@@ -125,10 +125,18 @@ async fn every_failed_address_is_named_with_its_error(over: Transport) {
     let DownReason::Refused(text) = down(&mut port, 1).await else { panic!("refused") };
     assert!(text.contains("sidecar/2's, expected"), "{text}");
     let (_silent, address) = silent(over);
-    let mut port = start(bind(over), 0, &[(1, vec![address])], Duration::from_secs(1));
-    port.open(ONE, Role::Dial);
-    let DownReason::Unanswered(text) = down(&mut port, 1).await else { panic!("unanswered") };
-    assert_eq!(text, format!("sidecar 1 did not answer within 1 s: {address}: no answer"));
+    // A busy machine may finish no attempt within the shorter times.
+    for seconds in [1, 4, 16] {
+        let mut port = start(bind(over), 0, &[(1, vec![address])], Duration::from_secs(seconds));
+        port.open(ONE, Role::Dial);
+        let DownReason::Unanswered(text) = down(&mut port, 1).await else { panic!("unanswered") };
+        let silence = format!("sidecar 1 did not answer within {seconds} s: ");
+        match text.strip_prefix(&silence) {
+            Some("no attempt was finished") => {}
+            last => return assert_eq!(last, Some(format!("{address}: no answer").as_str()), "{text}"),
+        }
+    }
+    panic!("no attempt is ever finished");
 }
 
 async fn connections_to_other_local_addresses_are_ignored(over: Transport) {

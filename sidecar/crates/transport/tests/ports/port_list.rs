@@ -11,8 +11,8 @@ use ronde_wire::{Epoch, Frame, FrameHeader, FrameKind, Incarnation, Lane, Seq, S
 use tokio::time::sleep;
 
 use crate::harness::{
-    CONTROL, LANE, Maker, START_TIMEOUT, any_event, chunk, control, down, event, frame, frame_or_down, heartbeat,
-    hello, pair, up,
+    ABSENT, CONTROL, LANE, Maker, START_TIMEOUT, any_event, chunk, control, down, event, frame, frame_or_down,
+    heartbeat, hello, pair, up,
 };
 
 macro_rules! for_every_transport {
@@ -215,12 +215,12 @@ async fn peers_notice_a_dropped_port(make: Maker) {
 }
 
 async fn a_peer_that_never_comes_is_down(make: Maker) {
-    let mut ports = make(&[hello(0, CONTROL), hello(1, CONTROL), hello(2, CONTROL)], Duration::from_millis(300)).ports;
-    drop(ports.remove(1));
-    ports[0].open(SidecarIndex(1), Role::Dial);
-    assert!(matches!(down(&mut *ports[0], 1).await, DownReason::Unanswered(_)));
-    ports[0].open(SidecarIndex(2), Role::Await);
-    assert!(matches!(down(&mut *ports[0], 2).await, DownReason::Lost(_)));
+    let mut world = make(&[hello(0, CONTROL), hello(1, CONTROL)], Duration::from_millis(300));
+    let port = &mut *world.ports[0];
+    port.open(ABSENT, Role::Dial);
+    assert!(matches!(down(port, ABSENT.0).await, DownReason::Unanswered(_)));
+    port.open(SidecarIndex(1), Role::Await);
+    assert!(matches!(down(port, 1).await, DownReason::Lost(_)));
 }
 
 async fn a_full_queue_is_an_error(make: Maker) {

@@ -227,6 +227,7 @@ mod tests {
     use ronde_bootstrap::codes::coded;
 
     use super::*;
+    use crate::closed_port::closed_port;
 
     #[test]
     fn addresses_are_read() {
@@ -290,10 +291,8 @@ mod tests {
 
     #[test]
     fn a_sidecar_that_has_ended_is_reported() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = listener.local_addr().expect("it is bound");
-        drop(listener);
-        let error = fetch(address, Duration::from_secs(5)).expect_err("no listener");
+        let (_bound, closed) = closed_port();
+        let error = fetch(closed, Duration::from_secs(5)).expect_err("no listener");
         assert!(coded(&error, Code::StatusUnreachable).contains("no sidecar answers at 127.0.0.1:"), "{error:#}");
     }
 

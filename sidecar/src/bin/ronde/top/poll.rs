@@ -150,6 +150,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
+    use crate::closed_port::closed_port;
 
     /// A server that answers with this body.
     fn serve(body: &'static str) -> SocketAddr {
@@ -183,7 +184,7 @@ mod tests {
 
     #[test]
     fn each_sidecar_has_its_page_or_a_reason() {
-        let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
+        let (_bound, closed) = closed_port();
         let pages = [serve(r#"{"job":"night","epoch":2,"later":[]}"#), serve("[]"), closed];
         let words = "is not a status page of this version";
         let fits = |sample: &Sample| {
@@ -220,7 +221,7 @@ mod tests {
 
     #[test]
     fn too_many_sidecars_are_cut_with_a_message() {
-        let closed = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
+        let (_bound, closed) = closed_port();
         let sample = sample(&Targets::Addresses(vec![closed; SIDECARS_MAX + 1]));
         assert_eq!(sample.answers.len(), SIDECARS_MAX);
         assert!(sample.problem.expect("a sentence").starts_with("257 sidecars are found, and 256 of them"));

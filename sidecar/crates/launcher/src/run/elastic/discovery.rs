@@ -263,8 +263,7 @@ const LINE_CHARACTERS_MAX: usize = 200;
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
 
     use super::*;
 
@@ -273,14 +272,12 @@ mod tests {
     }
 
     fn script(directory: &Path, text: &str) -> Script {
-        let path: PathBuf = directory.join("discover.sh");
-        // A file that is being written cannot be executed; replacing it in one step avoids that.
-        let draft = directory.join("draft");
-        std::fs::write(&draft, format!("#!/bin/sh\n{text}\n")).expect("a temporary directory is writable");
-        std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o700)).expect("it is ours");
-        std::fs::rename(&draft, &path).expect("a temporary directory is writable");
+        let path = directory.join("discover.sh");
+        std::fs::write(&path, format!("{text}\n")).expect("a temporary directory is writable");
         Script {
-            command: path.display().to_string(),
+            // A shell reads it. Executing it fails while a process that another thread starts just now has inherited its
+            // descriptor, which is open for writing.
+            command: format!("sh '{}'", path.display()),
             slots_per_host: NonZeroU32::new(2),
             limit: Duration::from_secs(20),
             interval: Duration::from_millis(10),

@@ -4,7 +4,7 @@
 pub(crate) mod raw;
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
@@ -13,14 +13,18 @@ use ronde_transport::{
     BoundPort, DownReason, Identity, JobCa, KeyRequest, LinkOptions, LocalHello, MemoryMesh, NetworkPort, Outgoing,
     Port, PortEvent, Role, SocketOptions, TrustDomain, Validity, next_event,
 };
-use ronde_wire::control::{Control, Hello, Purpose, Transport};
+use ronde_wire::control::{Carrier, Control, Hello, Purpose, Transport};
 use ronde_wire::frame::{Chunk, ChunkHeader};
 use ronde_wire::{Epoch, Frame, Incarnation, JobName, Lane, Seq, SidecarIndex};
+use tokio::net::TcpSocket;
 
 use raw::RawCa;
 
 pub(crate) const CONTROL: Purpose = Purpose::Control;
 pub(crate) const LANE: Purpose = Purpose::Data(Lane(3));
+
+/// A sidecar whose address is known to all others, but that never comes.
+pub(crate) const ABSENT: SidecarIndex = SidecarIndex(900);
 
 /// Creates ports that know each other, one for each sidecar and hello.
 pub(crate) type Maker = fn(&[(SidecarIndex, Hello)], Duration) -> World;
@@ -29,6 +33,8 @@ pub(crate) struct World {
     pub(crate) ports: Vec<Box<dyn Port>>,
     /// Creates another port of a sidecar that the others know, as after a restart.
     pub(crate) again: Box<dyn Fn(SidecarIndex, Hello) -> Box<dyn Port>>,
+    /// Keeps the address of [`ABSENT`] from other processes.
+    absent: Option<Box<dyn Send>>,
 }
 
 pub(crate) fn memory(hellos: &[(SidecarIndex, Hello)], start_timeout: Duration) -> World {
@@ -36,7 +42,8 @@ pub(crate) fn memory(hellos: &[(SidecarIndex, Hello)], start_timeout: Duration) 
     // All ports of a list connect to each other, whatever purpose their hellos claim.
     let purpose = hellos[0].1.purpose;
     let again = move |at, hello| -> Box<dyn Port> { Box::new(mesh.port_with_hello(at, purpose, hello)) };
-    World { ports: hellos.iter().map(|(at, hello)| again(*at, hello.clone())).collect(), again: Box::new(again) }
+    let ports = hellos.iter().map(|(at, hello)| again(*at, hello.clone())).collect();
+    World { ports, again: Box::new(again), absent: None }
 }
 
 pub(crate) fn quic(hellos: &[(SidecarIndex, Hello)], start_timeout: Duration) -> World {
@@ -51,14 +58,34 @@ fn network(transport: Transport, hellos: &[(SidecarIndex, Hello)], start_timeout
     let purpose = hellos[0].1.purpose;
     let bind = move || bind_for(transport, purpose);
     let bound: Vec<_> = hellos.iter().map(|_| bind()).collect();
-    let peers: HashMap<_, _> =
+    let mut peers: HashMap<_, _> =
         hellos.iter().zip(&bound).map(|((at, _), bound)| (*at, vec![bound.local_addr()])).collect();
+    let (absent, address) = unanswered(transport, purpose);
+    peers.insert(ABSENT, vec![address]);
     let start = move |bound: BoundPort, at, hello| -> Box<dyn Port> {
         let port = bound.start_with_hello(identity(at), hello, peers.clone(), options(start_timeout));
         Box::new(port.expect("a good identity"))
     };
     let ports = bound.into_iter().zip(hellos).map(|(bound, (at, hello))| start(bound, *at, hello.clone())).collect();
-    World { ports, again: Box::new(move |at, hello| start(bind(), at, hello)) }
+    World { ports, again: Box::new(move |at, hello| start(bind(), at, hello)), absent: Some(absent) }
+}
+
+/// A bound port at which nothing answers: QUIC's packets are not read, and TCP's connections are refused.
+fn unanswered(transport: Transport, purpose: Purpose) -> (Box<dyn Send>, SocketAddr) {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    match transport.carrier(purpose) {
+        Carrier::Quic => {
+            let socket = UdpSocket::bind(any).expect("a free port");
+            let address = socket.local_addr().expect("bound");
+            (Box::new(socket), address)
+        }
+        Carrier::Tls => {
+            let socket = TcpSocket::new_v4().expect("a socket");
+            socket.bind(any).expect("a free port");
+            let address = socket.local_addr().expect("bound");
+            (Box::new(socket), address)
+        }
+    }
 }
 
 /// Runs each test over QUIC and over TLS.
