@@ -20,6 +20,8 @@ export CARGO_INCREMENTAL ?= 0
 # Many tests wait for processes and clocks rather than compute.
 export RUST_TEST_THREADS ?= 4
 PYTEST_WORKERS ?= 3
+# Properties are tested with the same values in each run, so that a run fails for its change. `make properties` draws others.
+export PROPTEST_RNG_SEED ?= 1
 
 PYTHON ?= python3
 CARGO ?= cargo
@@ -300,7 +302,7 @@ test-rust:
 
 .PHONY: test-python
 test-python:
-	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -m "not heavy"
+	cd sdk-python && $(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -m "not heavy" --hypothesis-seed=$(PROPTEST_RNG_SEED)
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml tests/product
 	$(RONDE_PYTHON) -m pytest -q -n $(PYTEST_WORKERS) -c sdk-python/pyproject.toml -m "not heavy" tests/deploy
 	$(JAX_PYTHON) -m pytest -q -n 2 -c sdk-python/pyproject.toml -m "not heavy" tests/frameworks/test_jax.py
@@ -326,6 +328,13 @@ bench: ## Measure against PyTorch Gloo and Open MPI, all results checked: 10 min
 	@$(CARGO_TARGET_DIR)/release/ronde bench collectives $(OPTIONS) \
 	    --json $(BENCH)/bench.json --markdown $(BENCH)/bench.md --plot $(BENCH)/bench.png
 	@echo "make bench: bench.json, bench.md and bench.png are in $(BENCH)"
+
+.PHONY: properties
+properties: SEED := $(or $(SEED),$(shell date +%s))
+properties: build-tests ## Test properties with values that no run has drawn, in the suites that have them (SEED=n repeats a run; 10 minutes)
+	@echo "SEED=$(SEED)"
+	PROPTEST_RNG_SEED=$(SEED) $(CARGO) test --workspace --no-fail-fast
+	cd sdk-python && $(RONDE_PYTHON) -m pytest -q --hypothesis-seed=$(SEED) tests/test_elastic_sampler.py tests/test_torchrun_parts.py
 
 # SECONDS is taken from the command line only: in bash it is a clock.
 .PHONY: soak
