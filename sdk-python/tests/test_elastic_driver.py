@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import stat
 import threading
 import time
@@ -12,6 +13,7 @@ from unittest import mock
 
 import pytest
 
+from horovod.runner.common.util import secret
 from horovod.runner.common.util.hosts import INVALID_SLOT_INFO
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.runner.elastic import constants, discovery
@@ -26,6 +28,7 @@ from horovod.runner.elastic.worker import (
     WorkerNotificationManager,
     WorkerNotificationService,
 )
+from horovod.runner.http import http_server
 from horovod.runner.http.http_client import put_data_into_kvstore, read_data_from_kvstore
 from horovod.runner.http.http_server import RendezvousServer
 
@@ -535,6 +538,48 @@ def test_the_store_rejects_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
             put_data_into_kvstore("127.0.0.1", port, "scope", "key", b"other")
         monkeypatch.undo()
         assert read_data_from_kvstore("127.0.0.1", port, "scope", "key") == b"value"
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has made the key of the store. What the test makes is removed."""
+    monkeypatch.setenv(secret.HOROVOD_SECRET_KEY, "")
+    monkeypatch.delenv(secret.HOROVOD_SECRET_KEY)
+
+
+@pytest.mark.usefixtures("no_key")
+def test_threads_that_make_the_key_at_once_have_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers send their first requests: one makes the key, and the other one takes it."""
+    digests: dict[str, str] = {}
+
+    def send(name: str) -> None:
+        digests[name] = http_server.digest("PUT", "/scope/key", b"value")
+
+    second = threading.Thread(target=send, args=("second",), daemon=True)
+
+    def make() -> bytes:
+        if threading.current_thread() is not second:
+            second.start()
+            second.join(0.5)  # by then it has made its own key, or it waits for this one
+        return bytes([len(digests)]) * secret.SECRET_LENGTH
+
+    monkeypatch.setattr(secret, "make_secret_key", make)
+    send("first")
+    second.join(TIMEOUT_S)
+    assert digests["first"] == digests["second"] == http_server.digest("PUT", "/scope/key", b"value")
+
+
+@pytest.mark.usefixtures("no_key")
+def test_processes_inherit_the_key_of_a_server() -> None:
+    """Also those that start before the first request."""
+    server = RendezvousServer()
+    server.start()
+    try:
+        inherited = os.environ[secret.HOROVOD_SECRET_KEY]
+        http_server.digest("PUT", "/scope/key", b"value")
+        assert os.environ[secret.HOROVOD_SECRET_KEY] == inherited
     finally:
         server.stop()
 
