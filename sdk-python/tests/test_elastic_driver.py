@@ -241,6 +241,28 @@ def test_a_host_of_the_previous_round_must_remain(make: Callable[..., ElasticDri
     assert "No hosts from previous set remaining" in str(driver.get_results().error_message)
 
 
+def test_a_slot_is_that_of_one_round(make: Callable[..., ElasticDriver], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the next round, which is without its host, begins while it is looked up."""
+    driver = make({"a": 2})
+    local_size = driver.local_size
+
+    def then_the_next_round_begins(host: str) -> int:
+        size = local_size(host)
+        driver._host_assignments = {}
+        return size
+
+    def worker(slot: Any, events: Sequence[threading.Event]) -> tuple[int, float]:
+        assert events[0].wait(TIMEOUT_S)
+        return 0, time.time()
+
+    driver.wait_for_available_slots(2)
+    driver.start(2, worker)
+    monkeypatch.setattr(driver, "local_size", then_the_next_round_begins)
+    assert driver.get_slot_info("a", 1) == driver._rank_assignments[1]
+    driver._host_assignments = {}
+    assert driver.get_slot_info("a", 1) == INVALID_SLOT_INFO
+
+
 # === Waiting for hosts ===
 
 

@@ -177,10 +177,11 @@ class ElasticDriver:
 
     def get_slot_info(self, host: str, slot: int) -> SlotInfo:
         """Returns a slot with its ranks and sizes, or with -1 for each of them if it has no rank in the round."""
-        if not self.has_rank_assignment(host, slot):
+        # Another thread may begin the next round meanwhile, which may be without this host.
+        slots: list[SlotInfo] = self._host_assignments.get(host, [])
+        if self._host_manager.is_blacklisted(host) or slot >= len(slots):
             return INVALID_SLOT_INFO
-        found: SlotInfo = self._host_assignments[host][slot]
-        return found
+        return slots[slot]
 
     def get_coordinator_info(self) -> SlotInfo | None:
         """Returns the slot of rank 0; None before the first round."""
