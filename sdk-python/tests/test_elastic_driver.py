@@ -529,6 +529,100 @@ def test_a_change_that_moves_no_rank_notifies_nobody(
     client.notify_hosts_updated.assert_not_called()
 
 
+class PolledHosts(FixedHosts):
+    """Hosts that a test changes, and then waits until the driver has found them."""
+
+    def __init__(self, host_slots: dict[str, int]) -> None:
+        super().__init__(host_slots)
+        self._polled = threading.Condition()
+        self._polls = 0
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        with self._polled:
+            self._polls += 1
+            self._polled.notify_all()
+        return super().find_available_hosts_and_slots()
+
+    def change(self, host_slots: dict[str, int]) -> None:
+        self.set(host_slots)
+        with self._polled:
+            # The next poll finds the hosts, and the one after that begins when the driver is through with them.
+            after = self._polls + 2
+            assert self._polled.wait_for(lambda: self._polls >= after, TIMEOUT_S)
+
+
+class Notified:
+    """A client that counts notifications."""
+
+    def __init__(self) -> None:
+        self.changes: list[int] = []
+        self._changed = threading.Condition()
+
+    def notify_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        with self._changed:
+            self.changes.append(update_res)
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> tuple[int, float]:
+        """Waits for so many notifications. Returns what a worker does: status 0 if they come."""
+        with self._changed:
+            return int(not self._changed.wait_for(lambda: len(self.changes) >= count, TIMEOUT_S)), time.time()
+
+
+def test_rank_0_is_notified_of_a_host_that_is_found_while_the_round_begins(
+    make: Callable[..., ElasticDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round begins without it."""
+    hosts, client = PolledHosts({"a": 2}), Notified()
+    driver = make(hosts)
+    monkeypatch.setattr(driver, "get_worker_client", lambda slot: client)
+    driver._rendezvous.init.side_effect = lambda slots: hosts.change({"a": 2, "b": 2})
+    assert run(driver, lambda *_: client.wait_for(1)) == {"a[0]": 0, "a[1]": 0}
+    assert client.changes == [HostUpdateResult.added]
+
+
+def test_rank_0_is_notified_when_it_registers(
+    make: Callable[..., ElasticDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hosts have changed before that."""
+    hosts, client, registered = PolledHosts({"a": 2}), Notified(), threading.Event()
+    driver = make(hosts)
+    monkeypatch.setattr(driver, "get_worker_client", lambda slot: client if registered.is_set() else None)
+
+    def worker(slot: Any, _: Any) -> tuple[int, float]:
+        if slot.rank == 0:
+            hosts.change({"a": 2, "b": 2})
+            registered.set()
+        return client.wait_for(1)
+
+    assert run(driver, worker) == {"a[0]": 0, "a[1]": 0}
+    assert client.changes == [HostUpdateResult.added]
+
+
+def test_rank_0_is_notified_again_if_the_next_round_begins_without_the_change(
+    make: Callable[..., ElasticDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round got its hosts before, and rank 0 was in the round before when it was notified."""
+    hosts, client = PolledHosts({"a": 2}), Notified()
+    driver = make(hosts)
+    monkeypatch.setattr(driver, "get_worker_client", lambda slot: client)
+    wait_for_available_slots = driver.wait_for_available_slots
+
+    def then_a_host_comes(*arguments: Any) -> DiscoveredHosts:
+        found = wait_for_available_slots(*arguments)
+        if driver.get_coordinator_info() is not None:
+            hosts.change({"a": 2, "b": 2})
+        return found
+
+    def worker(slot: Any, _: Any) -> tuple[int, float]:
+        driver.record_ready(slot.hostname, slot.local_rank)
+        return client.wait_for(2)
+
+    monkeypatch.setattr(driver, "wait_for_available_slots", then_a_host_comes)
+    assert run(driver, worker) == {"a[0]": 0, "a[1]": 0}
+    assert client.changes == [HostUpdateResult.added] * 2
+
+
 def test_ranks_are_served_when_the_next_round_begins(make: Callable[..., ElasticDriver]) -> None:
     driver, server = make({"a": 2}), RendezvousServer()
     port = server.start(create_rendezvous_handler(driver))
