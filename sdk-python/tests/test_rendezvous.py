@@ -282,17 +282,24 @@ def test_a_rank_that_replaces_one_that_ended_meets_in_its_place() -> None:
     lead = threading.Thread(target=lambda: results.extend(met(store, member(0, 3))), daemon=True)
     lead.start()
     assert wait_for(store, "ronde/begin")
-    store.set("ronde/answer/1", answer_to(store, first))
-    again = met(store, member(1, 3), member(2, 3))
-    lead.join(TIMEOUT_S)
-    assert (again, results) == ([SIDECAR] * 2, [SIDECAR])
+    store.set("ronde/answer/1", former := answer_to(store, first))
+    again: list[Any] = []
+    second = threading.Thread(target=lambda: again.extend(met(store, member(1, 3))), daemon=True)
+    second.start()
+    # Rank 0 decides as soon as all have answered, and the one that has ended has.
+    assert wait_for(store, "ronde/answer/1", former)
+    last = met(store, member(2, 3))
+    for thread in (lead, second):
+        thread.join(TIMEOUT_S)
+    assert (last, again, results) == ([SIDECAR], [SIDECAR], [SIDECAR])
 
 
-def wait_for(store: Dictionary, key: str) -> bool:
+def wait_for(store: Dictionary, key: str, former: bytes | None = None) -> bool:
+    """Waits until the store has a value, other than the former one."""
     deadline = time.monotonic() + TIMEOUT_S
-    while key not in store.values and time.monotonic() < deadline:
+    while store.values.get(key) == former and time.monotonic() < deadline:
         time.sleep(0.01)
-    return key in store.values
+    return store.values.get(key) != former
 
 
 def answer_to(store: Dictionary, one: Member) -> bytes:
