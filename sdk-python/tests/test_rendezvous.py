@@ -412,6 +412,30 @@ def test_the_sidecar_of_ranks_that_do_not_meet_is_stopped(
     assert sidecar not in without_launcher._ranks.sidecars
 
 
+# Another thread would fork at this time.
+FORKING = """
+import os
+from ronde import own_sidecar
+
+def forked(process, timeout):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if process.stdin.closed else 1)
+    print("the child has ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    assert not process.stdin.closed
+    return "/run/s", "job", {}
+
+own_sidecar._program, own_sidecar._serving = lambda: "true", forked
+own_sidecar.stop(own_sidecar.start(1, "job"))
+"""
+
+
+def test_a_child_that_is_forked_while_a_sidecar_starts_does_not_keep_it() -> None:
+    """The end of its input stops a sidecar; a child that had the input, too, would delay that to its own end."""
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "the child has ended with 0\n"), done.stderr
+
+
 @pytest.mark.parametrize("value", [b"\x80\x04.", b"[]", b"{}", b'{"member": 1}', b'{"member": {"rank": "x"}}'])
 def test_other_values_in_the_store(value: bytes) -> None:
     store = Dictionary()
