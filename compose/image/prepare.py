@@ -87,24 +87,32 @@ def files_of(source: pathlib.Path, index: int) -> dict[str, bytes]:
 
     Raises PodError with the names that were expected when some are missing.
     """
-    if (source / SECRET).exists():
-        return {SECRET: read(source / SECRET)}
-    prefix = f"sidecar-{index}-"
-    found = {name: source / f"{prefix}{name}" for name in CERTIFICATES}
-    if not found["ca.pem"].exists():
-        found["ca.pem"] = source / "ca.pem"
-    missing = [path.name for path in found.values() if not path.exists()]
+    # Another process may replace the files at any time, so this opens each without a check that it exists.
+    held = sorted(path.name for path in source.glob("[!.]*"))
+    secret = read(source / SECRET)
+    if secret is not None:
+        return {SECRET: secret}
+    own = {name: source / f"sidecar-{index}-{name}" for name in CERTIFICATES}
+    found = {name: read(path) for name, path in own.items()}
+    if found["ca.pem"] is None:
+        own["ca.pem"] = source / "ca.pem"
+        found["ca.pem"] = read(own["ca.pem"])
+    files = {name: content for name, content in found.items() if content is not None}
+    missing = [path.name for name, path in own.items() if name not in files]
     if missing:
-        held = sorted(path.name for path in source.glob("[!.]*")) or ["nothing"]
-        text = f"neither {SECRET} nor {', '.join(missing)} is in {source}, which has {', '.join(held)}"
+        others = [name for name in held if name not in {SECRET, *missing}] or ["nothing"]
+        text = f"neither {SECRET} nor {', '.join(missing)} is in {source}, which has {', '.join(others)}"
         raise PodError(f"{text}; see compose/kubernetes/README.md for how to make the Secret")
-    return {name: read(path) for name, path in found.items()}
+    return files
 
 
-def read(path: pathlib.Path) -> bytes:
-    """Reads a file of bounded size."""
-    with path.open("rb") as file:
-        content = file.read(FILE_BYTES_MAX + 1)
+def read(path: pathlib.Path) -> bytes | None:
+    """Reads a file of bounded size. Returns None if there is none."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        return None
     if len(content) > FILE_BYTES_MAX:
         raise PodError(f"{path} is longer than {FILE_BYTES_MAX} bytes; it is no key or certificate")
     return content

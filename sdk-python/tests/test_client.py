@@ -7,6 +7,7 @@ import gc
 import itertools
 import logging
 import pickle
+import threading
 from typing import Any, Callable
 
 import numpy
@@ -15,6 +16,7 @@ import pytest
 import ronde
 from ronde import errors
 from ronde.client import Client
+from ronde.handle import Handle
 
 _set_ids = itertools.count(7)
 
@@ -227,6 +229,27 @@ def test_every_wait_for_a_handle_returns_its_result() -> None:
     result = handle.wait()
     assert handle.poll()
     assert handle.wait() is result
+
+
+def test_threads_that_wait_for_a_handle_read_its_result_once() -> None:
+    """The memory of a result can be taken once."""
+    reads: list[Any] = []
+    found: list[Any] = []
+
+    def read(operation: Any) -> object:
+        reads.append(operation)
+        if len(reads) == 1:
+            other.start()
+            other.join(0.5)  # it has read, too, by then, or it waits for this thread
+        return object()
+
+    operation: Any = Operation(b"", [])
+    handle = Handle(lambda: None, operation, read)
+    other = threading.Thread(target=lambda: found.append(handle.wait()))
+    result = handle.wait()
+    other.join(60)
+    assert reads == [operation]
+    assert found == [result]
 
 
 def test_every_wait_for_a_failed_handle_raises() -> None:

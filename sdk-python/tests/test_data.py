@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -156,6 +157,29 @@ def test_closing_ends_an_iteration_that_waits() -> None:
         thread.join(TIMEOUT_S)
         assert not thread.is_alive()
     assert seen == [0]
+
+
+def test_a_pass_may_begin_while_others_are_closed() -> None:
+    """In another thread, which adds its reader while this one iterates over those that there are."""
+    loader = AsyncSquares(2, count=100)
+    passes = [iter(loader), iter(loader)]
+    assert [next(each) for each in passes] == [0, 0]
+    begun: list[int] = []
+    other = threading.Thread(target=lambda: begun.append(next(iter(loader))))
+
+    class Readers(weakref.WeakSet[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for reader in super().__iter__():
+                if other.ident is None:
+                    other.start()
+                    other.join(0.5)  # it has added its reader by then, or it waits for the end of the iteration
+                yield reader
+
+    loader._readers = Readers(loader._readers)
+    loader.close_async_loader()
+    other.join(TIMEOUT_S)
+    assert begun == [0]
+    assert [list(each) for each in passes] == [[], []]
 
 
 def test_a_reader_that_reads_when_its_pass_is_left_ends_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import stat
 import threading
 import time
@@ -12,6 +13,7 @@ from unittest import mock
 
 import pytest
 
+from horovod.runner.common.util import secret
 from horovod.runner.common.util.hosts import INVALID_SLOT_INFO
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.runner.elastic import constants, discovery
@@ -26,6 +28,7 @@ from horovod.runner.elastic.worker import (
     WorkerNotificationManager,
     WorkerNotificationService,
 )
+from horovod.runner.http import http_server
 from horovod.runner.http.http_client import put_data_into_kvstore, read_data_from_kvstore
 from horovod.runner.http.http_server import RendezvousServer
 
@@ -275,6 +278,28 @@ def test_a_host_of_the_previous_round_must_remain(make: Callable[..., ElasticDri
 
     run(driver, worker)
     assert "No hosts from previous set remaining" in str(driver.get_results().error_message)
+
+
+def test_a_slot_is_that_of_one_round(make: Callable[..., ElasticDriver], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the next round, which is without its host, begins while it is looked up."""
+    driver = make({"a": 2})
+    local_size = driver.local_size
+
+    def then_the_next_round_begins(host: str) -> int:
+        size = local_size(host)
+        driver._host_assignments = {}
+        return size
+
+    def worker(slot: Any, events: Sequence[threading.Event]) -> tuple[int, float]:
+        assert events[0].wait(TIMEOUT_S)
+        return 0, time.time()
+
+    driver.wait_for_available_slots(2)
+    driver.start(2, worker)
+    monkeypatch.setattr(driver, "local_size", then_the_next_round_begins)
+    assert driver.get_slot_info("a", 1) == driver._rank_assignments[1]
+    driver._host_assignments = {}
+    assert driver.get_slot_info("a", 1) == INVALID_SLOT_INFO
 
 
 # === Waiting for hosts ===
@@ -543,6 +568,100 @@ def test_a_change_that_moves_no_rank_notifies_nobody(
     client.notify_hosts_updated.assert_not_called()
 
 
+class PolledHosts(FixedHosts):
+    """Hosts that a test changes, and then waits until the driver has found them."""
+
+    def __init__(self, host_slots: dict[str, int]) -> None:
+        super().__init__(host_slots)
+        self._polled = threading.Condition()
+        self._polls = 0
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        with self._polled:
+            self._polls += 1
+            self._polled.notify_all()
+        return super().find_available_hosts_and_slots()
+
+    def change(self, host_slots: dict[str, int]) -> None:
+        self.set(host_slots)
+        with self._polled:
+            # The next poll finds the hosts, and the one after that begins when the driver is through with them.
+            after = self._polls + 2
+            assert self._polled.wait_for(lambda: self._polls >= after, TIMEOUT_S)
+
+
+class Notified:
+    """A client that counts notifications."""
+
+    def __init__(self) -> None:
+        self.changes: list[int] = []
+        self._changed = threading.Condition()
+
+    def notify_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        with self._changed:
+            self.changes.append(update_res)
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> tuple[int, float]:
+        """Waits for so many notifications. Returns what a worker does: status 0 if they come."""
+        with self._changed:
+            return int(not self._changed.wait_for(lambda: len(self.changes) >= count, TIMEOUT_S)), time.time()
+
+
+def test_rank_0_is_notified_of_a_host_that_is_found_while_the_round_begins(
+    make: Callable[..., ElasticDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round begins without it."""
+    hosts, client = PolledHosts({"a": 2}), Notified()
+    driver = make(hosts)
+    monkeypatch.setattr(driver, "get_worker_client", lambda slot: client)
+    driver._rendezvous.init.side_effect = lambda slots: hosts.change({"a": 2, "b": 2})
+    assert run(driver, lambda *_: client.wait_for(1)) == {"a[0]": 0, "a[1]": 0}
+    assert client.changes == [HostUpdateResult.added]
+
+
+def test_rank_0_is_notified_when_it_registers(
+    make: Callable[..., ElasticDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hosts have changed before that."""
+    hosts, client, registered = PolledHosts({"a": 2}), Notified(), threading.Event()
+    driver = make(hosts)
+    monkeypatch.setattr(driver, "get_worker_client", lambda slot: client if registered.is_set() else None)
+
+    def worker(slot: Any, _: Any) -> tuple[int, float]:
+        if slot.rank == 0:
+            hosts.change({"a": 2, "b": 2})
+            registered.set()
+        return client.wait_for(1)
+
+    assert run(driver, worker) == {"a[0]": 0, "a[1]": 0}
+    assert client.changes == [HostUpdateResult.added]
+
+
+def test_rank_0_is_notified_again_if_the_next_round_begins_without_the_change(
+    make: Callable[..., ElasticDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round got its hosts before, and rank 0 was in the round before when it was notified."""
+    hosts, client = PolledHosts({"a": 2}), Notified()
+    driver = make(hosts)
+    monkeypatch.setattr(driver, "get_worker_client", lambda slot: client)
+    wait_for_available_slots = driver.wait_for_available_slots
+
+    def then_a_host_comes(*arguments: Any) -> DiscoveredHosts:
+        found = wait_for_available_slots(*arguments)
+        if driver.get_coordinator_info() is not None:
+            hosts.change({"a": 2, "b": 2})
+        return found
+
+    def worker(slot: Any, _: Any) -> tuple[int, float]:
+        driver.record_ready(slot.hostname, slot.local_rank)
+        return client.wait_for(2)
+
+    monkeypatch.setattr(driver, "wait_for_available_slots", then_a_host_comes)
+    assert run(driver, worker) == {"a[0]": 0, "a[1]": 0}
+    assert client.changes == [HostUpdateResult.added] * 2
+
+
 def test_ranks_are_served_when_the_next_round_begins(make: Callable[..., ElasticDriver]) -> None:
     driver, server = make({"a": 2}), RendezvousServer()
     port = server.start(create_rendezvous_handler(driver))
@@ -574,6 +693,48 @@ def test_the_store_rejects_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
             put_data_into_kvstore("127.0.0.1", port, "scope", "key", b"other")
         monkeypatch.undo()
         assert read_data_from_kvstore("127.0.0.1", port, "scope", "key") == b"value"
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has made the key of the store. What the test makes is removed."""
+    monkeypatch.setenv(secret.HOROVOD_SECRET_KEY, "")
+    monkeypatch.delenv(secret.HOROVOD_SECRET_KEY)
+
+
+@pytest.mark.usefixtures("no_key")
+def test_threads_that_make_the_key_at_once_have_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers send their first requests: one makes the key, and the other one takes it."""
+    digests: dict[str, str] = {}
+
+    def send(name: str) -> None:
+        digests[name] = http_server.digest("PUT", "/scope/key", b"value")
+
+    second = threading.Thread(target=send, args=("second",), daemon=True)
+
+    def make() -> bytes:
+        if threading.current_thread() is not second:
+            second.start()
+            second.join(0.5)  # by then it has made its own key, or it waits for this one
+        return bytes([len(digests)]) * secret.SECRET_LENGTH
+
+    monkeypatch.setattr(secret, "make_secret_key", make)
+    send("first")
+    second.join(TIMEOUT_S)
+    assert digests["first"] == digests["second"] == http_server.digest("PUT", "/scope/key", b"value")
+
+
+@pytest.mark.usefixtures("no_key")
+def test_processes_inherit_the_key_of_a_server() -> None:
+    """Also those that start before the first request."""
+    server = RendezvousServer()
+    server.start()
+    try:
+        inherited = os.environ[secret.HOROVOD_SECRET_KEY]
+        http_server.digest("PUT", "/scope/key", b"value")
+        assert os.environ[secret.HOROVOD_SECRET_KEY] == inherited
     finally:
         server.stop()
 

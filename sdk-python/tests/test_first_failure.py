@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -162,8 +163,11 @@ def test_a_stall_is_reported_with_the_last_call_of_the_missing_rank(tmp_path: pa
     report = next(line for line in done.stdout.splitlines() if "rank 2 has not asked for" in line)
     assert "rank 2 has not asked for allreduce.grad.7 for " in report
     assert "; its last call was allgather 'x' at " in report
-    assert f"stall.py:{number}, " in report
-    assert " seconds ago, and none of its calls is pending; its process last responded 0." in report
+    rest = r"(\d+\.\d) seconds ago, and none of its calls is pending; its process last responded (\d+\.\d) seconds ago"
+    ages = re.search(rf"stall\.py:{number}, {rest}", report)
+    assert ages, report
+    # At its last call or later; on a busy machine a heartbeat may be late, and simulations test that heartbeats count.
+    assert float(ages[2]) <= float(ages[1]), report
 
 
 def test_a_call_site_is_the_users_line() -> None:

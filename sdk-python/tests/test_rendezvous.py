@@ -282,17 +282,24 @@ def test_a_rank_that_replaces_one_that_ended_meets_in_its_place() -> None:
     lead = threading.Thread(target=lambda: results.extend(met(store, member(0, 3))), daemon=True)
     lead.start()
     assert wait_for(store, "ronde/begin")
-    store.set("ronde/answer/1", answer_to(store, first))
-    again = met(store, member(1, 3), member(2, 3))
-    lead.join(TIMEOUT_S)
-    assert (again, results) == ([SIDECAR] * 2, [SIDECAR])
+    store.set("ronde/answer/1", former := answer_to(store, first))
+    again: list[Any] = []
+    second = threading.Thread(target=lambda: again.extend(met(store, member(1, 3))), daemon=True)
+    second.start()
+    # Rank 0 decides as soon as all have answered, and the one that has ended has.
+    assert wait_for(store, "ronde/answer/1", former)
+    last = met(store, member(2, 3))
+    for thread in (lead, second):
+        thread.join(TIMEOUT_S)
+    assert (last, again, results) == ([SIDECAR], [SIDECAR], [SIDECAR])
 
 
-def wait_for(store: Dictionary, key: str) -> bool:
+def wait_for(store: Dictionary, key: str, former: bytes | None = None) -> bool:
+    """Waits until the store has a value, other than the former one."""
     deadline = time.monotonic() + TIMEOUT_S
-    while key not in store.values and time.monotonic() < deadline:
+    while store.values.get(key) == former and time.monotonic() < deadline:
         time.sleep(0.01)
-    return key in store.values
+    return store.values.get(key) != former
 
 
 def answer_to(store: Dictionary, one: Member) -> bytes:
@@ -403,6 +410,30 @@ def test_the_sidecar_of_ranks_that_do_not_meet_is_stopped(
     (sidecar,) = stand_in.started
     assert sidecar.process.poll() is not None, "it still runs"
     assert sidecar not in without_launcher._ranks.sidecars
+
+
+# Another thread would fork at this time.
+FORKING = """
+import os
+from ronde import own_sidecar
+
+def forked(process, timeout):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if process.stdin.closed else 1)
+    print("the child has ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    assert not process.stdin.closed
+    return "/run/s", "job", {}
+
+own_sidecar._program, own_sidecar._serving = lambda: "true", forked
+own_sidecar.stop(own_sidecar.start(1, "job"))
+"""
+
+
+def test_a_child_that_is_forked_while_a_sidecar_starts_does_not_keep_it() -> None:
+    """The end of its input stops a sidecar; a child that had the input, too, would delay that to its own end."""
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "the child has ended with 0\n"), done.stderr
 
 
 @pytest.mark.parametrize("value", [b"\x80\x04.", b"[]", b"{}", b'{"member": 1}', b'{"member": {"rank": "x"}}'])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import threading
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ronde.errors import RondeError  # noqa: E402
+from ronde.errors import RondeError, TimedOutError  # noqa: E402
 from ronde.torch.distributed import streams  # noqa: E402
+from ronde.torch.distributed.progress import Lane  # noqa: E402
 from ronde.torch.distributed.work import Call, Operation  # noqa: E402
 
 if TYPE_CHECKING:
@@ -143,3 +145,76 @@ def test_an_interrupt_completes_the_future(monkeypatch: pytest.MonkeyPatch) -> N
     assert future.done()
     with pytest.raises(RondeError, match="was interrupted: KeyboardInterrupt"):
         operation.wait()
+
+
+class InFlight:
+    """A handle of an operation that another rank has not called."""
+
+    def poll(self) -> bool:
+        return False
+
+    def wait(self, timeout: float | None = None) -> None:
+        raise TimeoutError
+
+
+class NoCompleter:
+    """No thread finishes operations but those that wait for them."""
+
+    def watch(self, lane: Lane) -> None:
+        pass
+
+    def publish(self, completed: list[Operation]) -> None:
+        pass
+
+
+@pytest.fixture
+def lane() -> Lane:
+    completer: Any = NoCompleter()
+    return Lane(completer)
+
+
+def added(lane: Lane, timeout_s: float) -> Operation:
+    """An operation in flight of a group with this timeout."""
+    call = Call("test", 4, lambda notify: InFlight(), lambda result: [])
+    operation = Operation(lane, call, datetime.timedelta(seconds=timeout_s))
+    lane.add(operation, False)
+    return operation
+
+
+def test_an_operation_is_given_up_after_its_timeout_while_another_thread_drives_its_lane(lane: Lane) -> None:
+    """The thread that waits for it does not get to finish it, and the one that drives the lane fails it afterwards."""
+    operation = added(lane, 0.05)
+    with lane._driver:
+        with pytest.raises(TimedOutError, match=r"after 0\.05 s, the timeout of its process group"):
+            operation.wait()
+        assert not operation.is_done, "only the thread that drives the lane finishes operations"
+    lane.advance()
+    assert operation.is_done
+    with pytest.raises(TimedOutError, match=r"after 0\.05 s, the timeout of its process group"):
+        operation.wait()
+
+
+def test_a_wait_that_is_shorter_than_the_timeout_leaves_the_operation_in_flight(lane: Lane) -> None:
+    operation = added(lane, TIMEOUT_S)
+    for is_driven in (False, True):
+        driven = lane._driver if is_driven else contextlib.nullcontext()
+        with driven, pytest.raises(TimedOutError, match=r"after 0\.05 s, the timeout of this wait, and goes on"):
+            operation.wait(datetime.timedelta(seconds=0.05))
+        lane.advance()
+        assert not operation.is_done
+
+
+def test_a_wait_sees_what_another_thread_finishes_at_the_last_moment(lane: Lane) -> None:
+    """It finishes the operation when the waiting thread has not got the lock of the lane in time."""
+    operation = added(lane, TIMEOUT_S)
+
+    class Late:
+        """The lock, while the other thread holds it."""
+
+        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+            operation._end()
+            return False
+
+    driver: Any = Late()
+    lane._driver = driver
+    assert lane.complete(operation, 0.0)

@@ -6,6 +6,7 @@ import datetime
 import subprocess
 import threading
 import time
+import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +22,7 @@ import ronde
 from ronde import own_sidecar
 from ronde.torchrun import link as link_module
 from ronde.torchrun.link import Link, LinkEndedError
-from ronde.torchrun.replica import CLOSES, RESTARTS, Operation
+from ronde.torchrun.replica import CLOSES, RESTARTS, Batch, Operation
 from ronde.torchrun.store import AgentStore, until_all
 
 if TYPE_CHECKING:
@@ -193,6 +194,49 @@ def test_keys_that_are_missing_are_reported_when_they_change(links: list[Link]) 
     assert reported[-1] in (["a"], ["a", "b"])
     with pytest.raises(TimeoutError):
         until_all(links[1], ["z"], 0.1, reported.append)
+
+
+class LateCondition(threading.Condition):
+    """Wakes a thread that waits only when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits, self.wake = threading.Event(), threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.set()
+        is_notified = super().wait(timeout)
+        self.release()
+        try:
+            assert self.wake.wait(TIMEOUT_S)
+        finally:
+            self.acquire()
+        return is_notified
+
+
+@pytest.mark.parametrize("exchanges", [1, 2])
+def test_a_wait_sees_a_value_that_is_deleted_before_its_thread_wakes(
+    monkeypatch: pytest.MonkeyPatch, exchanges: int
+) -> None:
+    """In the same exchange and in the next one."""
+    written, deleted = Operation("set", "key", b"value"), Operation("delete", "key")
+    client: Any = types.SimpleNamespace(rank=0)
+    sidecar: Any = None
+    link, changed = Link(client, sidecar, NAMES), LateCondition()
+    batches = [[written, deleted]] if exchanges == 1 else [[written], [deleted]]
+    received = iter([Batch(tuple(operations)).encode() for operations in batches])
+    monkeypatch.setattr(link, "gather", lambda data, name: [data, next(received)])
+    monkeypatch.setattr(link, "_changed", changed)
+    (store, *_), found = stores([link]), []
+    reading = threading.Thread(target=lambda: found.append(store.get("key")), daemon=True)
+    reading.start()
+    assert changed.waits.wait(TIMEOUT_S)
+    for _ in range(exchanges):
+        link._exchange()
+    changed.wake.set()
+    reading.join(TIMEOUT_S)
+    assert found == [b"value"]
+    assert not store.check(["key"])
 
 
 # === Sidecars for several nodes ===

@@ -143,6 +143,28 @@ def test_a_secret_without_the_files_of_this_pod_is_refused(tmp_path: pathlib.Pat
     assert not (tmp_path / "credentials").exists()
 
 
+def test_a_file_that_is_removed_while_the_files_are_read_is_missing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the kubelet, or by who replaces them. The message is the same as before and after that."""
+    for name in prepare.CERTIFICATES:
+        (tmp_path / f"sidecar-1-{name}").write_text("old")
+    read = prepare.read
+
+    def then_one_is_removed(path: pathlib.Path) -> bytes | None:
+        content = read(path)
+        (tmp_path / "sidecar-1-key.pem").unlink(missing_ok=True)
+        return content
+
+    monkeypatch.setattr(prepare, "read", then_one_is_removed)
+    messages = set()
+    for _ in range(2):
+        with pytest.raises(pod.PodError, match=r"nor sidecar-1-key\.pem is in") as refused:
+            prepare.files_of(tmp_path, 1)
+        messages.add(str(refused.value))
+    assert len(messages) == 1, messages
+
+
 def test_a_file_that_is_no_key_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "job-secret").write_bytes(b"x" * (prepare.FILE_BYTES_MAX + 1))
     done = prepared(["--credentials", str(tmp_path), str(tmp_path)], JOBSET)

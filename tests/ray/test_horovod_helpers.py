@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
+import pickle
+
 import pytest
 from coverage_names import check_imports
 
@@ -34,6 +37,29 @@ def test_the_discovery_of_the_program_is_used_or_missed() -> None:
     assert executor._workers.discovery is given
     older = ElasticRayExecutor(ElasticRayExecutor.create_settings(discovery=given), override_discovery=False)
     assert older._workers.discovery is given
+
+
+def test_values_that_threads_of_a_worker_report_do_not_replace_each_other(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread reports while this one opens the folder."""
+    from ronde.private_folder import PrivateFolder
+    from ronde.ray import worker
+
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(worker.REPORTS, str(tmp_path))
+    monkeypatch.setenv("RONDE_WORKER", "0")
+    others = ["second"]
+
+    def opened(path: pathlib.Path) -> PrivateFolder:
+        if others:
+            worker._leave(others.pop())
+        return PrivateFolder(path)
+
+    monkeypatch.setattr(worker, "PrivateFolder", opened)
+    worker._leave("first")
+    values = [pickle.loads(file.read_bytes()) for file in sorted(tmp_path.glob("value.0.*"))]
+    assert values == ["first", "second"]
 
 
 @pytest.mark.parametrize("package", ["horovod.ray", "ronde.ray"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -25,6 +26,8 @@ class Handle:
         self._read: Callable[[_ronde.Operation], Any] | None = read
         self._result: Any = None
         self._error: Exception | None = None
+        # Held while the result is read, which is possible once: several threads may wait.
+        self._reading = threading.Lock()
 
     def poll(self) -> bool:
         """Whether `wait` would return at once."""
@@ -59,13 +62,16 @@ class Handle:
             self._log_notices()
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self._operation.name} is still in flight after {timeout} s")
-        try:
-            self._result = read(self._operation)
-        except Exception as error:
-            # Without the traceback, whose frames would keep the result's memory alive as long as the error.
-            self._error = error.with_traceback(None)
-        finally:
-            self._read = None
+        with self._reading:
+            if self._read is None:
+                return  # another thread has read it
+            try:
+                self._result = read(self._operation)
+            except Exception as error:
+                # Without the traceback, whose frames would keep the result's memory alive as long as the error.
+                self._error = error.with_traceback(None)
+            finally:
+                self._read = None
 
 
 class MessageHandle(Handle):

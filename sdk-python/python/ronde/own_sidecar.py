@@ -73,10 +73,15 @@ class OwnSidecar:
 
 
 class _Started:
-    """The sidecars that this process, or the one that it was forked from, started."""
+    """The sidecars that this process, or the one that it was forked from, started.
+
+    lock     -- held while a sidecar's process is made, and during a fork: a child knows all inputs that it inherits
+    starting -- processes that do not serve yet
+    """
 
     sidecars: tuple[OwnSidecar, ...] = ()
-    lock = threading.Lock()
+    starting: tuple[subprocess.Popen[bytes], ...] = ()
+    lock = threading.RLock()
     is_registered = False
 
 
@@ -110,26 +115,31 @@ def start_with(
     """
     arguments = [_program(), "sidecar", *options]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
-    # A new session: the end of its input stops the sidecar, not the interrupt that ends the program.
-    try:
-        process = subprocess.Popen(arguments, start_new_session=True, **pipes)
-    except OSError as error:
-        raise RondeError(f"cannot start the sidecar {arguments[0]}: {error}", "connect") from error
+    with _started.lock:
+        if not _started.is_registered:
+            atexit.register(stop_all)
+            _started.is_registered = True
+        # A new session: the end of its input stops the sidecar, not the interrupt that ends the program.
+        try:
+            process = subprocess.Popen(arguments, start_new_session=True, **pipes)
+        except OSError as error:
+            raise RondeError(f"cannot start the sidecar {arguments[0]}: {error}", "connect") from error
+        _started.starting = (*_started.starting, process)
+    started: tuple[OwnSidecar, ...] = ()
     try:
         socket, job, tokens = _serving(process, timeout)
         if not keeps_output and process.stdout is not None:
             process.stdout.close()
+        sidecar = OwnSidecar(process, os.getpid(), socket, job, tokens)
+        started = (sidecar,)
     except BaseException:
         process.kill()
         process.wait()
         raise
-    sidecar = OwnSidecar(process, os.getpid(), socket, job, tokens)
-    with _started.lock:
-        if not _started.is_registered:
-            atexit.register(stop_all)
-            os.register_at_fork(after_in_child=_close_in_child)
-            _started.is_registered = True
-        _started.sidecars = (*(each for each in _started.sidecars if each.is_running()), sidecar)
+    finally:
+        with _started.lock:
+            _started.starting = tuple(each for each in _started.starting if each is not process)
+            _started.sidecars = (*(each for each in _started.sidecars if each.is_running()), *started)
     return sidecar
 
 
@@ -239,14 +249,25 @@ def _close_input(sidecar: OwnSidecar) -> None:
             sidecar.process.stdin.close()
 
 
+def _before_fork() -> None:
+    _started.lock.acquire()
+
+
+def _after_fork() -> None:
+    _started.lock.release()
+
+
 def _close_in_child() -> None:
     """Closes the sidecars' inputs in a forked child, so that the end of the parent alone stops them."""
-    _started.lock = threading.Lock()
-    for sidecar in _started.sidecars:
+    _started.lock = threading.RLock()
+    for process in (*_started.starting, *(sidecar.process for sidecar in _started.sidecars)):
         with contextlib.suppress(OSError):
-            if sidecar.process.stdin is not None:
-                sidecar.process.stdin.close()
-    _started.sidecars = ()
+            if process.stdin is not None:
+                process.stdin.close()
+    _started.starting, _started.sidecars = (), ()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_close_in_child)
 
 
 def _serving(process: subprocess.Popen[bytes], timeout: float) -> tuple[str, str, dict[int, str]]:

@@ -19,6 +19,8 @@ CLOSE_TIMEOUT_S = 10.0
 _POLL_S = 0.5
 
 _log = logging.getLogger("ronde.data")
+# One for all loaders: a loader with a lock could not be pickled.
+_readers_lock = threading.Lock()
 
 
 class BaseDataLoader(ABC):
@@ -61,12 +63,14 @@ class AsyncDataLoaderMixin:
             raise ValueError(f"async_loader_queue_size is {async_loader_queue_size}; it is at least 0")
         self.async_loader_queue_size = async_loader_queue_size
         self.debug_data_loader = debug_data_loader
-        self._readers: weakref.WeakSet[_Reader] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[_Reader] = weakref.WeakSet()  # changed and iterated over with the lock held
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
         """Ends all running passes and their threads. The loader may be iterated over again."""
-        for reader in list(self._readers):
+        with _readers_lock:
+            readers = list(self._readers)
+        for reader in readers:
             reader.close()
 
     def __iter__(self) -> Iterator[Any]:
@@ -74,7 +78,8 @@ class AsyncDataLoaderMixin:
             yield from super().__iter__()  # type: ignore[misc]
             return
         reader = _Reader(self._iterate, self.async_loader_queue_size)  # type: ignore[attr-defined]
-        self._readers.add(reader)
+        with _readers_lock:
+            self._readers.add(reader)
         try:
             while True:
                 start = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pathlib
 import socket
@@ -26,11 +27,11 @@ REPORTS = "RONDE_RAY_REPORTS"
 class _Reports:
     """The queue through which this worker reports to the driver; None if the driver does not take reports.
 
-    left -- how many values this worker of an elastic job has left for the driver
+    numbers -- of the values that this worker of an elastic job leaves for the driver
     """
 
     queue: Any = None
-    left = 0
+    numbers = itertools.count(1)
 
 
 _reports = _Reports()
@@ -55,9 +56,10 @@ def log(info: Any) -> None:
 
 def _leave(info: Any) -> None:
     """Leaves a value for the driver, in the folder of the call."""
-    _reports.left += 1
+    # Of this value alone: threads may report at the same time.
+    number = next(_reports.numbers)
     with contextlib.closing(PrivateFolder(pathlib.Path(os.environ[REPORTS]))) as folder:
-        folder.replace(f"value.{worker_number()}.{_reports.left}", dumps(info))
+        folder.replace(f"value.{worker_number()}.{number}", dumps(info))
 
 
 class BaseHorovodWorker:

@@ -43,6 +43,19 @@ class _Pending:
         self.result: Result = None
 
 
+class _Waiter:
+    """A thread that waits until the store's values fulfil a condition."""
+
+    def __init__(self, is_done: Callable[[dict[str, bytes]], bool]) -> None:
+        self._is_done = is_done
+        self.values: dict[str, bytes] | None = None  # the first ones that fulfil it
+
+    def note(self, values: dict[str, bytes]) -> None:
+        """Keeps the values if they fulfil the condition: the next operation may delete one before the thread wakes."""
+        if self.values is None and self._is_done(values):
+            self.values = dict(values)
+
+
 class Link:
     """The session of the agents.
 
@@ -56,6 +69,7 @@ class Link:
         self._changed = threading.Condition()
         self._replica = Replica()
         self._pending: deque[_Pending] = deque()
+        self._waiters: list[_Waiter] = []
         self._leaves: str | None = None
         self._left: tuple[int, str] | None = None
         self._failure: str | None = None
@@ -95,14 +109,22 @@ class Link:
             raise pending.result
         return pending.result
 
-    def wait(self, is_done: Callable[[dict[str, bytes]], bool], timeout: float) -> bool:
-        """Waits until the store's values fulfil a condition; returns whether they do. Raises LinkEndedError."""
+    def wait(self, is_done: Callable[[dict[str, bytes]], bool], timeout: float) -> dict[str, bytes] | None:
+        """Waits until the store's values fulfil a condition, if only for a moment. Raises LinkEndedError.
+
+        Returns the first values that fulfil it, None after the timeout.
+        """
+        waiter = _Waiter(is_done)
         with self._changed:
-            self._changed.wait_for(lambda: is_done(self._replica.values) or self._is_over(), timeout)
-            if is_done(self._replica.values):
-                return True
-            self._check_runs()
-        return False
+            waiter.note(self._replica.values)
+            self._waiters.append(waiter)
+            try:
+                self._changed.wait_for(lambda: waiter.values is not None or self._is_over(), timeout)
+            finally:
+                self._waiters.remove(waiter)
+            if waiter.values is None:
+                self._check_runs()
+        return waiter.values
 
     def values(self) -> dict[str, bytes]:
         """Returns a copy of the store, even of one whose session is over."""
@@ -163,7 +185,7 @@ class Link:
         batches = self._decoded(self.gather(batch.encode(), "exchange"))
         with self._changed:
             for node, other in enumerate(batches):
-                results = [self._replica.apply(operation) for operation in other.operations]
+                results = [self._apply(operation) for operation in other.operations]
                 if node == self._client.rank:
                     for each, result in zip(mine, results):
                         each.result, each.is_done = result, True
@@ -172,6 +194,13 @@ class Link:
             is_idle = not any(each.operations for each in batches)
             self._idle_exchanges = self._idle_exchanges + 1 if is_idle else 0
             self._changed.notify_all()
+
+    def _apply(self, operation: Operation) -> Result:
+        """Changes this agent's replica. The lock is held."""
+        result = self._replica.apply(operation)
+        for waiter in self._waiters:
+            waiter.note(self._replica.values)
+        return result
 
     def _decoded(self, parts: Sequence[bytes]) -> list[Batch]:
         batches = []

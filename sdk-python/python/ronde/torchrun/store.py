@@ -72,8 +72,7 @@ class AgentStore(Store):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Returns values; waits until there are all."""
-        self.wait(keys)
-        values = self._link.values()
+        values = self._awaited(keys, None)
         return [values[key] for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
@@ -87,19 +86,24 @@ class AgentStore(Store):
         return all(key in values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
-        """Waits until all of these exist."""
+        """Waits until all of these exist, even if one is deleted at once."""
+        self._awaited(keys, timeout)
+
+    def _awaited(self, keys: Sequence[str], timeout: datetime.timedelta | None) -> dict[str, bytes]:
+        """Returns the first values of the store that contain all of these keys."""
         seconds = (self.timeout if timeout is None else timeout).total_seconds()
         wanted = list(keys)
         done: Callable[[dict[str, bytes]], bool] = lambda values: all(key in values for key in wanted)  # noqa: E731
         try:
-            is_done = self._link.wait(done, seconds)
+            found = self._link.wait(done, seconds)
         except LinkEndedError as error:
             raise DistStoreError(f"{self._missing(wanted)}: {error}") from error
-        if not is_done:
+        if found is None:
             raise DistStoreError(
                 f"{self._missing(wanted)} within {seconds:.0f} s; the output of the agents on the other nodes explains "
                 "what they do"
             )
+        return found
 
     def num_keys(self) -> int:
         """Returns the number of keys."""

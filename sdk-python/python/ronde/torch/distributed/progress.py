@@ -87,9 +87,9 @@ class Lane:
         completed: list[Operation] = []
         try:
             while not target.is_done:
-                # Another thread that holds the lock finishes operations itself.
+                # Another thread that holds the lock finishes operations itself, perhaps this one at the last moment.
                 if not self._driver.acquire(timeout=max(0.0, until - time.monotonic())):
-                    return False
+                    return target.is_done
                 try:
                     if not self._drive(target, until, completed):
                         return False

@@ -146,8 +146,11 @@ class Operation(Work):
 
     def give_up(self) -> None:
         """Fails it because its timeout has passed, and therefore on all other ranks."""
+        self.fail(self._timed_out())
+
+    def _timed_out(self) -> TimedOutError:
         text = f"{self._name} is still in flight after {self._timeout_s:g} s, the timeout of its process group"
-        self.fail(TimedOutError(text, "operation"))
+        return TimedOutError(text, "operation")
 
     def fail(self, error: Exception) -> None:
         """Finishes it with an error."""
@@ -204,6 +207,11 @@ class Operation(Work):
         seconds = timeout.total_seconds()
         until = time.monotonic() + seconds if seconds > 0 else self.deadline
         if not self._lane.complete(self, min(until, self.deadline)):
+            if until >= self.deadline:
+                # Another thread drives the lane, perhaps in the wait for an earlier operation: it fails this one later.
+                error = self._timed_out()
+                self.abort(error)
+                raise error
             text = f"{self._name} is still in flight after {seconds:g} s, the timeout of this wait, and goes on"
             raise TimedOutError(text, "operation")
         self.publish()

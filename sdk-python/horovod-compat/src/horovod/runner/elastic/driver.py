@@ -108,12 +108,17 @@ class ElasticDriver:
         self._host_assignments: Assignments[str, list[SlotInfo]] = {}
         self._rank_assignments: dict[int, SlotInfo] = {}
         self._world_size = 0
+        self._assigning = threading.Lock()  # held while these three change
         self._hosts_changed = threading.Condition()
         self._create_worker_fn: CreateWorker | None = None
         self._worker_clients: dict[tuple[str, int], WorkerNotificationClient] = {}
         self._worker_registry = WorkerStateRegistry(self, self._host_manager, reset_limit)
         self._results = ResultsRecorder()
         self._shutdown = threading.Event()
+        # Of the thread that finds hosts: how they have changed, as bits of `HostUpdateResult`. Rank 0 has been notified
+        # of some of it, in the round with these assignments.
+        self._changes = self._notified = HostUpdateResult.no_update
+        self._notified_in: Assignments[str, list[SlotInfo]] = self._host_assignments
         self._discovery_error: str | None = None
         self._discovery_thread = threading.Thread(target=self._discover_hosts, name="host discovery", daemon=True)
         self._discovery_thread.start()
@@ -177,10 +182,11 @@ class ElasticDriver:
 
     def get_slot_info(self, host: str, slot: int) -> SlotInfo:
         """Returns a slot with its ranks and sizes, or with -1 for each of them if it has no rank in the round."""
-        if not self.has_rank_assignment(host, slot):
+        # Another thread may begin the next round meanwhile, which may be without this host.
+        slots: list[SlotInfo] = self._host_assignments.get(host, [])
+        if self._host_manager.is_blacklisted(host) or slot >= len(slots):
             return INVALID_SLOT_INFO
-        found: SlotInfo = self._host_assignments[host][slot]
-        return found
+        return slots[slot]
 
     def get_coordinator_info(self) -> SlotInfo | None:
         """Returns the slot of rank 0; None before the first round."""
@@ -230,10 +236,11 @@ class ElasticDriver:
                 "No hosts from previous set remaining, unable to broadcast state. Keep one host while others are "
                 "replaced"
             )
-        self._host_assignments = by_host
-        self._world_size = len(by_rank)
+        with self._assigning:
+            self._host_assignments = by_host
+            self._rank_assignments = {slot.rank: slot for slot in by_rank}
+            self._world_size = len(by_rank)
         self._rendezvous.init(by_rank)
-        self._rank_assignments = {slot.rank: slot for slot in by_rank}
         return [slot for slot in by_rank if (slot.hostname, slot.local_rank) not in running]
 
     def _get_host_assignments(self, hosts: DiscoveredHosts) -> tuple[Assignments[str, list[SlotInfo]], list[SlotInfo]]:
@@ -256,8 +263,7 @@ class ElasticDriver:
                     return
                 _log.warning("the hosts stay as they were, because finding them failed: %s", error)
             else:
-                if change != HostUpdateResult.no_update:
-                    self._on_hosts_changed(change)
+                self._after_discovery(change)
             is_first = False
             self._shutdown.wait(constants.current("DISCOVER_HOSTS_FREQUENCY_SECS", globals()))
 
@@ -270,26 +276,39 @@ class ElasticDriver:
         with self._hosts_changed:
             self._hosts_changed.notify_all()
 
-    def _on_hosts_changed(self, change: int) -> None:
+    def _after_discovery(self, change: int) -> None:
         try:
             self._notify_workers_host_changes(self._host_manager.current_hosts, change)
         finally:
-            with self._hosts_changed:
-                self._hosts_changed.notify_all()
+            if change != HostUpdateResult.no_update:
+                with self._hosts_changed:
+                    self._hosts_changed.notify_all()
 
     def _notify_workers_host_changes(self, hosts: DiscoveredHosts, change: int) -> None:
-        """Notifies the worker of rank 0, if the change would change the assignment of ranks."""
+        """Notifies the worker of rank 0, once in each round, if the changes would change the assignment of ranks.
+
+        Changes are kept while there is nobody to notify: a round begins, or the worker has not registered yet.
+        """
+        self._changes |= change
+        with self._assigning:
+            assignments, coordinator = self._host_assignments, self.get_coordinator_info()
+        if self._notified_in is not assignments:
+            # The next round has begun, perhaps with the hosts that were there before the changes.
+            self._changes |= self._notified
+            self._notified, self._notified_in = HostUpdateResult.no_update, assignments
         next_assignments: Assignments[str, list[SlotInfo]] = {}
         if hosts.count_available_slots() >= self._min_num_proc:
             next_assignments, _ = self._get_host_assignments(hosts)
-        coordinator = self.get_coordinator_info()
-        if next_assignments == self.host_assignments or not coordinator:
+        if next_assignments == assignments:
+            self._changes = self._notified = HostUpdateResult.no_update
             return
-        client = self.get_worker_client(coordinator)
-        if client is None:
+        client = None if coordinator is None else self.get_worker_client(coordinator)
+        if client is None or self._changes == HostUpdateResult.no_update:
             return
+        changes, self._changes = self._changes, HostUpdateResult.no_update
+        self._notified |= changes
         try:
-            client.notify_hosts_updated(time.time(), change)
+            client.notify_hosts_updated(time.time(), changes)
         except Exception as error:
             # The worker may have ended; then its end is recorded and leads to the next round.
             _log.warning("the worker of rank 0 could not be notified of changed hosts: %s", error)

@@ -27,16 +27,21 @@ OK, REJECTED, NOT_FOUND, FAILED = 200, 403, 404, 500
 _LOOPBACK = "127.0.0.1"
 _VALUE_BYTES_MAX = 1 << 20
 _REQUEST_TIMEOUT_S = 600
+_making_key = threading.Lock()
 
 
 def digest(method: str, path: str, body: bytes) -> str:
     """Returns the text that authenticates a request or an answer. Makes the key if the variable is not set."""
-    text = os.environ.get(secret.HOROVOD_SECRET_KEY)
-    if text is None:
-        text = base64.b64encode(secret.make_secret_key()).decode()
-        os.environ[secret.HOROVOD_SECRET_KEY] = text
-    key = base64.b64decode(text)
-    return base64.b64encode(secret.compute_digest(key, f"{method} {path}\n".encode() + body)).decode()
+    return base64.b64encode(secret.compute_digest(_key(), f"{method} {path}\n".encode() + body)).decode()
+
+
+def _key() -> bytes:
+    """Returns the key in the variable. Makes it if the variable is not set, one for all threads."""
+    with _making_key:
+        text = os.environ.get(secret.HOROVOD_SECRET_KEY)
+        if text is None:
+            text = os.environ[secret.HOROVOD_SECRET_KEY] = base64.b64encode(secret.make_secret_key()).decode()
+    return base64.b64decode(text)
 
 
 class Store:
@@ -130,7 +135,8 @@ class RendezvousServer:
         self._server: http.server.ThreadingHTTPServer | None = None
 
     def start(self, handler_cls: type[RendezvousHandler] = RendezvousHandler) -> int:
-        """Starts the server on 127.0.0.1. Returns its port."""
+        """Starts the server on 127.0.0.1. Returns its port. Processes that start after this inherit the key."""
+        _key()
         server = http.server.ThreadingHTTPServer((_LOOPBACK, 0), handler_cls)
         server.store = Store()  # type: ignore[attr-defined]
         self._server = server
