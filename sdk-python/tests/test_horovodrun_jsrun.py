@@ -106,6 +106,21 @@ def test_the_arguments_of_jsrun(lsf: pathlib.Path) -> None:
     assert launch.launcher_of({"num_proc": 3, "mpi_args": "-gpu"}).notes == []
 
 
+def test_flags_that_have_no_effect_print_a_note(lsf: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def notes(*arguments: str) -> list[str]:
+        given, _ = launch.parse([*arguments, "-np", "2", "--network-interfaces", "eth0", "-prefix-timestamp"])
+        given.pop("command")
+        return [note.split(" has no effect here: ")[0] for note in launch.launcher_of(given).notes]
+
+    assert lsf.is_file()
+    monkeypatch.setenv("RONDE_BIN", "/ronde")
+    timestamp, interfaces = "--prefix-output-with-timestamp", "--network-interfaces"
+    assert notes() == [timestamp, interfaces]
+    assert notes("-H", "alpha:1,beta:1") == [timestamp], "sidecars are started, on these interfaces"
+    monkeypatch.setenv("RONDE_SOCKET", "/run/ronde")
+    assert notes("-H", "alpha:1,beta:1") == [timestamp, interfaces]
+
+
 def test_the_hosts_of_the_job(lsf: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RONDE_BIN", "/ronde")
     monkeypatch.setenv("LSB_MCPU_HOSTS", "batch01 1 node01 42 node02 42")
