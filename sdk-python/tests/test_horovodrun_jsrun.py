@@ -196,6 +196,11 @@ def test_hosts_are_those_of_the_lsf_job(
     monkeypatch.setenv("LSB_MCPU_HOSTS", listed)
     given, _ = launch.parse([*flags, "python", "train.py"])
     assert launch.of_lsf(given) == expected
+    # Horovod starts one process for each GPU.
+    noted = launch.notes_of_lsf(given, expected)
+    assert [note.partition(",")[0] for note in noted] == (
+        [] if flags else ["one process is started for each of the 6 slots of the LSF job"]
+    )
 
 
 @pytest.mark.usefixtures("without_jsrun")
@@ -223,6 +228,7 @@ def test_a_job_of_lsf_without_jsrun_and_without_flags() -> None:
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "horovodrun: one process is started for each of the 2 slots of the LSF job" in done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "rank" in line)[0].endswith(
         "rank 0 of 2, 2 here: 2.0"
     ), done.stdout
