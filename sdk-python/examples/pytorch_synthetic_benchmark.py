@@ -9,6 +9,7 @@ installed.
 from __future__ import annotations
 
 import argparse
+import os
 import timeit
 from typing import Any
 
@@ -32,8 +33,9 @@ def main() -> None:
         torch.set_num_threads(1)
     device = torch.device("cuda" if use_cuda else "cpu")
     model = model_of(options.model).to(device)
-    # With Adasum the rate needs no factor, except among the GPUs of a host.
-    factor = (hvd.local_size() if use_cuda else 1) if options.use_adasum else hvd.size()
+    # With Adasum the rate needs no factor, except where the ranks of a host are averaged first.
+    is_averaged = os.environ.get("RONDE_HIERARCHICAL_ADASUM") == "1"
+    factor = (hvd.local_size() if is_averaged else 1) if options.use_adasum else hvd.size()
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01 * factor)
     optimizer = hvd.DistributedOptimizer(
         optimizer,

@@ -6,7 +6,7 @@
 
 Rank 0 prints loss and test accuracy after each epoch and at the end one line of JSON: the epochs, and for each rank a
 digest of its weights (they must be equal) and the share of time that it waited for gradients. `--report FILE` writes
-the same into a file. Without `ronde run` around it the program trains alone.
+the same into a file. Any launcher starts it, mpirun for example; a process that none has started is a job of one rank.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import pathlib
 import time
 from typing import Any
@@ -77,7 +76,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--single", action="store_true", default="RONDE_RANK" not in os.environ, help="train alone")
+    parser.add_argument("--single", action="store_true", help="train without a session of ronde")
     parser.add_argument(
         "--codec", nargs="+", metavar=("PLUGIN", "PARAMETER=VALUE"), help="the plugin that encodes gradients"
     )

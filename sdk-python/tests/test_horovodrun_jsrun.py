@@ -106,6 +106,21 @@ def test_the_arguments_of_jsrun(lsf: pathlib.Path) -> None:
     assert launch.launcher_of({"num_proc": 3, "mpi_args": "-gpu"}).notes == []
 
 
+def test_flags_that_have_no_effect_print_a_note(lsf: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def notes(*arguments: str) -> list[str]:
+        given, _ = launch.parse([*arguments, "-np", "2", "--network-interfaces", "eth0", "-prefix-timestamp"])
+        given.pop("command")
+        return [note.split(" has no effect here: ")[0] for note in launch.launcher_of(given).notes]
+
+    assert lsf.is_file()
+    monkeypatch.setenv("RONDE_BIN", "/ronde")
+    timestamp, interfaces = "--prefix-output-with-timestamp", "--network-interfaces"
+    assert notes() == [timestamp, interfaces]
+    assert notes("-H", "alpha:1,beta:1") == [timestamp], "sidecars are started, on these interfaces"
+    monkeypatch.setenv("RONDE_SOCKET", "/run/ronde")
+    assert notes("-H", "alpha:1,beta:1") == [timestamp, interfaces]
+
+
 def test_the_hosts_of_the_job(lsf: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RONDE_BIN", "/ronde")
     monkeypatch.setenv("LSB_MCPU_HOSTS", "batch01 1 node01 42 node02 42")
@@ -181,6 +196,11 @@ def test_hosts_are_those_of_the_lsf_job(
     monkeypatch.setenv("LSB_MCPU_HOSTS", listed)
     given, _ = launch.parse([*flags, "python", "train.py"])
     assert launch.of_lsf(given) == expected
+    # Horovod starts one process for each GPU.
+    noted = launch.notes_of_lsf(given, expected)
+    assert [note.partition(",")[0] for note in noted] == (
+        [] if flags else ["one process is started for each of the 6 slots of the LSF job"]
+    )
 
 
 @pytest.mark.usefixtures("without_jsrun")
@@ -208,6 +228,7 @@ def test_a_job_of_lsf_without_jsrun_and_without_flags() -> None:
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "horovodrun: one process is started for each of the 2 slots of the LSF job" in done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "rank" in line)[0].endswith(
         "rank 0 of 2, 2 here: 2.0"
     ), done.stdout

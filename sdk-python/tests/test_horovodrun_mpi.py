@@ -39,6 +39,10 @@ def test_the_arguments_of_mpirun() -> None:
     # It makes `mpi_threads_supported` return False.
     limited = by_mpi("-np 1 --mpi-threads-disable")
     assert (limited.exports, limited.notes) == ({"HOROVOD_MPI_THREADS_DISABLE": "1"}, [])
+    # mpirun has no such flag: the sidecar that rank 0 starts reads the variable.
+    hidden = by_mpi("-np 1 --log-hide-timestamp")
+    assert hidden.exports == {"HOROVOD_LOG_HIDE_TIME": "1"}
+    assert hidden.notes == ["--log-hide-timestamp is deprecated; use --log-without-timestamp"]
     assert [
         note.split(" has no effect")[0] for note in by_mpi("-np 1 --cycle-time-ms 1 --network-interface a").notes
     ] == [

@@ -26,6 +26,8 @@ FLAGS_AND_VARIABLES = [
     ("--thread-affinity 1 --gloo-timeout-seconds 60", {"THREAD_AFFINITY": "1", "GLOO_TIMEOUT_SECONDS": "60"}),
     ("--log-level INFO --log-without-timestamp", {"LOG_LEVEL": "INFO", "LOG_HIDE_TIME": "1"}),
     ("--log-with-timestamp", {"LOG_HIDE_TIME": "0"}),
+    ("--log-hide-timestamp", {"LOG_HIDE_TIME": "1"}),
+    ("--no-log-hide-timestamp", {"LOG_HIDE_TIME": "0"}),
 ]
 
 

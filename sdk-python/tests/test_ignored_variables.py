@@ -58,3 +58,13 @@ def test_init_names_each_once_on_one_rank() -> None:
     assert done.stdout.count("it ran") == 2
     for name in variables:
         assert done.stderr.count(f"{name}=1 has no effect: ") == 1, (name, done.stderr)
+
+
+@pytest.mark.parametrize(("module", "count"), [("ronde.frameworks.basics", 1), ("ronde.torch", 0)])
+def test_hierarchical_adasum_is_named_where_no_module_has_it(module: str, count: int) -> None:
+    program = f"import {module} as hvd; hvd.init(); hvd.shutdown(); hvd.init(); print('it ran')"
+    command = [ronde_binary(), "run", "-np", "2", sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "RONDE_HIERARCHICAL_ADASUM": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=environment)
+    assert done.stdout.count("it ran") == 2
+    assert done.stderr.count("RONDE_HIERARCHICAL_ADASUM=1 has no effect: ") == count, done.stderr

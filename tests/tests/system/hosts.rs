@@ -407,3 +407,27 @@ fn openssh_reaches_a_host_and_its_refusals_are_explained() {
     assert!(ended.stderr.contains("IDENTIFICATION HAS CHANGED") && ended.stderr.contains("[RONDE-E215]"), "{ended}");
     assert!(!sshd.at("unknown").exists(), "no key is ever taken unseen");
 }
+
+/// As containers on one machine have them, whose sshds have ports of their own.
+#[test]
+fn a_name_in_the_configuration_of_ssh_is_a_host() {
+    if Network::is_left_out("a_name_in_the_configuration_of_ssh_is_a_host") {
+        return;
+    }
+    let network = Network::up(2).expect("hosts");
+    let sshd = Sshd::start(&network, 1);
+    let configuration = sshd.at("ssh_config");
+    let lines = [
+        format!("Host {}\nHostName {}\nPort 2222", NAMES[1], network.address(1)),
+        format!("IdentityFile {}\nUserKnownHostsFile {}", sshd.at("user").display(), sshd.at("known").display()),
+        "IdentitiesOnly yes\nIdentityAgent none\nSendEnv RONDE_TEST_JOB XDG_RUNTIME_DIR".to_owned(),
+        // sshd may still be starting: an attempt each second.
+        "ConnectTimeout 60\nConnectionAttempts 20".to_owned(),
+    ];
+    fs::write(&configuration, lines.join("\n")).expect("a temporary directory is writable");
+    let hosts = format!("{}:1,{}:1", network.address(0), NAMES[1]);
+    let shell = format!("ssh -F {}", configuration.display());
+    let run = Run::new(2).options(["-H", &hosts, "--remote-shell", &shell]).on_host(&network, 0);
+    let training = Training::new();
+    assert_trained(&run.start(sh(&training.script())).wait(DEADLINE));
+}

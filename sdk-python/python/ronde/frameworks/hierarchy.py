@@ -1,12 +1,13 @@
 """Hierarchical Adasum, as in Horovod on GPUs: first the mean of each host's ranks, then Adasum across the hosts.
 
-RONDE_HIERARCHICAL_ADASUM=1 on all ranks enables it. A host here is the set of ranks of one sidecar. It combines fewer
-vectors and sends fewer bytes.
+RONDE_HIERARCHICAL_ADASUM=1 on all ranks enables it in `ronde.torch`. A host here is the set of ranks of one sidecar. It
+combines fewer vectors and sends fewer bytes.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ronde.ops import Adasum, Average
@@ -24,6 +25,16 @@ _VARIABLE = "RONDE_HIERARCHICAL_ADASUM"
 def is_asked_for() -> bool:
     """Returns whether hierarchical Adasum is enabled."""
     return os.environ.get(_VARIABLE) == "1"
+
+
+def notes() -> list[str]:
+    """Returns a message to the user if it is enabled in a program that has not imported `ronde.torch`."""
+    if not is_asked_for() or "ronde.torch" in sys.modules:
+        return []
+    return [
+        f"{_VARIABLE}=1 has no effect: only ronde.torch averages the ranks of a host first, and this program has not "
+        "imported it (docs/PYTORCH.md)"
+    ]
 
 
 class Hosts:

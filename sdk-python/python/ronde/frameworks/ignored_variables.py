@@ -11,6 +11,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from ronde.frameworks import hierarchy
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -87,5 +89,5 @@ def notes_of(variables: Mapping[str, str]) -> list[str]:
 @functools.cache
 def name_them() -> None:
     """Logs the messages, once in a process. For one rank of a job."""
-    for note in notes_of(os.environ):
+    for note in [*notes_of(os.environ), *hierarchy.notes()]:
         _log.warning("%s", note)

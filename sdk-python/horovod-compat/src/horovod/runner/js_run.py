@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 # One resource set on each host, with all that the job has there: ranks fill hosts in their order.
 _BINDING = ["--cpu_per_rs", "ALL_CPUS", "--gpu_per_rs", "ALL_GPUS", "--launch_distribution", "packed", "--bind", "none"]
+# Flags that jsrun handles, even if `ronde run` has the same.
 _OUTPUT = {"output_filename", "prefix_output_with_timestamp", "mpi_args", "binding_args", "use_jsrun"}
+_WITHOUT_MEANING = {
+    **{name: note for name, note in translation.IGNORED.items() if name not in _OUTPUT},
+    "prefix_output_with_timestamp": ("--prefix-output-with-timestamp", "jsrun has no option for it"),
+}
 
 
 def is_installed() -> bool:
@@ -52,7 +57,7 @@ def launcher(given: Mapping[str, Any], environment: Mapping[str, str], report: s
     given = {**given, **_hosts_of_lsf(given)}
     translation.check({name: value for name, value in given.items() if name != "use_jsrun"})
     words = [path, *_options(given, environment)]
-    notes = translation.notes_of(given, {k: v for k, v in translation.IGNORED.items() if k not in _OUTPUT})
+    notes = translation.notes_of(given, {**_WITHOUT_MEANING, **mpi.unused_interfaces(given, environment)})
     if not mpi.needs_sidecars(given, environment):
         return Launcher(words, notes)
     job = translation.translate({name: value for name, value in given.items() if name not in _OUTPUT})

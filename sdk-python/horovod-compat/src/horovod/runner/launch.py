@@ -14,7 +14,7 @@ from horovod.runner.util.lsf import LSFUtils
 from ronde import command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 def run_commandline(arguments: Sequence[str] | None = None) -> None:
@@ -29,7 +29,9 @@ def run_commandline(arguments: Sequence[str] | None = None) -> None:
             print(check_build.table(is_verbose=given.get("verbose", False)), end="")
             return
         worker = command_of(given.pop("command", []))
-        given.update(of_lsf(given))
+        found = of_lsf(given)
+        notes += notes_of_lsf(given, found)
+        given.update(found)
         # An elastic job starts with --min-np processes without it.
         if "num_proc" not in given and "min_num_proc" not in given:
             parser.error("the number of processes is missing: give -np N, or --min-np N")
@@ -56,6 +58,19 @@ def of_lsf(given: dict[str, Any]) -> dict[str, Any]:
         return {}
     hosts = ",".join(f"{host}:{count}" for host, count in slots)
     return {"hosts": hosts, "num_proc": given.get("num_proc", sum(count for _, count in slots))}
+
+
+def notes_of_lsf(given: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Returns a message to the user if the slots of the LSF job decide how many processes start: in Horovod GPUs do.
+
+    found -- what `of_lsf` has returned for these flags
+    """
+    if "num_proc" in given or "num_proc" not in found:
+        return []
+    return [
+        f"one process is started for each of the {found['num_proc']} slots of the LSF job, not for each GPU; give "
+        "-np N for another number"
+    ]
 
 
 def launcher_of(given: dict[str, Any]) -> Launcher:

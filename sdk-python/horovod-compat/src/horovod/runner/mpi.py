@@ -29,7 +29,7 @@ _BINDING = ["--bind-to", "none", "--map-by", "slot"]
 _OF_MPI = {"mpi_args", "binding_args", "mpi_threads_disable"}
 # Flags of `ronde run` that have no effect on mpirun or on a sidecar that a worker starts.
 _WITHOUT_MEANING = {name: note for name, note in translation.IGNORED.items() if name not in _OF_MPI}
-_NO_NETWORK = "with --mpi on one host ronde uses no network"
+_NO_NETWORK = "on one host ronde uses no network"
 _RUNS_ALREADY = "RONDE_SOCKET is set, so the sidecars run already"
 _INTERFACES = {"network_interfaces": "--network-interfaces", "network_interface": "--network-interface"}
 # Variables of this host's shell, launcher or devices, which are not exported to other hosts.
@@ -120,11 +120,12 @@ def translate(given: Mapping[str, Any], major: int, environment: Mapping[str, st
     for name, value in sorted(found.exports.items()):
         found.options += ["-x", f"{name}={value}"]
     found.options += shlex.split(given.get("mpi_args") or "")
-    found.notes = translation.notes_of(given, {**_WITHOUT_MEANING, **_unused_interfaces(given, environment)})
+    found.notes = translation.notes_of(given, {**_WITHOUT_MEANING, **unused_interfaces(given, environment)})
     return found
 
 
-def _unused_interfaces(given: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def unused_interfaces(given: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Returns the flags about interfaces, with the reason why they have no effect; none where sidecars are started."""
     if needs_sidecars(given, environment):
         return {}
     reason = _RUNS_ALREADY if is_spread(given) else _NO_NETWORK

@@ -135,7 +135,8 @@ def translate(given: Mapping[str, Any]) -> Translation:
     names, notes = interfaces(given)
     found.options += [f"--network-interfaces={','.join(names)}"] if names else []
     found.notes += notes
-    _add_deprecated(given, found)
+    if "log_hide_timestamp" in given:
+        found.options.append(_timestamps(given))
     found.notes += notes_of(given, IGNORED)
     return found
 
@@ -189,7 +190,7 @@ def interfaces(given: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def notes_of(given: Mapping[str, Any], ignored: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Returns a message to the user for each given flag without effect, with the reason."""
+    """Returns a message to the user for each given flag without effect, with the reason, and for a deprecated one."""
     notes = [
         f"{flag} has no effect here: {reason}"
         for name, (flag, reason) in ignored.items()
@@ -197,7 +198,14 @@ def notes_of(given: Mapping[str, Any], ignored: Mapping[str, tuple[str, str]]) -
     ]
     if any(name in given for name in _SEARCH) and not given.get("autotune"):
         notes.append("--autotune-... has no effect without --autotune")
+    if "log_hide_timestamp" in given:
+        notes.append(f"--log-hide-timestamp is deprecated; use {_timestamps(given)}")
     return notes
+
+
+def _timestamps(given: Mapping[str, Any]) -> str:
+    """Returns the flag that has replaced --log-hide-timestamp or its opposite, of which one is given."""
+    return "--log-without-timestamp" if given["log_hide_timestamp"] else "--log-with-timestamp"
 
 
 def _check_elastic(given: Mapping[str, Any]) -> None:
@@ -223,10 +231,3 @@ def _check_hosts(given: Mapping[str, Any]) -> None:
         check_slots(parse_hosts(given["hosts"]), given.get("num_proc", 0))
     elif "hostfile" in given:
         check_slots(parse_host_file(given["hostfile"]), given.get("num_proc", 0))
-
-
-def _add_deprecated(given: Mapping[str, Any], found: Translation) -> None:
-    if "log_hide_timestamp" in given:
-        flag = "--log-without-timestamp" if given["log_hide_timestamp"] else "--log-with-timestamp"
-        found.options.append(flag)
-        found.notes.append(f"--log-hide-timestamp is deprecated; use {flag}")

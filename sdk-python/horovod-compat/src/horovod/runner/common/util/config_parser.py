@@ -77,6 +77,7 @@ def set_env_from_args(env: MutableMapping[str, str], args: argparse.Namespace) -
         _add(env, variable, getattr(args, name, None))
     _add(env, HOROVOD_FUSION_THRESHOLD, getattr(args, "fusion_threshold_mb", None), lambda megabytes: megabytes << 20)
     _add(env, HOROVOD_LOG_HIDE_TIME, getattr(args, "log_with_timestamp", None), lambda with_time: not with_time)
+    _add(env, HOROVOD_LOG_HIDE_TIME, getattr(args, "log_hide_timestamp", None))
     interfaces = sorted(name for name in getattr(args, "nics", None) or () if _INTERFACE.fullmatch(name))
     if interfaces:
         env[HOROVOD_GLOO_IFACE], env[NCCL_SOCKET_IFNAME] = interfaces[0], ",".join(interfaces)
