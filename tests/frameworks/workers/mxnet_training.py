@@ -10,6 +10,7 @@ import mxnet as mx
 import numpy as np
 import ronde.mxnet as hvd
 from mxnet import autograd, gluon
+from ronde.mxnet.optimizer import Reduction
 
 STEPS, BATCH, FEATURES = 5, 4, 3
 
@@ -192,9 +193,22 @@ def sets() -> None:
     hvd.remove_process_set(some)
 
 
+def groups() -> None:
+    """As many as asked for, of nearly the same size."""
+    for asked, sizes in ((1, [5]), (4, [1, 1, 1, 2]), (99, [1, 1, 1, 1, 1])):
+        reduction = Reduction("groups", 1.0, asked, hvd.global_process_set)
+        with mock.patch.object(reduction, "_begun", wraps=reduction._begun) as begun:
+            gradients = [mx.nd.full(3, hvd.rank() + number) for number in range(5)]
+            reduction.apply([(str(number), gradient) for number, gradient in enumerate(gradients)])
+        assert [len(call.args[2]) for call in begun.call_args_list] == sizes
+        for number, gradient in enumerate(gradients):
+            total = sum(range(hvd.size())) + hvd.size() * number
+            np.testing.assert_array_equal(gradient.asnumpy(), np.full(3, total, "float32"))
+
+
 def main() -> None:
     hvd.init(process_sets="dynamic")
-    for part in (trainers, wrapped, optimizers, deferred, dictionaries, many, sets):
+    for part in (trainers, wrapped, optimizers, deferred, dictionaries, many, sets, groups):
         part()
     try:
         hvd.DistributedTrainer({}, "sgd", gradient_predivide_factor=0.0)

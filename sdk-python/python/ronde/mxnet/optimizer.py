@@ -198,10 +198,10 @@ class Reduction:
         if self._num_groups == 0:
             handles = [self._begun("allreduce", name, array) for name, array in zip(names, arrays)]
             return [world.wait_for("allreduce", handle) for handle in handles]
-        length = -(-len(arrays) // self._num_groups)
+        count = min(self._num_groups, len(arrays))
+        bounds = [len(arrays) * number // count for number in range(count + 1)]
         handles = [
-            self._begun("grouped_allreduce", names[start], arrays[start : start + length])
-            for start in range(0, len(arrays), length)
+            self._begun("grouped_allreduce", names[start], arrays[start:end]) for start, end in zip(bounds, bounds[1:])
         ]
         return [result for handle in handles for result in world.wait_for("grouped_allreduce", handle)]
 
