@@ -238,6 +238,34 @@ def test_every_wait_for_a_failed_handle_raises() -> None:
         assert (caught.value.rank, caught.value.sidecar, caught.value.tensor) == (2, None, "allreduce.x")
 
 
+def test_arguments_of_other_libraries_are_no_reductions_tags_or_process_sets() -> None:
+    torch_op = pytest.importorskip("torch.distributed").ReduceOp
+    session = Session()
+    client, mine = client_of(session), numpy.ones(2)
+    # PyTorch's SUM converts to the number of Average, and its AVG, like True, to that of Sum.
+    ops: list[Any] = [torch_op.SUM, torch_op.AVG, True, "sum", sum, numpy.add, 1.0, None]
+    tags: list[Any] = [1.5, "a", None, -1, 1 << 32]
+    sets: list[Any] = [0, [0, 1], "all"]
+    for op in ops:
+        for call in (client.allreduce, client.reduce_scatter):
+            with pytest.raises(ValueError, match=r"op is .*; give a reduction of ronde: ronde\.Average, ronde\.Sum"):
+                call(mine, op)
+    for tag in tags:
+        with pytest.raises(ValueError, match="tags are integers from 0"):
+            client.send(mine, 2, tag=tag)
+    for process_set in sets:
+        with pytest.raises(ValueError, match=r"process_set is .*; give a ProcessSet"):
+            client.barrier(process_set=process_set)
+    assert session.submitted == []
+    numbers: list[Any] = [numpy.int64(ronde.Max), numpy.uint8(3)]
+    client.allreduce(mine, numbers[0])
+    client.send(mine, 2, numbers[1])
+    assert [options for *_, options in session.submitted] == [
+        {"op": 4, "prescale": 1.0, "postscale": 1.0},
+        {"root": 2, "tag": 3},
+    ]
+
+
 def test_a_dropped_client_is_closed_unless_an_operation_is_in_flight() -> None:
     session = Session()
     handle = client_of(session).allgather_async(numpy.ones(2))
