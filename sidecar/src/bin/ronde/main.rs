@@ -115,7 +115,11 @@ fn main() -> ExitCode {
     let parsed = cli.try_get_matches_from(arguments.clone()).and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => return refused(&arguments::without_wrong_suggestion(&Cli::command(), &arguments, error)),
+        Err(error) => {
+            let command = Cli::command();
+            let error = arguments::without_wrong_suggestion(&command, &arguments, error);
+            return refused(&arguments::with_the_command_of_jobs(&command, &arguments, error));
+        }
     };
     match cli.command {
         Command::Run(args) => run_job(*args, &arguments, &notices),
@@ -293,6 +297,24 @@ mod tests {
         assert!(similar.contains("tip: a similar argument exists: '--verbose'"), "{similar}");
         assert!(!similar.contains("-- --verbos"), "{similar}");
         assert!(text("ronde explain --E203").contains("'-- --E203'"), "it is an argument there");
+    }
+
+    #[test]
+    fn a_command_line_without_a_subcommand_is_shown_how_jobs_are_started() {
+        let text = |line: &str| {
+            let arguments: Vec<_> = line.split(' ').map(Into::into).collect();
+            let error = Cli::command().try_get_matches_from(arguments.clone()).expect_err(line);
+            arguments::with_the_command_of_jobs(&Cli::command(), &arguments, error).to_string()
+        };
+        let tip = "tip: jobs are started by 'ronde run', as in 'ronde run -np 2 python train.py'";
+        for line in ["-np 2 python train.py", "--np 2 python train.py", "-H a:2 python train.py", "python train.py"] {
+            let text = text(&format!("ronde {line}"));
+            assert!(text.contains(tip), "{line}: {text}");
+        }
+        for line in ["runn -np 2 python train.py", "help nothing", "run --bogus sh", "status --bogus", "debug bogus"] {
+            let text = text(&format!("ronde {line}"));
+            assert!(!text.contains(tip), "{line}: {text}");
+        }
     }
 
     #[test]
