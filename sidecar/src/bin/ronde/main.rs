@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
@@ -159,15 +160,13 @@ fn shown(whole: &clap::Command) -> clap::Command {
     clap::Command::new("ronde").version(env!("CARGO_PKG_VERSION")).subcommands(subcommands)
 }
 
-/// The variables that are valid Unicode; an option cannot have another value.
-fn environment() -> BTreeMap<String, String> {
-    std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect()
+/// The variables whose names are valid Unicode, as those of all options are.
+fn environment() -> BTreeMap<String, OsString> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value))).collect()
 }
 
 /// Runs a job, after a measurement of the cost model if it was asked for.
-fn run_job(args: run::RunArgs, arguments: &[std::ffi::OsString], notices: &[String]) -> ExitCode {
+fn run_job(args: run::RunArgs, arguments: &[OsString], notices: &[String]) -> ExitCode {
     if !args.calibrate {
         return run::main(args, notices);
     }
@@ -302,7 +301,7 @@ mod tests {
     #[test]
     fn a_command_line_without_a_subcommand_is_shown_how_jobs_are_started() {
         let text = |line: &str| {
-            let arguments: Vec<_> = line.split(' ').map(Into::into).collect();
+            let arguments: Vec<OsString> = line.split(' ').map(Into::into).collect();
             let error = Cli::command().try_get_matches_from(arguments.clone()).expect_err(line);
             arguments::with_the_command_of_jobs(&Cli::command(), &arguments, error).to_string()
         };

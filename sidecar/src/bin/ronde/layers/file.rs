@@ -154,9 +154,11 @@ fn words(arg: &Arg, value: &DeValue<'_>) -> Result<Vec<String>, &'static str> {
 fn word(value: &DeValue<'_>) -> Option<String> {
     match value {
         DeValue::String(text) => Some(text.to_string()),
-        DeValue::Integer(number) => {
-            i64::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number.to_string())
-        }
+        // One with more digits is explained by the range, as any other number out of it.
+        DeValue::Integer(number) => Some(
+            i64::from_str_radix(number.as_str(), number.radix())
+                .map_or_else(|_| number.to_string(), |number| number.to_string()),
+        ),
         DeValue::Float(number) => Some(number.as_str().to_owned()),
         _ => None,
     }
