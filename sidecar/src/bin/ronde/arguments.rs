@@ -67,20 +67,34 @@ pub(super) fn without_wrong_suggestion(cli: &Command, arguments: &[OsString], mu
     error
 }
 
-/// Adds how jobs are started to the error of a command line without a subcommand, such as `ronde -np 2 python train.py`,
-/// unless clap suggests a similar subcommand.
-pub(super) fn with_the_command_of_jobs(cli: &Command, arguments: &[OsString], mut error: clap::Error) -> clap::Error {
-    let has_subcommand = arguments.get(1).is_some_and(|name| name == "help" || cli.find_subcommand(name).is_some());
-    let is_unknown = matches!(error.kind(), ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument);
-    if is_unknown && !has_subcommand && error.get(ContextKind::SuggestedSubcommand).is_none() {
+/// Adds what to do to errors that clap does not explain.
+pub(super) fn with_tip(cli: &Command, arguments: &[OsString], mut error: clap::Error) -> clap::Error {
+    if let Some(tip) = tip(cli, arguments, &error) {
         let mut tips = match error.remove(ContextKind::Suggested) {
             Some(ContextValue::StyledStrs(suggestions)) => suggestions,
             _ => Vec::new(),
         };
-        tips.push(StyledStr::from("jobs are started by 'ronde run', as in 'ronde run -np 2 python train.py'"));
+        tips.push(StyledStr::from(tip));
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
     }
     error
+}
+
+/// How jobs are started, for a command line without a subcommand, such as `ronde -np 2 python train.py`, unless clap suggests a
+/// similar one; and which argument is not valid UTF-8.
+fn tip(cli: &Command, arguments: &[OsString], error: &clap::Error) -> Option<String> {
+    let has_subcommand = arguments.get(1).is_some_and(|name| name == "help" || cli.find_subcommand(name).is_some());
+    let is_similar = error.get(ContextKind::SuggestedSubcommand).is_some();
+    match error.kind() {
+        ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument if !has_subcommand && !is_similar => {
+            Some("jobs are started by 'ronde run', as in 'ronde run -np 2 python train.py'".to_owned())
+        }
+        ErrorKind::InvalidUtf8 => {
+            let argument = arguments.iter().find(|argument| argument.to_str().is_none())?;
+            Some(format!("it is {argument:?}; hosts receive arguments as UTF-8, so give the file another name"))
+        }
+        _ => None,
+    }
 }
 
 /// The subcommands that start workers.

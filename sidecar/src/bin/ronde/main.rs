@@ -22,6 +22,7 @@ use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use ronde_bootstrap::codes::Code;
@@ -119,7 +120,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let command = Cli::command();
             let error = arguments::without_wrong_suggestion(&command, &arguments, error);
-            return refused(&arguments::with_the_command_of_jobs(&command, &arguments, error));
+            return refused(&arguments::with_tip(&command, &arguments, error));
         }
     };
     match cli.command {
@@ -183,8 +184,16 @@ fn refused(error: &clap::Error) -> ExitCode {
     }
     let text = error.render();
     let text = if std::io::stderr().is_terminal() { text.ansi().to_string() } else { text.to_string() };
-    let _ = write!(std::io::stderr(), "{}", Code::CommandLine.append_to(&text));
+    let _ = write!(std::io::stderr(), "{}", with_code(error.kind(), &text));
     ExitCode::from(Code::CommandLine.exit_status())
+}
+
+/// Adds the code to the text of a wrong command line. Without a subcommand clap's text is the help, whose end is seen.
+fn with_code(kind: ErrorKind, text: &str) -> String {
+    if kind == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return format!("{text}\n{}\n", Code::CommandLine.append_to("error: a subcommand is missing"));
+    }
+    Code::CommandLine.append_to(text)
 }
 
 /// Builds the output of `ronde version`. Two installations work together if their wire versions overlap and their
@@ -216,6 +225,8 @@ const VERSION_EXAMPLES: &str = "Examples:
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     #[test]
@@ -303,7 +314,7 @@ mod tests {
         let text = |line: &str| {
             let arguments: Vec<OsString> = line.split(' ').map(Into::into).collect();
             let error = Cli::command().try_get_matches_from(arguments.clone()).expect_err(line);
-            arguments::with_the_command_of_jobs(&Cli::command(), &arguments, error).to_string()
+            arguments::with_tip(&Cli::command(), &arguments, error).to_string()
         };
         let tip = "tip: jobs are started by 'ronde run', as in 'ronde run -np 2 python train.py'";
         for line in ["-np 2 python train.py", "--np 2 python train.py", "-H a:2 python train.py", "python train.py"] {
@@ -314,6 +325,31 @@ mod tests {
             let text = text(&format!("ronde {line}"));
             assert!(!text.contains(tip), "{line}: {text}");
         }
+    }
+
+    #[test]
+    fn a_missing_subcommand_is_named_below_the_help() {
+        for line in ["ronde", "ronde debug", "ronde certs"] {
+            let error = Cli::command().try_get_matches_from(line.split(' ')).expect_err(line);
+            let text = with_code(error.kind(), &error.to_string());
+            assert!(
+                text.contains("\nUsage: ronde ") && text.ends_with("\nerror: a subcommand is missing [RONDE-E101]\n")
+            );
+            assert_eq!(text.matches("[RONDE-").count(), 1, "{text}");
+        }
+        let error = Cli::command().try_get_matches_from(["ronde", "status", "--bogus"]).expect_err("unknown");
+        let text = with_code(error.kind(), &error.to_string());
+        assert!(text.starts_with("error: unexpected argument '--bogus' found [RONDE-E101]\n"), "{text}");
+    }
+
+    #[test]
+    fn an_argument_that_is_not_unicode_is_shown() {
+        let latin = OsString::from_vec(b"tr\xe4in.py".to_vec());
+        let words = ["ronde", "run", "-np", "2", "python"].map(OsString::from);
+        let arguments = arguments::normalise(&Cli::command(), words.into_iter().chain([latin]).collect());
+        let error = Cli::command().try_get_matches_from(arguments.clone()).expect_err("it is not Unicode");
+        let text = arguments::with_tip(&Cli::command(), &arguments, error).to_string();
+        assert!(text.contains("tip: it is \"tr\\xE4in.py\"; hosts receive"), "{text}");
     }
 
     #[test]

@@ -21,6 +21,10 @@ pub(super) struct FileValue {
 
 /// Reads a file and checks all of it, including the tables of other subcommands.
 pub(super) fn read(cli: &Command, path: &Path, mistakes: &mut Mistakes) -> Values {
+    if path.as_os_str().is_empty() {
+        mistakes.note("--config or RONDE_CONFIG", "it is empty; name a file, or leave it out");
+        return Values::new();
+    }
     let text = match std::fs::metadata(path).map(|metadata| metadata.len()) {
         Ok(length) if length > FILE_BYTES_MAX => {
             mistakes

@@ -287,6 +287,9 @@ fn broken_toml_and_missing_files_are_mistakes_with_a_place() {
     let error =
         layered(Cli::command(), &arguments, &environment(&[])).map(drop).expect_err("it is not there").to_string();
     assert!(error.contains("/nowhere/ronde.toml: it cannot be read: No such file"), "{error}");
+    let empty = environment(&[(CONFIG_VARIABLE, "")]);
+    let error = layered(Cli::command(), &words("ronde run -np 1 sh"), &empty).map(drop).expect_err("empty").to_string();
+    assert!(error.ends_with("--config or RONDE_CONFIG: it is empty; name a file, or leave it out"), "{error}");
 }
 
 #[test]
