@@ -256,6 +256,9 @@ def test_arguments_of_other_libraries_are_no_reductions_tags_or_process_sets() -
     for process_set in sets:
         with pytest.raises(ValueError, match=r"process_set is .*; give a ProcessSet"):
             client.barrier(process_set=process_set)
+    removed: Any = "all"
+    with pytest.raises(ValueError, match="remove_process_set takes a ProcessSet or its number, not 'all'"):
+        client.remove_process_set(removed)
     assert session.submitted == []
     numbers: list[Any] = [numpy.int64(ronde.Max), numpy.uint8(3)]
     client.allreduce(mine, numbers[0])

@@ -11,6 +11,7 @@ from ronde import _ronde, follower
 from ronde.collectives import Collectives
 from ronde.device import GpuArray
 from ronde.elastic.membership import is_elastic, worker_number
+from ronde.errors import RondeError
 from ronde.native_log import log_warnings
 from ronde.process_set import ProcessSet
 from ronde.replay import CONTINUE, ON_FAILURE, RAISE, Replay
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _REASON_LENGTH_MAX = 500
+# The sidecar's words about a rank that another session has.
+_IS_CLAIMED = "is claimed by a live session"
 
 
 def connect(
@@ -102,7 +105,17 @@ def _client(settings: dict[str, str], inline: bool, on_failure: str) -> Client:
     if on_failure == CONTINUE and is_elastic():
         replay = Replay(open_session, worker_number())
         return Client(replay.session, replay)
-    return Client(open_session())
+    try:
+        return Client(open_session())
+    except RondeError as error:
+        rank = settings.get("RONDE_RANK", os.environ.get("RONDE_RANK", ""))
+        if error.cause == "claim" and _IS_CLAIMED in str(error) and _sessions.is_open(rank):
+            raise RondeError(
+                f"this process has a session of rank {rank} already; use its client, or close that one before it "
+                "connects again (hvd.init does nothing while a session is open)",
+                "claim",
+            ) from None
+        raise
 
 
 def end_of_program(session: _ronde.Session) -> None:
@@ -139,6 +152,16 @@ class _Sessions:
 
     last_rank: int | None = None
     last_size: int | None = None
+
+    def __init__(self) -> None:
+        # The last client of each rank, by process and rank: a forked child has none of its parent's.
+        self.clients: dict[tuple[int, str], weakref.ref[Client]] = {}
+
+    def is_open(self, rank: str) -> bool:
+        """Returns whether a client of this rank is open in this process."""
+        found = self.clients.get((os.getpid(), rank))
+        client = None if found is None else found()
+        return client is not None and client.is_open
 
 
 _sessions = _Sessions()
@@ -221,6 +244,7 @@ class Client(Collectives):
         """Makes a session that of this client."""
         self._session = session
         _sessions.last_rank, _sessions.last_size = session.rank, session.size
+        _sessions.clients[os.getpid(), str(session.rank)] = weakref.ref(self)
         self._sets.clear()
         self._sets[0] = ProcessSet(0, range(session.size), session.rank)
         if self._finalizer is not None:
