@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _REASON_LENGTH_MAX = 500
+# Variables of `ronde run`, and those of PyTorch that it sets to the same values.
+_OF_TORCH = (("RONDE_RANK", "RANK"), ("RONDE_SIZE", "WORLD_SIZE"))
+_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
 # The sidecar's words about a rank that another session has.
 _IS_CLAIMED = "is claimed by a live session"
 
@@ -78,6 +81,8 @@ def connect(
     TimedOutError -- "start": some ranks have not attached within `start_timeout`; the message names them
     PeerLostError, ShutDownError -- the job failed or ended before it started
     """
+    if rank is None:
+        _check_one_launcher()
     given = {
         "RONDE_SOCKET": None if socket is None else os.fspath(socket),
         "RONDE_JOB": job,
@@ -91,6 +96,23 @@ def connect(
         "RONDE_MAPPED": None if mapped is None else int(mapped),
     }
     return _client({name: str(value) for name, value in given.items() if value is not None}, inline, on_failure)
+
+
+def _check_one_launcher() -> None:
+    """Raises RondeError with cause "settings" if torchrun, which `ronde run` has started, has several processes.
+
+    All of them have the rank of the one process that `ronde run` has started.
+    """
+    if _OF_TORCHRUN not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
+        return
+    names = [(own, torchs, os.environ.get(own), os.environ.get(torchs)) for own, torchs in _OF_TORCH]
+    if any(None not in (mine, other) and mine != other for *_, mine, other in names):
+        numbers = ", ".join(f"{own} is {mine} and {torchs} is {other}" for own, torchs, mine, other in names)
+        raise RondeError(
+            f"`ronde run` has started torchrun, which has started this process: {numbers}. Use one launcher: "
+            "`ronde run -np N python train.py`, or torchrun without `ronde run`",
+            "settings",
+        )
 
 
 def _client(settings: dict[str, str], inline: bool, on_failure: str) -> Client:
