@@ -165,6 +165,7 @@ fn ask(targets: Vec<Target>, silent: &mut Vec<Target>) -> anyhow::Result<Vec<(Ta
         match answer {
             Ok(page) => pages.push((target, page)),
             Err(error) => {
+                let error = with_directory(error, &target);
                 problem = Some(problem.filter(|first| !have_ended(first) || have_ended(&error)).unwrap_or(error));
                 silent.push(target);
             }
@@ -173,6 +174,19 @@ fn ask(targets: Vec<Target>, silent: &mut Vec<Target>) -> anyhow::Result<Vec<(Ta
     match problem {
         Some(error) if pages.is_empty() => Err(error),
         _ => Ok(pages),
+    }
+}
+
+/// Adds what to do about the directory of a sidecar that has ended without removing it.
+fn with_directory(error: anyhow::Error, target: &Target) -> anyhow::Error {
+    match &target.directory {
+        Some(directory) if have_ended(&error) => {
+            let directory = Failure::line(&directory.display().to_string());
+            error.context(format!(
+                "the sidecar of {directory} does not answer; remove that directory if its job has ended"
+            ))
+        }
+        _ => error,
     }
 }
 
@@ -254,6 +268,11 @@ mod tests {
         let closed = Target { address: closed.expect("a free port"), directory: None };
         let ended = ask(vec![closed.clone()], &mut Vec::new()).expect_err("nothing listens");
         assert!(have_ended(&ended), "{ended:#}");
+        let left = Target { directory: Some("/run/ronde-x".into()), ..closed.clone() };
+        let ended = ask(vec![left], &mut Vec::new()).expect_err("nothing listens");
+        assert!(have_ended(&ended), "{ended:#}");
+        let text = "the sidecar of /run/ronde-x does not answer; remove that directory if its job has ended: ";
+        assert!(format!("{ended:#}").starts_with(text), "{ended:#}");
         // It accepts a request and closes the connection, as one does that is just ending.
         let runs = Target { address: broken_server(), directory: None };
         let error = ask(vec![closed.clone(), runs.clone()], &mut Vec::new()).expect_err("none answers");
