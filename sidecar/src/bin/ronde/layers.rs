@@ -236,8 +236,12 @@ fn check(arg: &Arg, values: &[String]) -> Result<Vec<String>, String> {
         Ok(_) => Ok(values.to_vec()),
         Err(error) => {
             let text = error.to_string();
-            let text = text.lines().next().unwrap_or_default();
-            Err(text.strip_prefix("error: ").unwrap_or(text).to_owned())
+            let mut lines = text.lines();
+            let first = lines.next().unwrap_or_default();
+            // One of some words: the next line has them.
+            let words = lines.next().map(str::trim).filter(|line| line.starts_with("[possible values: "));
+            let words = words.map(|words| format!(" {words}")).unwrap_or_default();
+            Err(format!("{}{words}", first.strip_prefix("error: ").unwrap_or(first)))
         }
     }
 }

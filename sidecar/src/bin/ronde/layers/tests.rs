@@ -303,6 +303,18 @@ fn a_number_with_too_many_digits_is_explained_by_the_range() {
 }
 
 #[test]
+fn a_value_that_is_none_of_some_words_is_answered_with_them() {
+    let error = run("ronde run -np 1 sh", &[("HOROVOD_LOG_LEVEL", "loud")], "[run]\nlog-format = 'xml'\n");
+    let error = error.expect_err("neither is known");
+    for line in [
+        "HOROVOD_LOG_LEVEL: invalid value 'loud' for '--log-level <LEVEL>' [possible values: error, warn, info, debug, trace]",
+        "r.toml:2: log-format: invalid value 'xml' for '--log-format <FORMAT>' [possible values: text, json]",
+    ] {
+        assert!(error.lines().any(|found| found.trim_start() == line), "{line}\n{error}");
+    }
+}
+
+#[test]
 fn a_variable_that_is_not_unicode_is_a_mistake_or_names_a_file() {
     let mut environment = environment(&[]);
     let value = OsString::from_vec(b"/tmp/\xff".to_vec());
