@@ -19,7 +19,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -27,6 +27,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::exit::{answer, answered, fail};
+use ronde_bootstrap::terminal::has_sequences;
 use ronde_launcher::{agent, check, job, run};
 use ronde_sidecar::process;
 use ronde_sidecar::process::arguments::SidecarArgs;
@@ -183,7 +184,7 @@ fn refused(error: &clap::Error) -> ExitCode {
         return answered(error.print());
     }
     let text = error.render();
-    let text = if std::io::stderr().is_terminal() { text.ansi().to_string() } else { text.to_string() };
+    let text = if has_sequences(&std::io::stderr()) { text.ansi().to_string() } else { text.to_string() };
     let _ = write!(std::io::stderr(), "{}", with_code(error.kind(), &text));
     ExitCode::from(Code::CommandLine.exit_status())
 }

@@ -1,6 +1,6 @@
 //! `ronde status`: shows the state of the sidecars of this host, from their admin pages.
 
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::{ErrorKind, Write};
 use std::net::{AddrParseError, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,6 +13,7 @@ use serde_json::Value;
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::exit::{fail_with, notice, print, unless_reader_left};
 use ronde_bootstrap::numbers::whole;
+use ronde_bootstrap::terminal::has_sequences;
 use ronde_wire::Failure;
 
 mod render;
@@ -46,7 +47,7 @@ pub(super) struct StatusArgs {
 pub(super) fn main(args: &StatusArgs) -> ExitCode {
     let state = || targets(args.url.as_deref(), args.socket.as_deref()).and_then(|targets| state_of(targets, args));
     let shown = if args.watch {
-        watch(state, &mut std::io::stdout(), &mut std::io::stderr(), std::io::stdout().is_terminal() && !args.json)
+        watch(state, &mut std::io::stdout(), &mut std::io::stderr(), has_sequences(&std::io::stdout()) && !args.json)
     } else {
         state().and_then(|state| {
             let printed = print(&state.text);
