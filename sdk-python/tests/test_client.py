@@ -261,6 +261,37 @@ def test_every_wait_for_a_failed_handle_raises() -> None:
         assert (caught.value.rank, caught.value.sidecar, caught.value.tensor) == (2, None, "allreduce.x")
 
 
+def test_arguments_of_other_libraries_are_no_reductions_tags_or_process_sets() -> None:
+    torch_op = pytest.importorskip("torch.distributed").ReduceOp
+    session = Session()
+    client, mine = client_of(session), numpy.ones(2)
+    # PyTorch's SUM converts to the number of Average, and its AVG, like True, to that of Sum.
+    ops: list[Any] = [torch_op.SUM, torch_op.AVG, True, "sum", sum, numpy.add, 1.0, None]
+    tags: list[Any] = [1.5, "a", None, -1, 1 << 32]
+    sets: list[Any] = [0, [0, 1], "all"]
+    for op in ops:
+        for call in (client.allreduce, client.reduce_scatter):
+            with pytest.raises(ValueError, match=r"op is .*; give a reduction of ronde: ronde\.Average, ronde\.Sum"):
+                call(mine, op)
+    for tag in tags:
+        with pytest.raises(ValueError, match="tags are integers from 0"):
+            client.send(mine, 2, tag=tag)
+    for process_set in sets:
+        with pytest.raises(ValueError, match=r"process_set is .*; give a ProcessSet"):
+            client.barrier(process_set=process_set)
+    removed: Any = "all"
+    with pytest.raises(ValueError, match="remove_process_set takes a ProcessSet or its number, not 'all'"):
+        client.remove_process_set(removed)
+    assert session.submitted == []
+    numbers: list[Any] = [numpy.int64(ronde.Max), numpy.uint8(3)]
+    client.allreduce(mine, numbers[0])
+    client.send(mine, 2, numbers[1])
+    assert [options for *_, options in session.submitted] == [
+        {"op": 4, "prescale": 1.0, "postscale": 1.0},
+        {"root": 2, "tag": 3},
+    ]
+
+
 def test_a_dropped_client_is_closed_unless_an_operation_is_in_flight() -> None:
     session = Session()
     handle = client_of(session).allgather_async(numpy.ones(2))
@@ -308,6 +339,23 @@ def test_all_errors_in_the_environment_are_reported(monkeypatch: pytest.MonkeyPa
     assert caught.value.cause == "settings"
     for word in ("RONDE_SOCKET", "RONDE_JOB", "RONDE_RANK", "RONDE_START_TIMEOUT"):
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(("rank", "size"), [("0", "2"), ("1", "4")])
+def test_a_launcher_below_another_one_is_named(monkeypatch: pytest.MonkeyPatch, rank: str, size: str) -> None:
+    variables = {"RONDE_SOCKET": "/none", "RONDE_JOB": "job", "RONDE_RANK": "0", "RONDE_SIZE": "4"}
+    for name, value in {**variables, "RANK": rank, "WORLD_SIZE": size, "TORCHELASTIC_RUN_ID": "none"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ronde.RondeError, match=f"RONDE_RANK is 0 and RANK is {rank}, .* Use one launcher") as caught:
+        ronde.connect()
+    assert caught.value.cause == "settings"
+    # `ronde run` below torchrun has set PyTorch's variables, too, and one process of torchrun is that of its rank.
+    for number in ("4", "1"):
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setenv("WORLD_SIZE", number)
+        with pytest.raises(ronde.RondeError, match="token") as caught:
+            ronde.connect()
+        assert caught.value.cause == "token"
 
 
 def test_the_error_names_a_missing_sidecar(tmp_path: Any) -> None:

@@ -24,6 +24,14 @@ def fill(tensor: object, data: bytes) -> object:
     return target.finish()
 
 
+def test_a_masked_array_is_refused_as_its_mask_would_be_ignored() -> None:
+    masked = numpy.ma.MaskedArray([1.0, 2.0], mask=[False, True])
+    for call in (source_of, target_of):
+        with pytest.raises(ValueError, match=r"masked arrays are not supported; .*array\.filled\(0\)"):
+            call(masked)
+    assert source_of(masked.filled(0)).shape == (2,)
+
+
 @pytest.mark.parametrize("dtype", DTYPE_NAMES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0, 4)])
 def test_numpy_arrays_are_described(dtype: str, shape: tuple[int, ...]) -> None:

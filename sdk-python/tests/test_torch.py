@@ -269,11 +269,18 @@ class TestOptimizer:
             ({"named_parameters": [("x", torch.ones(1))]}, "were not named"),
             ({"backward_passes_per_step": 0}, "must be > 0"),
             ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "op != Average"),
+            ({"op": "avg"}, "op is 'avg'; give a reduction of ronde"),
+            ({"op": torch.distributed.ReduceOp.SUM}, "give a reduction of ronde"),
+            ({"compression": "fp16"}, "compression is 'fp16'; give"),
         ],
     )
     def test_wrong_options(self, options: dict[str, Any], text: str) -> None:
         with pytest.raises(ValueError, match=text):
             self.wrapped(**options)
+
+    def test_a_model_is_no_optimizer(self) -> None:
+        with pytest.raises(ValueError, match="wraps an optimizer of PyTorch, not a Linear"):
+            hvd.DistributedOptimizer(torch.nn.Linear(2, 1))
 
     def test_names_may_be_left_out(self) -> None:
         names = self.wrapped(named_parameters=None)._ronde.names.values()

@@ -132,6 +132,20 @@ def test_a_progress_bar_is_one_line_for_each_rank_in_a_terminal(
     assert len(lines) == 6, lines
 
 
+def test_a_progress_bar_in_a_terminal_without_control_sequences(
+    ronde: str, folder: pathlib.Path, environment: dict[str, str]
+) -> None:
+    command = [ronde, "run", "-np", "2", *script(folder, PROGRESS)]
+    terminal = PseudoTerminal(command, {**environment, "TERM": "dumb"}, folder)
+    try:
+        assert terminal.wait(WITHIN_S) == 0, terminal.text
+    finally:
+        terminal.close()
+    assert "\x1b" not in terminal.text, "TERM is that of a shell within Emacs"
+    for rank in range(2):
+        assert f"[{rank}]<stderr>:100%|##########| rank {rank}" in terminal.text.splitlines()
+
+
 def test_a_progress_bar_is_its_last_state_in_a_pipe(
     ronde: str, folder: pathlib.Path, environment: dict[str, str]
 ) -> None:

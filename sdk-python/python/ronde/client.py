@@ -11,6 +11,7 @@ from ronde import _ronde, follower
 from ronde.collectives import Collectives
 from ronde.device import GpuArray
 from ronde.elastic.membership import is_elastic, worker_number
+from ronde.errors import RondeError
 from ronde.native_log import log_warnings
 from ronde.process_set import ProcessSet
 from ronde.replay import CONTINUE, ON_FAILURE, RAISE, Replay
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _REASON_LENGTH_MAX = 500
+# Variables of `ronde run`, and those of PyTorch that it sets to the same values.
+_OF_TORCH = (("RONDE_RANK", "RANK"), ("RONDE_SIZE", "WORLD_SIZE"))
+_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
+# The sidecar's words about a rank that another session has.
+_IS_CLAIMED = "is claimed by a live session"
 
 
 def connect(
@@ -75,6 +81,8 @@ def connect(
     TimedOutError -- "start": some ranks have not attached within `start_timeout`; the message names them
     PeerLostError, ShutDownError -- the job failed or ended before it started
     """
+    if rank is None:
+        _check_one_launcher()
     given = {
         "RONDE_SOCKET": None if socket is None else os.fspath(socket),
         "RONDE_JOB": job,
@@ -90,6 +98,23 @@ def connect(
     return _client({name: str(value) for name, value in given.items() if value is not None}, inline, on_failure)
 
 
+def _check_one_launcher() -> None:
+    """Raises RondeError with cause "settings" if torchrun, which `ronde run` has started, has several processes.
+
+    All of them have the rank of the one process that `ronde run` has started.
+    """
+    if _OF_TORCHRUN not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
+        return
+    names = [(own, torchs, os.environ.get(own), os.environ.get(torchs)) for own, torchs in _OF_TORCH]
+    if any(None not in (mine, other) and mine != other for *_, mine, other in names):
+        numbers = ", ".join(f"{own} is {mine} and {torchs} is {other}" for own, torchs, mine, other in names)
+        raise RondeError(
+            f"`ronde run` has started torchrun, which has started this process: {numbers}. Use one launcher: "
+            "`ronde run -np N python train.py`, or torchrun without `ronde run`",
+            "settings",
+        )
+
+
 def _client(settings: dict[str, str], inline: bool, on_failure: str) -> Client:
     if on_failure not in ON_FAILURE:
         raise ValueError(f'on_failure is {on_failure!r}; give "raise" or "continue"')
@@ -102,7 +127,17 @@ def _client(settings: dict[str, str], inline: bool, on_failure: str) -> Client:
     if on_failure == CONTINUE and is_elastic():
         replay = Replay(open_session, worker_number())
         return Client(replay.session, replay)
-    return Client(open_session())
+    try:
+        return Client(open_session())
+    except RondeError as error:
+        rank = settings.get("RONDE_RANK", os.environ.get("RONDE_RANK", ""))
+        if error.cause == "claim" and _IS_CLAIMED in str(error) and _sessions.is_open(rank):
+            raise RondeError(
+                f"this process has a session of rank {rank} already; use its client, or close that one before it "
+                "connects again (hvd.init does nothing while a session is open)",
+                "claim",
+            ) from None
+        raise
 
 
 def end_of_program(session: _ronde.Session) -> None:
@@ -139,6 +174,16 @@ class _Sessions:
 
     last_rank: int | None = None
     last_size: int | None = None
+
+    def __init__(self) -> None:
+        # The last client of each rank, by process and rank: a forked child has none of its parent's.
+        self.clients: dict[tuple[int, str], weakref.ref[Client]] = {}
+
+    def is_open(self, rank: str) -> bool:
+        """Returns whether a client of this rank is open in this process."""
+        found = self.clients.get((os.getpid(), rank))
+        client = None if found is None else found()
+        return client is not None and client.is_open
 
 
 _sessions = _Sessions()
@@ -221,6 +266,7 @@ class Client(Collectives):
         """Makes a session that of this client."""
         self._session = session
         _sessions.last_rank, _sessions.last_size = session.rank, session.size
+        _sessions.clients[os.getpid(), str(session.rank)] = weakref.ref(self)
         self._sets.clear()
         self._sets[0] = ProcessSet(0, range(session.size), session.rank)
         if self._finalizer is not None:

@@ -564,6 +564,8 @@ class Collectives(Submission):
                 self._request("remove_process_set", read_nothing, removed=rank_number(process_set)).wait()
                 return True
             process_set = known
+        if not isinstance(process_set, ProcessSet):
+            raise ValueError(f"remove_process_set takes a ProcessSet or its number, not {process_set!r}")
         number = process_set.id
         if not number or self._sets.get(number) is not process_set:
             return False

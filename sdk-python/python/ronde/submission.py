@@ -14,6 +14,7 @@ from ronde.follower import is_of_launcher
 from ronde.handle import GroupHandle, Handle, MessageHandle
 from ronde.native_log import log_warnings
 from ronde.plugins import Plugin, PluginOp, call_of
+from ronde.process_set import ProcessSet
 from ronde.tensors import Source, check_target, kind_of, owns_memory, source_of, target_like, target_of
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from ronde import _ronde
-    from ronde.process_set import ProcessSet
     from ronde.replay import Replay
     from ronde.tensors import Target
 
@@ -204,6 +204,11 @@ class Submission:
         """Returns the set, after checking that it exists and contains this rank."""
         if process_set is None:
             return self._sets[0]
+        if not isinstance(process_set, ProcessSet):
+            raise ValueError(
+                f"process_set is {process_set!r}; give a ProcessSet: add_process_set of this client, which all ranks "
+                "call with the ranks of the set, returns one"
+            )
         if process_set.id is None or self._sets.get(process_set.id) is not process_set:
             raise ValueError(
                 f"Process set provided does not exist, or has not been registered. It is {process_set}; give one that "
@@ -322,7 +327,11 @@ def splits_of(splits: Any) -> dict[str, Any]:
 def reduction(
     op: int | PluginOp, prescale_factor: float, postscale_factor: float, codec: str | Plugin | None = None
 ) -> dict[str, Any]:
-    """Returns the options of a reduction. Raises ValueError for a codec as `op` and for a reduction as `codec`."""
+    """Returns the options of a reduction.
+
+    Raises ValueError for a codec as `op`, for a reduction as `codec`, and for an `op` that is no constant of ronde: a
+    member of PyTorch's ReduceOp converts to an integer, which is another reduction here.
+    """
     if isinstance(op, Plugin):
         raise ValueError(f"op={op} is a codec; give codec={op}, or ronde.PluginOp for a plugin that reduces")
     if isinstance(codec, PluginOp):
@@ -332,7 +341,13 @@ def reduction(
         if codec is not None:
             raise ValueError(f"op={op} with codec={codec!r}: values reach a plugin as they are; leave the codec out")
         options.update(op=BY_PLUGIN, plugin=call_of(op))
-    elif isinstance(codec, Plugin):
+        return options
+    if isinstance(op, bool) or not isinstance(op, (int, numpy.integer)):
+        raise ValueError(
+            f"op is {op!r}; give a reduction of ronde: ronde.Average, ronde.Sum, ronde.Min, ronde.Max, ronde.Product, "
+            "ronde.Adasum, ronde.Median, ronde.ClippedMean, ronde.BitAnd, ronde.BitOr, ronde.BitXor or a ronde.PluginOp"
+        )
+    if isinstance(codec, Plugin):
         options["plugin"] = call_of(codec)
     elif codec is not None:
         options["codec"] = codec
@@ -350,11 +365,15 @@ def rank_number(rank: Any) -> int:
     return number
 
 
-def tag_number(tag: int) -> int:
-    """Returns a tag. Raises ValueError if it is out of range."""
-    if not 0 <= tag < 1 << 32:
-        raise ValueError(f"tags are integers from 0 to 2^32 - 1, not {tag}")
-    return tag
+def tag_number(tag: Any) -> int:
+    """Returns a tag as an integer. Raises ValueError for anything that cannot be a tag."""
+    try:
+        number = operator.index(tag)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 1 << 32:
+        raise ValueError(f"tags are integers from 0 to 2^32 - 1, not {tag!r}")
+    return number
 
 
 # Smaller results are copied; the native client has the same limit.

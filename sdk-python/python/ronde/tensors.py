@@ -300,6 +300,7 @@ def _as_array(tensor: Any) -> numpy.ndarray[Any, Any]:
 
 def _numpy_source(array: numpy.ndarray[Any, Any]) -> Source:
     check_dtype(array.dtype.name)
+    _check_no_mask(array)
     # Also converts other byte orders to the machine's.
     dtype = array.dtype.newbyteorder("=")
     dense = numpy.ascontiguousarray(array, dtype=dtype)
@@ -311,6 +312,12 @@ def _numpy_source(array: numpy.ndarray[Any, Any]) -> Source:
     is_writable = dense is array and array.flags.writeable
     # `ascontiguousarray` makes a scalar one-dimensional, so use the original's shape.
     return Source(dense, _address(dense), dense.dtype.name, array.shape, dense.nbytes, empty, view, is_writable)
+
+
+def _check_no_mask(array: numpy.ndarray[Any, Any]) -> None:
+    """Raises ValueError for a masked array: its mask would get lost, and the elements below it would count."""
+    if type(array) is not numpy.ndarray and isinstance(array, numpy.ma.MaskedArray):
+        raise ValueError("masked arrays are not supported; give a value to what is masked: array.filled(0)")
 
 
 def _numpy_view(dtype: Any, memory: _ronde.Memory, shape: Sequence[int]) -> numpy.ndarray[Any, Any]:
@@ -328,6 +335,7 @@ def _numpy_target(array: numpy.ndarray[Any, Any]) -> Target:
     if not array.flags.writeable:
         raise ValueError("the array is read-only, so no result can be written into it; give a copy")
     check_dtype(array.dtype.name)
+    _check_no_mask(array)
     is_direct = array.flags.c_contiguous and array.dtype.isnative
     dense = array if is_direct else numpy.empty(array.shape, dtype=array.dtype.newbyteorder("="))
 

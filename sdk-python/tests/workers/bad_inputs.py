@@ -245,6 +245,12 @@ def check_limits(trial: Trial) -> None:
             client.allreduce(numpy.zeros(large >> 5, numpy.uint8), op=ronde.Max, name="large")
 
 
+def check_second_session(trial: Trial) -> None:
+    """A process that connects again keeps its session, and learns that it has one."""
+    with trial.fails(ronde.RondeError, f"this process has a session of rank {trial.client.rank} already", "RONDE-E311"):
+        ronde.connect()
+
+
 def check_values(trial: Trial) -> None:
     """NaN, infinity and empty tensors are not errors."""
     client = trial.client
@@ -277,6 +283,7 @@ def main() -> None:
             check_sets,
             check_join,
             check_limits,
+            check_second_session,
             check_values,
         ):
             check(trial)

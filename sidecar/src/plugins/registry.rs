@@ -200,7 +200,9 @@ fn files(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<String, PathBuf>> {
         take(&mut files, name, path.clone())?;
     }
     for directory in directories {
-        for (name, path) in modules_of(directory)? {
+        let modules = modules_of(directory)?;
+        ensure!(!modules.is_empty(), "{} holds no plugin (*.wasm)", directory.display());
+        for (name, path) in modules {
             files.entry(name).or_insert(path);
         }
     }
@@ -352,6 +354,13 @@ mod tests {
         // A request for the broken one fails with the reason.
         let expected = [("broken".to_owned(), path("broken.wasm")), ("mean".to_owned(), path("build-17.wasm"))];
         assert_eq!(modules, expected.into());
+    }
+
+    #[test]
+    fn a_folder_without_a_plugin_is_named() {
+        let folder = folder(&[("readme.txt", b"text")]);
+        let error = files(&[folder.path().to_owned()]).expect_err("which plugin is it").to_string();
+        assert_eq!(error, format!("{} holds no plugin (*.wasm)", folder.path().display()));
     }
 
     #[test]

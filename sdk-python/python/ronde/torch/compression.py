@@ -88,7 +88,15 @@ class Compression:
 
 
 def codec_of(compression: type[Compressor] | PluginCompressor, op: int | PluginOp) -> Plugin | None:
-    """Returns the plugin if the compression is one. Raises ValueError for a reduction that excludes codecs."""
+    """Returns the plugin if the compression is one.
+
+    Raises ValueError for a reduction that excludes codecs, and for what is no compression, such as its name.
+    """
+    if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
+        raise ValueError(
+            f"compression is {compression!r}; give Compression.none, Compression.fp16, Compression.bf16, "
+            "Compression.plugin(...) or a class with `compress` and `decompress`"
+        )
     if not isinstance(compression, PluginCompressor):
         return None
     if op not in (Average, Sum):

@@ -13,6 +13,7 @@ import torch
 from ronde.elastic.membership import is_elastic
 from ronde.frameworks.process_sets import ProcessSet, global_process_set, reduces
 from ronde.ops import Adasum, Average
+from ronde.submission import reduction
 from ronde.torch.adasum import AdasumDistributed, DeltaReducer
 from ronde.torch.compression import Compression, Compressor, PluginCompressor, codec_of
 from ronde.torch.reducer import Reducer
@@ -72,10 +73,13 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     `_handles`.
 
     Gradients are of the floating-point types of `ronde.torch.allreduce` and have the same shapes on all ranks; `step`
-    and `synchronize` raise what that does. Raises ValueError for `backward_passes_per_step` below 1, a factor without
-    Average, a plugin as compression with a reduction that excludes it, invalid groups, and names that are missing or
-    not unique.
+    and `synchronize` raise what that does. Raises ValueError for what is no optimizer, reduction or compression, for
+    `backward_passes_per_step` below 1, a factor without Average, a plugin as compression with a reduction that excludes
+    it, invalid groups, and names that are missing or not unique.
     """
+    if not hasattr(optimizer, "param_groups"):
+        raise ValueError(f"DistributedOptimizer wraps an optimizer of PyTorch, not a {type(optimizer).__name__}")
+    reduction(op, 1.0, 1.0)  # validates it here and not in the first backward pass
     if op != Average and gradient_predivide_factor != 1.0:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if backward_passes_per_step <= 0:

@@ -10,6 +10,7 @@
 //! | [`interfaces`] | the addresses of a host, and which of them a job uses |
 //! | [`directory`] | where sockets are found |
 //! | [`streams`], [`output`] | a sidecar's standard output and standard error, which may not be read |
+//! | [`terminal`] | what a terminal understands |
 //! | [`codes`], [`exit`] | error codes and exit statuses |
 
 #![forbid(unsafe_code)]
@@ -30,5 +31,6 @@ pub mod ports;
 pub mod profile;
 pub mod signals;
 pub mod streams;
+pub mod terminal;
 pub mod tuning;
 pub mod web;

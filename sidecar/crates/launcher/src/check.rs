@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
+use anyhow::Context;
 use clap::Args;
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::exit::{fail as refuse, fail_with as refuse_with, print};
@@ -138,7 +139,7 @@ impl Remote {
     /// Reads it from the options, of which jobs have the same.
     fn of(args: &CheckArgs) -> anyhow::Result<Self> {
         Ok(Self {
-            hosts: args.hosts.as_deref().map_or(Ok(Vec::new()), names)?,
+            hosts: args.hosts.as_deref().map_or(Ok(Vec::new()), names).context(Code::Hosts)?,
             shell: RemoteShell::new(&args.remote_shell, args.ssh_port, args.ssh_identity_file.as_deref())?,
             ronde: args.remote_ronde.clone().map_or_else(std::env::current_exe, Ok)?,
         })

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
 use clap::builder::StyledStr;
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 
 /// Rewrites the single-dash long options before the worker command of `run` and `tune`; the worker's arguments stay as they
@@ -67,6 +67,36 @@ pub(super) fn without_wrong_suggestion(cli: &Command, arguments: &[OsString], mu
     error
 }
 
+/// Adds what to do to errors that clap does not explain.
+pub(super) fn with_tip(cli: &Command, arguments: &[OsString], mut error: clap::Error) -> clap::Error {
+    if let Some(tip) = tip(cli, arguments, &error) {
+        let mut tips = match error.remove(ContextKind::Suggested) {
+            Some(ContextValue::StyledStrs(suggestions)) => suggestions,
+            _ => Vec::new(),
+        };
+        tips.push(StyledStr::from(tip));
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+    }
+    error
+}
+
+/// How jobs are started, for a command line without a subcommand, such as `ronde -np 2 python train.py`, unless clap suggests a
+/// similar one; and which argument is not valid UTF-8.
+fn tip(cli: &Command, arguments: &[OsString], error: &clap::Error) -> Option<String> {
+    let has_subcommand = arguments.get(1).is_some_and(|name| name == "help" || cli.find_subcommand(name).is_some());
+    let is_similar = error.get(ContextKind::SuggestedSubcommand).is_some();
+    match error.kind() {
+        ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument if !has_subcommand && !is_similar => {
+            Some("jobs are started by 'ronde run', as in 'ronde run -np 2 python train.py'".to_owned())
+        }
+        ErrorKind::InvalidUtf8 => {
+            let argument = arguments.iter().find(|argument| argument.to_str().is_none())?;
+            Some(format!("it is {argument:?}; hosts receive arguments as UTF-8, so give the file another name"))
+        }
+        _ => None,
+    }
+}
+
 /// The subcommands that start workers.
 const LAUNCHING: [&str; 2] = ["run", "tune"];
 
@@ -105,10 +135,15 @@ fn is_long(arg: &Arg, name: &str) -> bool {
     arg.get_long() == Some(name) || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
 }
 
-const SINGLE_DASH: [(&str, &str); 4] = [
+/// Those of Horovod's launcher, and the names of mpirun and mpiexec for the same options. clap would take the `-h` of `-host`
+/// for `--help`, and end without a job and with success.
+const SINGLE_DASH: [(&str, &str); 7] = [
     ("-np", "--num-proc"),
     ("-n", "--num-proc"),
+    ("-host", "--hosts"),
+    ("-hosts", "--hosts"),
     ("-hostfile", "--hostfile"),
+    ("-machinefile", "--hostfile"),
     ("-prefix-timestamp", "--prefix-output-with-timestamp"),
 ];
 
@@ -143,6 +178,9 @@ mod tests {
         assert_eq!(normalised("ronde run -n16 sh -n5"), "ronde run --num-proc=16 sh -n5");
         assert_eq!(normalised("ronde run -n4x -nx sh"), "ronde run -n4x -nx sh");
         assert_eq!(normalised("ronde run -H a:1 -hostfile f sh -np 5"), "ronde run -H a:1 --hostfile f sh -np 5");
+        assert_eq!(normalised("ronde run -host a:1 -np 4 sh -host b"), "ronde run --hosts a:1 --num-proc 4 sh -host b");
+        assert_eq!(normalised("ronde run -hosts=a,b -np 2 sh"), "ronde run --hosts=a,b --num-proc 2 sh");
+        assert_eq!(normalised("ronde run -machinefile f -np 2 sh"), "ronde run --hostfile f --num-proc 2 sh");
         assert_eq!(
             normalised("ronde run --network-interface eth0 -np 4 sh"),
             "ronde run --network-interface eth0 --num-proc 4 sh"

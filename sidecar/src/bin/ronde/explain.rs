@@ -29,8 +29,15 @@ pub(super) fn main(args: &ExplainArgs) -> ExitCode {
     };
     match Code::parse(given).or_else(|| Code::of_cause(given)) {
         Some(code) => answer(&format!("{}\n", code.entry())),
-        None => fail(Code::NotExplained, &format!("{given:?} is not an error code; see `ronde explain --list`")),
+        None => fail(Code::NotExplained, &not_explained(given)),
     }
+}
+
+/// A number alone may be the exit code of a command.
+fn not_explained(given: &str) -> String {
+    let is_number = given.parse::<u8>().is_ok();
+    let or = if is_number { ", or `ronde explain --exit-codes` for exit codes" } else { "" };
+    format!("{given:?} is not an error code; see `ronde explain --list`{or}")
 }
 
 fn list() -> String {
@@ -96,6 +103,12 @@ mod tests {
     fn the_list_has_a_line_for_each_code() {
         assert_eq!(list().lines().count(), TABLE.len());
         assert!(list().contains("RONDE-E203  ronde could not be started on a host\n"));
+    }
+
+    #[test]
+    fn a_number_that_may_be_an_exit_code_is_pointed_to_their_table() {
+        assert!(not_explained("137").ends_with("or `ronde explain --exit-codes` for exit codes"));
+        assert_eq!(not_explained("E999"), "\"E999\" is not an error code; see `ronde explain --list`");
     }
 
     #[test]

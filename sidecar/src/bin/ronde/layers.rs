@@ -33,7 +33,7 @@ pub(super) const CONFIG_VARIABLE: &str = "RONDE_CONFIG";
 pub(super) fn layered(
     cli: Command,
     arguments: &[OsString],
-    environment: &BTreeMap<String, String>,
+    environment: &BTreeMap<String, OsString>,
 ) -> Result<(Command, Vec<String>), Mistakes> {
     let name = arguments.get(1).and_then(|name| name.to_str()).unwrap_or_default();
     let Some(command) = CONFIGURED.iter().find(|known| **known == name).and_then(|name| cli.find_subcommand(name))
@@ -108,7 +108,7 @@ pub(super) fn variables(command: &Command, arg: &Arg) -> (String, Option<String>
 
 /// Notes variables of `ronde run` that no option has. Other programs read variables of `ronde sidecar`, and Kubernetes sets
 /// some for a service of this name.
-fn note_unknown_variables(command: &Command, environment: &BTreeMap<String, String>, mistakes: &mut Mistakes) {
+fn note_unknown_variables(command: &Command, environment: &BTreeMap<String, OsString>, mistakes: &mut Mistakes) {
     let prefix = "RONDE_RUN_";
     if command.get_name() != "run" {
         return;
@@ -130,9 +130,9 @@ fn note_unknown_variables(command: &Command, environment: &BTreeMap<String, Stri
 
 /// Whether a variable describes a service: Kubernetes sets `X_SERVICE_HOST`, `X_SERVICE_PORT`, `X_PORT` and `X_PORT_80_TCP` for
 /// a service X, and Docker's links the last two. The value of `X_PORT` is an address such as `tcp://10.0.0.1:80`.
-fn is_of_service(name: &str, environment: &BTreeMap<String, String>) -> bool {
+fn is_of_service(name: &str, environment: &BTreeMap<String, OsString>) -> bool {
     let is_service = |service: &str| {
-        let is_address = |value: &String| value.contains("://");
+        let is_address = |value: &OsString| value.to_string_lossy().contains("://");
         let of_kubernetes = format!("{service}_SERVICE_");
         environment.get(&format!("{service}_PORT")).is_some_and(is_address)
             || environment.keys().any(|name| name.starts_with(&of_kubernetes))
@@ -177,7 +177,7 @@ type Values = BTreeMap<String, Value>;
 fn of_environment(
     command: &Command,
     arg: &Arg,
-    lookup: &impl Fn(&str) -> Option<String>,
+    lookup: &impl Fn(&str) -> Option<OsString>,
     mistakes: &mut Mistakes,
 ) -> Option<Value> {
     let (own, horovod) = variables(command, arg);
@@ -188,6 +188,10 @@ fn of_environment(
         .find_map(|(source, name)| lookup(&name).map(|value| (source, name, value)))
         // Horovod's programs take an empty variable as one that is not set.
         .filter(|(source, _, value)| *source != Source::Horovod || !value.is_empty())?;
+    let Ok(value) = value.into_string() else {
+        mistakes.note(name, "its value is not valid UTF-8");
+        return None;
+    };
     let value = if source == Source::Horovod { horovods_switch(arg, value) } else { value };
     let values = match arg.get_value_delimiter() {
         Some(delimiter) => value.split(delimiter).map(str::to_owned).collect(),
@@ -232,8 +236,12 @@ fn check(arg: &Arg, values: &[String]) -> Result<Vec<String>, String> {
         Ok(_) => Ok(values.to_vec()),
         Err(error) => {
             let text = error.to_string();
-            let text = text.lines().next().unwrap_or_default();
-            Err(text.strip_prefix("error: ").unwrap_or(text).to_owned())
+            let mut lines = text.lines();
+            let first = lines.next().unwrap_or_default();
+            // One of some words: the next line has them.
+            let words = lines.next().map(str::trim).filter(|line| line.starts_with("[possible values: "));
+            let words = words.map(|words| format!(" {words}")).unwrap_or_default();
+            Err(format!("{}{words}", first.strip_prefix("error: ").unwrap_or(first)))
         }
     }
 }

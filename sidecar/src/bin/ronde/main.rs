@@ -18,13 +18,16 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::io::{IsTerminal, Write};
+use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::exit::{answer, answered, fail};
+use ronde_bootstrap::terminal::has_sequences;
 use ronde_launcher::{agent, check, job, run};
 use ronde_sidecar::process;
 use ronde_sidecar::process::arguments::SidecarArgs;
@@ -118,7 +121,11 @@ fn main() -> ExitCode {
     let parsed = cli.try_get_matches_from(arguments.clone()).and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
-        Err(error) => return refused(&arguments::without_wrong_suggestion(&Cli::command(), &arguments, error)),
+        Err(error) => {
+            let command = Cli::command();
+            let error = arguments::without_wrong_suggestion(&command, &arguments, error);
+            return refused(&arguments::with_tip(&command, &arguments, error));
+        }
     };
     match cli.command {
         Command::Run(args) => run_job(*args, &arguments, &notices),
@@ -158,15 +165,13 @@ fn shown(whole: &clap::Command) -> clap::Command {
     clap::Command::new("ronde").version(env!("CARGO_PKG_VERSION")).subcommands(subcommands)
 }
 
-/// The variables that are valid Unicode; an option cannot have another value.
-fn environment() -> BTreeMap<String, String> {
-    std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect()
+/// The variables whose names are valid Unicode, as those of all options are.
+fn environment() -> BTreeMap<String, OsString> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value))).collect()
 }
 
 /// Runs a job, after a measurement of the cost model if it was asked for.
-fn run_job(args: run::RunArgs, arguments: &[std::ffi::OsString], notices: &[String]) -> ExitCode {
+fn run_job(args: run::RunArgs, arguments: &[OsString], notices: &[String]) -> ExitCode {
     if !args.calibrate {
         return run::main(args, notices);
     }
@@ -182,9 +187,17 @@ fn refused(error: &clap::Error) -> ExitCode {
         return answered(error.print());
     }
     let text = error.render();
-    let text = if std::io::stderr().is_terminal() { text.ansi().to_string() } else { text.to_string() };
-    let _ = write!(std::io::stderr(), "{}", Code::CommandLine.append_to(&text));
+    let text = if has_sequences(&std::io::stderr()) { text.ansi().to_string() } else { text.to_string() };
+    let _ = write!(std::io::stderr(), "{}", with_code(error.kind(), &text));
     ExitCode::from(Code::CommandLine.exit_status())
+}
+
+/// Adds the code to the text of a wrong command line. Without a subcommand clap's text is the help, whose end is seen.
+fn with_code(kind: ErrorKind, text: &str) -> String {
+    if kind == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return format!("{text}\n{}\n", Code::CommandLine.append_to("error: a subcommand is missing"));
+    }
+    Code::CommandLine.append_to(text)
 }
 
 /// Builds the output of `ronde version`. Two installations work together if their wire versions overlap and their
@@ -216,6 +229,8 @@ const VERSION_EXAMPLES: &str = "Examples:
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     #[test]
@@ -296,6 +311,49 @@ mod tests {
         assert!(similar.contains("tip: a similar argument exists: '--verbose'"), "{similar}");
         assert!(!similar.contains("-- --verbos"), "{similar}");
         assert!(text("ronde explain --E203").contains("'-- --E203'"), "it is an argument there");
+    }
+
+    #[test]
+    fn a_command_line_without_a_subcommand_is_shown_how_jobs_are_started() {
+        let text = |line: &str| {
+            let arguments: Vec<OsString> = line.split(' ').map(Into::into).collect();
+            let error = Cli::command().try_get_matches_from(arguments.clone()).expect_err(line);
+            arguments::with_tip(&Cli::command(), &arguments, error).to_string()
+        };
+        let tip = "tip: jobs are started by 'ronde run', as in 'ronde run -np 2 python train.py'";
+        for line in ["-np 2 python train.py", "--np 2 python train.py", "-H a:2 python train.py", "python train.py"] {
+            let text = text(&format!("ronde {line}"));
+            assert!(text.contains(tip), "{line}: {text}");
+        }
+        for line in ["runn -np 2 python train.py", "help nothing", "run --bogus sh", "status --bogus", "debug bogus"] {
+            let text = text(&format!("ronde {line}"));
+            assert!(!text.contains(tip), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_missing_subcommand_is_named_below_the_help() {
+        for line in ["ronde", "ronde debug", "ronde certs"] {
+            let error = Cli::command().try_get_matches_from(line.split(' ')).expect_err(line);
+            let text = with_code(error.kind(), &error.to_string());
+            assert!(
+                text.contains("\nUsage: ronde ") && text.ends_with("\nerror: a subcommand is missing [RONDE-E101]\n")
+            );
+            assert_eq!(text.matches("[RONDE-").count(), 1, "{text}");
+        }
+        let error = Cli::command().try_get_matches_from(["ronde", "status", "--bogus"]).expect_err("unknown");
+        let text = with_code(error.kind(), &error.to_string());
+        assert!(text.starts_with("error: unexpected argument '--bogus' found [RONDE-E101]\n"), "{text}");
+    }
+
+    #[test]
+    fn an_argument_that_is_not_unicode_is_shown() {
+        let latin = OsString::from_vec(b"tr\xe4in.py".to_vec());
+        let words = ["ronde", "run", "-np", "2", "python"].map(OsString::from);
+        let arguments = arguments::normalise(&Cli::command(), words.into_iter().chain([latin]).collect());
+        let error = Cli::command().try_get_matches_from(arguments.clone()).expect_err("it is not Unicode");
+        let text = arguments::with_tip(&Cli::command(), &arguments, error).to_string();
+        assert!(text.contains("tip: it is \"tr\\xE4in.py\"; hosts receive"), "{text}");
     }
 
     #[test]

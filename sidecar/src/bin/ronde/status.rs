@@ -1,6 +1,6 @@
 //! `ronde status`: shows the state of the sidecars of this host, from their admin pages.
 
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::{ErrorKind, Write};
 use std::net::{AddrParseError, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,6 +13,7 @@ use serde_json::Value;
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::exit::{fail_with, notice, print, unless_reader_left};
 use ronde_bootstrap::numbers::whole;
+use ronde_bootstrap::terminal::has_sequences;
 use ronde_wire::Failure;
 
 mod render;
@@ -46,7 +47,7 @@ pub(super) struct StatusArgs {
 pub(super) fn main(args: &StatusArgs) -> ExitCode {
     let state = || targets(args.url.as_deref(), args.socket.as_deref()).and_then(|targets| state_of(targets, args));
     let shown = if args.watch {
-        watch(state, &mut std::io::stdout(), &mut std::io::stderr(), std::io::stdout().is_terminal() && !args.json)
+        watch(state, &mut std::io::stdout(), &mut std::io::stderr(), has_sequences(&std::io::stdout()) && !args.json)
     } else {
         state().and_then(|state| {
             let printed = print(&state.text);
@@ -165,6 +166,7 @@ fn ask(targets: Vec<Target>, silent: &mut Vec<Target>) -> anyhow::Result<Vec<(Ta
         match answer {
             Ok(page) => pages.push((target, page)),
             Err(error) => {
+                let error = with_directory(error, &target);
                 problem = Some(problem.filter(|first| !have_ended(first) || have_ended(&error)).unwrap_or(error));
                 silent.push(target);
             }
@@ -173,6 +175,19 @@ fn ask(targets: Vec<Target>, silent: &mut Vec<Target>) -> anyhow::Result<Vec<(Ta
     match problem {
         Some(error) if pages.is_empty() => Err(error),
         _ => Ok(pages),
+    }
+}
+
+/// Adds what to do about the directory of a sidecar that has ended without removing it.
+fn with_directory(error: anyhow::Error, target: &Target) -> anyhow::Error {
+    match &target.directory {
+        Some(directory) if have_ended(&error) => {
+            let directory = Failure::line(&directory.display().to_string());
+            error.context(format!(
+                "the sidecar of {directory} does not answer; remove that directory if its job has ended"
+            ))
+        }
+        _ => error,
     }
 }
 
@@ -255,6 +270,11 @@ mod tests {
         let closed = Target { address: closed, directory: None };
         let ended = ask(vec![closed.clone()], &mut Vec::new()).expect_err("nothing listens");
         assert!(have_ended(&ended), "{ended:#}");
+        let left = Target { directory: Some("/run/ronde-x".into()), ..closed.clone() };
+        let ended = ask(vec![left], &mut Vec::new()).expect_err("nothing listens");
+        assert!(have_ended(&ended), "{ended:#}");
+        let text = "the sidecar of /run/ronde-x does not answer; remove that directory if its job has ended: ";
+        assert!(format!("{ended:#}").starts_with(text), "{ended:#}");
         // It accepts a request and closes the connection, as one does that is just ending.
         let runs = Target { address: broken_server(), directory: None };
         let error = ask(vec![closed.clone(), runs.clone()], &mut Vec::new()).expect_err("none answers");

@@ -207,7 +207,7 @@ pub const TABLE: &[Entry] = &[
         code: Code::WorkerNotRun,
         exit: EXIT_CANNOT_EXECUTE,
         title: "the worker's command cannot be run",
-        meaning: "The program is not in PATH of the host, or is not executable, or the host does not allow it to be tied to the launcher's lifetime. A shell that does not find a command ends with 127, too: that is RONDE-E301, because the shell was run.",
+        meaning: "The program is not in PATH of the host, or is not executable, or the interpreter of its first line is missing, or the host does not allow it to be tied to the launcher's lifetime. A shell that does not find a command ends with 127, too: that is RONDE-E301, because the shell was run.",
         remedy: "Give the program's path, or see that PATH is right on the host: variables come from the launcher's environment, and `-x PATH` is not needed.",
     },
     Entry {

@@ -4,7 +4,9 @@
 //! so between the agent's fork and the worker's first instruction, without unsafe code.
 
 use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use clap::Args;
@@ -55,12 +57,36 @@ pub(crate) fn become_worker(
     let (program, arguments) = command.split_first().expect("clap requires one");
     let program = program.as_ref();
     let error = change(Command::new(program).args(arguments)).exec();
-    let (code, advice) = match error.kind() {
-        std::io::ErrorKind::NotFound => (EXIT_NOT_FOUND, "; is it installed on this host and in PATH?"),
-        std::io::ErrorKind::PermissionDenied => (EXIT_CANNOT_EXECUTE, "; is it executable?"),
-        _ => (EXIT_CANNOT_EXECUTE, ""),
-    };
+    let (code, advice) = advice(program, error.kind());
     not_run(&format!("{}{error}{advice}", beginning(program)), code)
+}
+
+/// The exit status of a shell for a program that cannot be executed, and what to do.
+fn advice(program: &OsStr, kind: ErrorKind) -> (u8, &'static str) {
+    let text = program.to_string_lossy();
+    // Without a slash it is a name, which is looked up in PATH.
+    let is_there = text.contains('/') && Path::new(program).exists();
+    let variable = || text.split_once('=').is_some_and(|(name, _)| !name.is_empty() && !name.contains('/'));
+    match kind {
+        ErrorKind::NotFound if is_there => (
+            EXIT_CANNOT_EXECUTE,
+            "; it is there, but not the interpreter that its first line or its header names, or that line ends with a carriage \
+             return",
+        ),
+        ErrorKind::NotFound if text.is_empty() => {
+            (EXIT_NOT_FOUND, "; its name is empty, as that of a shell's variable that is not set")
+        }
+        ErrorKind::NotFound if text.contains(' ') => {
+            (EXIT_NOT_FOUND, "; quotes make it one word with its arguments: leave them out, or give sh -c '...'")
+        }
+        ErrorKind::NotFound if variable() => (EXIT_NOT_FOUND, "; -x NAME=VALUE sets a variable of the workers"),
+        ErrorKind::NotFound => (EXIT_NOT_FOUND, "; is it installed on this host and in PATH?"),
+        ErrorKind::PermissionDenied if is_there && Path::new(program).is_dir() => {
+            (EXIT_CANNOT_EXECUTE, "; it is a folder")
+        }
+        ErrorKind::PermissionDenied => (EXIT_CANNOT_EXECUTE, "; is it executable?"),
+        _ => (EXIT_CANNOT_EXECUTE, ""),
+    }
 }
 
 /// Whether a process ended because this program did not execute the worker's command.
@@ -114,5 +140,30 @@ mod tests {
         assert_eq!(of(127, &["bash: nosuch.sh: No such file or directory"]), (false, false), "bash ran");
         assert_eq!(of(126, &["bash: [RONDE-E302]"]), (false, false), "bash ran");
         assert_eq!(of(127, &[]), (false, false));
+    }
+
+    #[test]
+    fn a_program_that_cannot_be_executed_is_explained() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let script = folder.path().join("train.sh");
+        std::fs::write(&script, "#!/bin/bash\r\n").expect("it is ours");
+        let script = script.to_str().expect("a temporary folder has a plain name");
+        let missing = folder.path().join("none").display().to_string();
+        for (program, kind, status, text) in [
+            ("pyhton", ErrorKind::NotFound, 127, "in PATH?"),
+            (missing.as_str(), ErrorKind::NotFound, 127, "in PATH?"),
+            (script, ErrorKind::NotFound, 126, "not the interpreter that its first line"),
+            ("", ErrorKind::NotFound, 127, "a shell's variable that is not set"),
+            ("python train.py", ErrorKind::NotFound, 127, "leave them out"),
+            ("OMP_NUM_THREADS=1", ErrorKind::NotFound, 127, "; -x NAME=VALUE sets a variable"),
+            ("/opt/a=b/python", ErrorKind::NotFound, 127, "in PATH?"),
+            (script, ErrorKind::PermissionDenied, 126, "is it executable?"),
+            ("/tmp", ErrorKind::PermissionDenied, 126, "; it is a folder"),
+            (script, ErrorKind::ArgumentListTooLong, 126, ""),
+        ] {
+            let found = advice(OsStr::new(program), kind);
+            assert_eq!(found.0, status, "{program}");
+            assert!(found.1.contains(text) && found.1.is_empty() == text.is_empty(), "{program}: {}", found.1);
+        }
     }
 }

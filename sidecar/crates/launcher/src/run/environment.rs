@@ -71,6 +71,19 @@ pub(super) fn added(caller: &Environment, exports: &[Export]) -> Environment {
     environment
 }
 
+/// Notices about variables that workers do not get although they are asked for or the caller has them. `left_out` are the names
+/// of the caller's variables that messages cannot carry.
+pub(super) fn notices(caller: &Environment, exports: &[Export], left_out: &[String]) -> Vec<String> {
+    let is_missing = |export: &&Export| export.value.is_none() && caller.iter().all(|(name, _)| *name != export.name);
+    let missing = exports.iter().filter(is_missing).map(|export| &export.name);
+    let missing = missing.filter(|name| !left_out.contains(name));
+    let missing = missing.map(|name| format!("-x {name} has no effect: no such variable is set; give -x {name}=VALUE"));
+    let left_out = left_out.iter().filter(|name| is_passed_on(name));
+    let left_out =
+        left_out.map(|name| format!("workers do not get the variable {name:?}, because its value is not valid UTF-8"));
+    missing.chain(left_out).collect()
+}
+
 /// The variables of a sidecar: its log settings, and its index, which identifies it in the log.
 pub(super) fn for_sidecar(caller: &Environment, sidecar: u32, verbose: bool, logs: &LogArgs) -> Environment {
     let mut environment: Environment = caller.iter().filter(|(name, _)| name == LOG_VARIABLE).cloned().collect();
@@ -326,6 +339,20 @@ mod tests {
         assert_eq!(value(&variables, "RONDE_SIDECAR_LOG_FORMAT"), Some("json"));
         assert_eq!(value(&variables, "RONDE_SIDECAR_LOG_LEVEL"), Some("debug"));
         assert_eq!(value(&variables, "RONDE_SIDECAR_LOG_WITHOUT_TIMESTAMP"), Some("true"));
+    }
+
+    #[test]
+    fn variables_that_workers_do_not_get_are_named() {
+        let exports: [Export; 4] = ["SET", "GIVEN=1", "UNSET", "LATIN"].map(|text| text.parse().expect("valid"));
+        let left_out = ["LATIN", "LATIN_TOO", "OLDPWD"].map(str::to_owned);
+        assert_eq!(
+            notices(&environment(&[("SET", "1")]), &exports, &left_out),
+            [
+                "-x UNSET has no effect: no such variable is set; give -x UNSET=VALUE",
+                "workers do not get the variable \"LATIN\", because its value is not valid UTF-8",
+                "workers do not get the variable \"LATIN_TOO\", because its value is not valid UTF-8",
+            ]
+        );
     }
 
     proptest! {

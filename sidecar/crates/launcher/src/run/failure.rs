@@ -251,16 +251,26 @@ impl Failure {
         if code == 0 { EXIT_UNAVAILABLE } else { code }
     }
 
-    /// What to do about a debugger that found no input. `reader` is the rank that has the launcher's.
-    pub(super) fn debugger_hint(&self, reader: Option<u32>) -> Option<String> {
+    /// What to do about a debugger, or a program, that found no input. `reader` is the rank that has the launcher's.
+    pub(super) fn input_hint(&self, reader: Option<u32>) -> Option<String> {
         let Self::Worker { rank, stderr_tail, .. } = self else { return None };
-        let has_quit = stderr_tail.last().is_some_and(|line| without_controls(line).trim() == "bdb.BdbQuit");
-        (has_quit && reader != Some(*rank)).then(|| {
-            format!(
+        if reader == Some(*rank) {
+            return None;
+        }
+        match without_controls(stderr_tail.last()?).trim() {
+            "bdb.BdbQuit" => Some(format!(
                 "its debugger was quit or found no input: give `--stdin {rank}`, which passes that of `ronde run` to rank {rank}, and call \
                  `breakpoint()` on that rank alone"
-            )
-        })
+            )),
+            "EOFError: EOF when reading a line" => Some(match reader {
+                Some(reader) => format!("only rank {reader} has input (--stdin): read it on that rank alone"),
+                None => format!(
+                    "ranks have no input: give `--stdin {rank}`, which passes that of `ronde run` to rank {rank}, and read it on that rank \
+                     alone"
+                ),
+            }),
+            _ => None,
+        }
     }
 
     /// What happened, in a few words, for the time until the job has ended. Then the whole message follows.
@@ -476,10 +486,18 @@ mod tests {
     #[test]
     fn a_debugger_without_input_is_explained() {
         let quit = ended(Status::Code(1), "\x1b[1;35mbdb.BdbQuit\x1b[0m");
-        assert!(quit.debugger_hint(None).is_some_and(|hint| hint.contains("give `--stdin 2`")));
-        assert!(quit.debugger_hint(Some(0)).is_some(), "another rank has the input");
-        assert_eq!(quit.debugger_hint(Some(2)), None, "its user has quit");
-        assert_eq!(ended(Status::Code(1), "ValueError: bdb.BdbQuit").debugger_hint(None), None);
+        assert!(quit.input_hint(None).is_some_and(|hint| hint.contains("give `--stdin 2`")));
+        assert!(quit.input_hint(Some(0)).is_some(), "another rank has the input");
+        assert_eq!(quit.input_hint(Some(2)), None, "its user has quit");
+        assert_eq!(ended(Status::Code(1), "ValueError: bdb.BdbQuit").input_hint(None), None);
+    }
+
+    #[test]
+    fn a_program_without_input_is_explained() {
+        let end = ended(Status::Code(1), "EOFError: EOF when reading a line");
+        assert!(end.input_hint(None).is_some_and(|hint| hint.starts_with("ranks have no input: give `--stdin 2`")));
+        assert!(end.input_hint(Some(0)).is_some_and(|hint| hint.starts_with("only rank 0 has input (--stdin)")));
+        assert_eq!(end.input_hint(Some(2)), None, "its input has ended");
     }
 
     #[test]

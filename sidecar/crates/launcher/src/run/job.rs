@@ -194,7 +194,7 @@ impl<'a> Job<'a> {
 
     /// Prints the one block that names the root cause, with the line about flight records.
     async fn explain(&self, failure: &Failure, records: Option<String>) {
-        let hint = failure.debugger_hint(self.settings.stdin).map(|line| format!("\n{line}")).unwrap_or_default();
+        let hint = failure.input_hint(self.settings.stdin).map(|line| format!("\n{line}")).unwrap_or_default();
         let records = records.map(|line| format!("\n{line}")).unwrap_or_default();
         let text = format!("{failure}{hint}{}{records}", self.state.consequences(failure));
         self.printer.block(failure.code().mark(&text)).await;

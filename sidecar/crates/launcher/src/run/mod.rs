@@ -194,7 +194,8 @@ pub fn main(args: RunArgs, notices: &[String]) -> ExitCode {
     };
     // The command of --starter is a launcher, which has such options.
     let of_command = number_after_program(&settings.command).filter(|_| !settings.has_starter);
-    for text in notices.iter().chain(&of_command) {
+    let of_variables = environment::notices(&settings.caller, &settings.exports, &left_out_variables());
+    for text in notices.iter().chain(&of_command).chain(&of_variables) {
         // Fails only if standard error is closed.
         let _ = write!(std::io::stderr(), "{}", settings.form(Label::Rank).notice(text));
     }
@@ -377,6 +378,14 @@ fn exports(mut given: Vec<Export>, start_timeout: Option<u64>, timeline: Option<
 fn callers_environment() -> Environment {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
+/// The names of the caller's variables that are not valid Unicode.
+fn left_out_variables() -> Vec<String> {
+    std::env::vars_os()
+        .filter(|(name, value)| name.to_str().is_none() || value.to_str().is_none())
+        .map(|(name, _)| name.to_string_lossy().into_owned())
         .collect()
 }
 

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::logs;
+use ronde_bootstrap::terminal::has_sequences;
 use serde::Deserialize;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
@@ -236,7 +237,7 @@ struct Screen {
 
 impl Screen {
     fn new(block: PendingBlock, form: Arc<Form>) -> Self {
-        let are_terminals = [io::stdout().is_terminal(), io::stderr().is_terminal()];
+        let are_terminals = [has_sequences(&io::stdout()), has_sequences(&io::stderr())];
         let consoles = are_terminals.map(|is| Console::new(kind(is), form.reader));
         Self { consoles, are_terminals, block, form }
     }

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
 
+use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::interfaces::InterfaceAddress;
 use ronde_bootstrap::messages::{FromSidecar, Summary};
 
@@ -376,7 +377,9 @@ impl State {
             FromSidecar::Ended { summary } => state.summary = Some(summary),
             FromSidecar::Fatal { reason } => {
                 state.log.push(&reason);
-                state.fatal = Some(reason.clone());
+                // The input of one that is just starting is closed.
+                let follows_from_the_end = self.is_ending && Code::of(&reason) == Some(Code::LauncherLine);
+                state.fatal = (!follows_from_the_end).then(|| reason.clone());
                 return Err(Failure::Fatal { served, host: host_name, reason });
             }
         }

@@ -21,6 +21,10 @@ pub(super) struct FileValue {
 
 /// Reads a file and checks all of it, including the tables of other subcommands.
 pub(super) fn read(cli: &Command, path: &Path, mistakes: &mut Mistakes) -> Values {
+    if path.as_os_str().is_empty() {
+        mistakes.note("--config or RONDE_CONFIG", "it is empty; name a file, or leave it out");
+        return Values::new();
+    }
     let text = match std::fs::metadata(path).map(|metadata| metadata.len()) {
         Ok(length) if length > FILE_BYTES_MAX => {
             mistakes
@@ -154,9 +158,11 @@ fn words(arg: &Arg, value: &DeValue<'_>) -> Result<Vec<String>, &'static str> {
 fn word(value: &DeValue<'_>) -> Option<String> {
     match value {
         DeValue::String(text) => Some(text.to_string()),
-        DeValue::Integer(number) => {
-            i64::from_str_radix(number.as_str(), number.radix()).ok().map(|number| number.to_string())
-        }
+        // One with more digits is explained by the range, as any other number out of it.
+        DeValue::Integer(number) => Some(
+            i64::from_str_radix(number.as_str(), number.radix())
+                .map_or_else(|_| number.to_string(), |number| number.to_string()),
+        ),
         DeValue::Float(number) => Some(number.as_str().to_owned()),
         _ => None,
     }

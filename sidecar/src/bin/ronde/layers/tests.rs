@@ -1,3 +1,5 @@
+use std::os::unix::ffi::OsStringExt;
+
 use clap::{CommandFactory, FromArgMatches};
 
 use super::*;
@@ -7,8 +9,8 @@ fn words(line: &str) -> Vec<OsString> {
     line.split(' ').map(OsString::from).collect()
 }
 
-fn environment(variables: &[(&str, &str)]) -> BTreeMap<String, String> {
-    variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+fn environment(variables: &[(&str, &str)]) -> BTreeMap<String, OsString> {
+    variables.iter().map(|(name, value)| ((*name).to_owned(), OsString::from(value))).collect()
 }
 
 /// The arguments of `run` for a command line, variables, and a file.
@@ -285,6 +287,48 @@ fn broken_toml_and_missing_files_are_mistakes_with_a_place() {
     let error =
         layered(Cli::command(), &arguments, &environment(&[])).map(drop).expect_err("it is not there").to_string();
     assert!(error.contains("/nowhere/ronde.toml: it cannot be read: No such file"), "{error}");
+    let empty = environment(&[(CONFIG_VARIABLE, "")]);
+    let error = layered(Cli::command(), &words("ronde run -np 1 sh"), &empty).map(drop).expect_err("empty").to_string();
+    assert!(error.ends_with("--config or RONDE_CONFIG: it is empty; name a file, or leave it out"), "{error}");
+}
+
+#[test]
+fn a_number_with_too_many_digits_is_explained_by_the_range() {
+    for number in ["18446744073709551616", "0xfffffffffffffffff", "-9223372036854775809"] {
+        let error = run("ronde run sh", &[], &format!("[run]\nnum-proc = {number}\n")).expect_err("too large");
+        let text =
+            format!("num-proc: invalid value '{number}' for '--num-proc <N>': it must be a whole number from 1 to");
+        assert!(error.contains(&text), "{error}");
+    }
+}
+
+#[test]
+fn a_value_that_is_none_of_some_words_is_answered_with_them() {
+    let error = run("ronde run -np 1 sh", &[("HOROVOD_LOG_LEVEL", "loud")], "[run]\nlog-format = 'xml'\n");
+    let error = error.expect_err("neither is known");
+    for line in [
+        "HOROVOD_LOG_LEVEL: invalid value 'loud' for '--log-level <LEVEL>' [possible values: error, warn, info, debug, trace]",
+        "r.toml:2: log-format: invalid value 'xml' for '--log-format <FORMAT>' [possible values: text, json]",
+    ] {
+        assert!(error.lines().any(|found| found.trim_start() == line), "{line}\n{error}");
+    }
+}
+
+#[test]
+fn a_variable_that_is_not_unicode_is_a_mistake_or_names_a_file() {
+    let mut environment = environment(&[]);
+    let value = OsString::from_vec(b"/tmp/\xff".to_vec());
+    for name in ["RONDE_RUN_OUTPUT_FILENAME", "HOROVOD_TIMELINE", CONFIG_VARIABLE] {
+        environment.insert(name.to_owned(), value.clone());
+    }
+    let error = layered(Cli::command(), &words("ronde run -np 1 sh"), &environment).map(drop).expect_err("three");
+    let error = error.to_string();
+    for place in ["RONDE_RUN_OUTPUT_FILENAME: its value is not valid UTF-8", "HOROVOD_TIMELINE: its value is not"] {
+        assert!(error.contains(place), "{error}");
+    }
+    assert!(error.contains("/tmp/\u{fffd}: it cannot be read: No such file"), "the file is asked for: {error}");
+    environment.retain(|name, _| name == "HOROVOD_TIMELINE");
+    layered(Cli::command(), &words("ronde sidecar"), &environment).expect("a sidecar does not read it");
 }
 
 #[test]

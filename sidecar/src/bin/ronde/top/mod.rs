@@ -20,6 +20,7 @@ use ratatui::buffer::Buffer;
 use ronde_bootstrap::codes::{Code, error_with_code};
 use ronde_bootstrap::exit::{answer, fail, fail_with};
 use ronde_bootstrap::numbers::whole;
+use ronde_bootstrap::terminal::has_sequences;
 
 use model::{Model, View, update};
 use poll::Targets;
@@ -57,7 +58,7 @@ pub(super) struct TopArgs {
 
 /// Shows jobs until the user quits.
 pub(super) fn main(args: &TopArgs) -> ExitCode {
-    let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let is_terminal = std::io::stdin().is_terminal() && has_sequences(&std::io::stdout());
     if !args.once && !is_terminal {
         return fail(Code::CommandLine, NO_TERMINAL);
     }
@@ -119,7 +120,7 @@ fn lines(buffer: &Buffer) -> Vec<String> {
 const COLUMNS: u16 = 100;
 /// The most lines of a frame that is printed.
 const LINES_MAX: u16 = 2_000;
-const NO_TERMINAL: &str = "`ronde top` draws on a terminal and reads its keys, and standard input or output is none; use \
+const NO_TERMINAL: &str = "`ronde top` draws on a terminal and reads its keys, and standard input or output is none, or TERM is dumb; use \
     `ronde status --watch` for text that goes on, or `ronde top --once` for one frame";
 
 const ABOUT: &str = "Show running jobs in this terminal: sidecars, ranks, links, and which ranks are missing.

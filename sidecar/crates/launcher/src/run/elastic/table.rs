@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use ronde_bootstrap::codes::Code;
 use ronde_bootstrap::interfaces::InterfaceAddress;
 use ronde_bootstrap::messages::{FromSidecar, Peer, Summary};
 
@@ -169,7 +170,7 @@ impl Table {
                 let failed = facts.exited.is_some_and(|status| !status.is_success()) && !facts.is_stopped;
                 Consequence { loss: failed.then(|| self.loss_of_worker(worker)).flatten(), ..Consequence::default() }
             }
-            FromAgent::Refused { reason } => self.unusable(agent, ronde_bootstrap::codes::Code::HostRefused, reason),
+            FromAgent::Refused { reason } => self.unusable(agent, Code::HostRefused, reason),
             // The printer has these; no worker of an elastic job takes input.
             FromAgent::Output { .. } | FromAgent::InputTaken { .. } | FromAgent::Notice { .. } | FromAgent::Beat => {
                 Consequence::default()
@@ -184,7 +185,7 @@ impl Table {
                 "it runs ronde {theirs}, this one {ours}; install the same version on all hosts, or name it with \
                  --remote-ronde"
             );
-            return self.unusable(agent, ronde_bootstrap::codes::Code::VersionDiffers, reason);
+            return self.unusable(agent, Code::VersionDiffers, reason);
         }
         self.agent(agent).hello = Some(Hello { interfaces, port });
         Consequence::default()
@@ -269,9 +270,11 @@ impl Table {
                 let host = self.host_of_sidecar(sidecar);
                 self.sidecar(sidecar).log.push(&reason);
                 let consequence = self.fatal(sidecar, reason.clone());
-                // It has been lost before, or it was ending.
+                // It has been lost before, or it was ending. One that was just starting reports that its input was closed.
+                let is_its_own = Code::of(&reason) != Some(Code::LauncherLine);
                 let is_no_loss = consequence.loss.is_none();
-                let text = is_no_loss.then(|| format!("sidecar {sidecar} on host {host} reports at its end: {reason}"));
+                let text = (is_no_loss && is_its_own)
+                    .then(|| format!("sidecar {sidecar} on host {host} reports at its end: {reason}"));
                 Consequence { text, ..consequence }
             }
             FromSidecar::Linked { peer, address: _ } => Consequence::event(Event::Linked { sidecar, peer }),
@@ -529,5 +532,18 @@ mod tests {
         table.handle_message(0, FromAgent::WorkerExited { worker: 1, status: Status::Signal(SIGTERM) });
         let expected = ["1 other worker ended because of that, by signal 15 (SIGTERM)"];
         assert_eq!(table.others(Culprit::Worker(0)), expected);
+    }
+
+    #[test]
+    fn a_sidecar_that_was_starting_when_the_job_ended_reports_no_reason() {
+        let mut table = Table::of("train".to_owned());
+        table.sidecar(0).is_closed = true;
+        let mut printed = |reason: &str| {
+            let line = FromSidecar::Fatal { reason: reason.to_owned() };
+            table.handle_message(0, FromAgent::Sidecar { sidecar: 0, line }).text
+        };
+        assert_eq!(printed("the launcher closed its end [RONDE-E407]"), None);
+        let text = printed("a port is taken [RONDE-E404]").expect("it is its own");
+        assert!(text.ends_with(" reports at its end: a port is taken [RONDE-E404]"), "{text}");
     }
 }

@@ -265,6 +265,15 @@ fn the_reason_of_sidecars_is_printed_once_and_another_one_is_not_lost() {
     assert_eq!(alike.sidecars[1].log.lines(), ["no plugin [RONDE-E801]"]);
     alike.handle_event(1, from_sidecar(1, fatal("a port is taken\nsee `ss`"))).expect_err("so does this one");
     assert_eq!(alike.other_fatal_reasons(Some(&failure)), (vec![(1, "a port is taken\nsee `ss`".to_owned())], 0));
+    let closed = "the launcher closed its end; `ronde sidecar` is started by `ronde run` [RONDE-E407]";
+    for (is_ending, printed) in [(false, vec![(1, closed.to_owned())]), (true, Vec::new())] {
+        let mut starting = state();
+        if is_ending {
+            starting.note_end();
+        }
+        starting.handle_event(1, from_sidecar(1, fatal(closed))).expect_err("it has not started");
+        assert_eq!(starting.other_fatal_reasons(None), (printed, 0));
+    }
     // More sidecars than are listed, each with its own reason.
     let mut apart = state();
     apart.sidecars = (0..40)
