@@ -39,7 +39,7 @@ impl ProcessSets {
         let mut ranks = ranks.to_vec();
         ranks.sort_unstable();
         if let Some(present) = self.sets.with_ranks(&cx.config.world, &ranks) {
-            return Err(format!("duplicate process set: {} are {present} already", wording::ranks(&ranks)));
+            return Err(format!("duplicate process set: {present} is of {} already", wording::ranks(&ranks)));
         }
         self.add_new(cx, epoch, name, ranks).map(|_| ())
     }

@@ -99,8 +99,8 @@ fn sets_are_added_and_removed_and_their_ids_used_again_in_order() {
 fn invalid_process_sets_are_refused_on_all_ranks() {
     let mut cluster = Cluster::with_sets(&FOUR_ON_THREE, &[&[1, 2]]).started();
     let odd = [
-        (add(&[2, 1]), "duplicate process set: ranks 1-2 are process set 1 already"),
-        (add(&[0, 1, 2, 3]), "duplicate process set: ranks 0-3 are process set 0 already"),
+        (add(&[2, 1]), "duplicate process set: process set 1 is of ranks 1-2 already"),
+        (add(&[0, 1, 2, 3]), "duplicate process set: process set 0 is of ranks 0-3 already"),
         (add(&[1, 3, 1]), "a process set names rank 1 twice"),
         (add(&[1, 4]), "a process set cannot have rank 4: there are 4 ranks"),
         (add(&[]), "a process set has at least one rank"),
