@@ -306,6 +306,7 @@ def shut_down_early(client: ronde.Client) -> None:
             print(f"second: {failure(functools.partial(handle.wait, 50))}", flush=True)
         else:
             handle.wait(50)
+            software.eventually("rank 0 has shut down", lambda: not client.is_open)
         client.close()
     software.eventually("communicators are ended", lambda: software.count("communicators") == 0)
     print("the session is closed", flush=True)
