@@ -254,7 +254,7 @@ def grouped(client: ronde.Client) -> None:
 
 
 def in_last_phase(client: ronde.Client, name: str) -> tuple[software.DeviceArray, ronde.Handle]:
-    """Submits an operation. Returns when this rank's thread is about to call NCCL for its last phase, which is blocked."""
+    """Submits an operation. Returns when this rank's thread is in a blocked call of NCCL, for the last phase."""
     found = array(client)
     software.block(last_phase(client), True)
     handle = client.allreduce_async(found, ronde.Sum, name, out=found)
@@ -292,7 +292,7 @@ def shut_down(client: ronde.Client) -> None:
 
 
 def shut_down_early(client: ronde.Client) -> None:
-    """Rank 0 closes its client before it calls NCCL: those of its host that wait for it get the reason, and do not hang."""
+    """Rank 0 closes its client before it calls NCCL: the ranks of its host get the reason, and do not hang."""
     reduced(client, "first")
     if client.rank == 0:
         _, handle = in_last_phase(client, "second")

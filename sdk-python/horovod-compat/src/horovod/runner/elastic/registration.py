@@ -42,8 +42,8 @@ class WorkerStateRegistry:
         self._reset_count = 0
         self._changed = threading.Condition()
         self._states: dict[tuple[str, int], str] = {}
-        # The round in which a worker failed after it had recorded another state. `_states` is cleared before a thread that
-        # waits has to be awake.
+        # The round in which a worker failed after it had recorded another state. A thread that waits may wake after
+        # `_states` is cleared.
         self._overridden: dict[tuple[str, int], int] = {}
         self._size = 0
         self._round = 0
