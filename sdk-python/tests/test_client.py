@@ -344,15 +344,18 @@ def test_all_errors_in_the_environment_are_reported(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("rank", "size"), [("0", "2"), ("1", "4")])
 def test_a_launcher_below_another_one_is_named(monkeypatch: pytest.MonkeyPatch, rank: str, size: str) -> None:
     variables = {"RONDE_SOCKET": "/none", "RONDE_JOB": "job", "RONDE_RANK": "0", "RONDE_SIZE": "4"}
-    for name, value in {**variables, "RANK": rank, "WORLD_SIZE": size, "TORCHELASTIC_RUN_ID": "none"}.items():
+    torchrun = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+    for name, value in {**variables, **torchrun}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ronde.RondeError, match=f"RONDE_RANK is 0 and RANK is {rank}, .* Use one launcher") as caught:
         ronde.connect()
     assert caught.value.cause == "settings"
-    # `ronde run` below torchrun has set PyTorch's variables, too, and one process of torchrun is that of its rank.
-    for number in ("4", "1"):
-        monkeypatch.setenv("RANK", "0")
-        monkeypatch.setenv("WORLD_SIZE", number)
+    # `ronde run` below torchrun has set PyTorch's variables, too, and one process of torchrun on a host is that of its
+    # rank, which may have another number there.
+    for own, local in (("0", "4"), ("1", "1")):
+        monkeypatch.setenv("RANK", own)
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
         with pytest.raises(ronde.RondeError, match="token") as caught:
             ronde.connect()
         assert caught.value.cause == "token"

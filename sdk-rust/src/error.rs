@@ -20,7 +20,7 @@ use tonic::Status;
 pub enum Error {
     /// The environment does not define the sidecar or the rank of this worker, or a setting has an invalid value. All problems are
     /// listed.
-    #[error("{}{}", wrong_settings(.problems), list(.problems))]
+    #[error("this process cannot connect with its settings:{}", list(.problems))]
     Settings {
         /// Each problem with what to do.
         problems: Vec<String>,
@@ -287,12 +287,6 @@ pub(crate) fn queue_full(messages: usize) -> Error {
 /// The failure of every waiter when the sidecar is gone.
 pub(crate) fn sidecar_gone(place: impl Display, how: &str) -> Failure {
     Failure::new(Cause::SidecarLost, format!("the sidecar at {place} is gone: {how}"))
-}
-
-/// What a list of problems is about.
-fn wrong_settings(problems: &[String]) -> &'static str {
-    let is_missing = problems.iter().any(|problem| problem.contains(" is not set"));
-    if is_missing { "this process does not know its sidecar:" } else { "settings of this process are wrong:" }
 }
 
 fn list(problems: &[String]) -> String {

@@ -333,7 +333,7 @@ impl<R, T> Pending<R, T> {
         for (_, Entry { waiter, resources, .. }) in entries {
             retire(resources);
             if let Some(waiter) = waiter {
-                waiter.with(Err(why.clone()));
+                waiter.with(Err(first.clone()));
             }
         }
         self.report_begin(Err(first));

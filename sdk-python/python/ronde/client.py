@@ -99,11 +99,11 @@ def connect(
 
 
 def _check_one_launcher() -> None:
-    """Raises RondeError with cause "settings" if torchrun, which `ronde run` has started, has several processes.
+    """Raises RondeError with cause "settings" if torchrun, which `ronde run` has started, has several processes here.
 
     All of them have the rank of the one process that `ronde run` has started.
     """
-    if _OF_TORCHRUN not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
+    if _OF_TORCHRUN not in os.environ or os.environ.get("LOCAL_WORLD_SIZE", "1") == "1":
         return
     names = [(own, torchs, os.environ.get(own), os.environ.get(torchs)) for own, torchs in _OF_TORCH]
     if any(None not in (mine, other) and mine != other for *_, mine, other in names):
@@ -127,11 +127,13 @@ def _client(settings: dict[str, str], inline: bool, on_failure: str) -> Client:
     if on_failure == CONTINUE and is_elastic():
         replay = Replay(open_session, worker_number())
         return Client(replay.session, replay)
+    job, rank = (settings.get(name, os.environ.get(name, "")) for name in ("RONDE_JOB", "RONDE_RANK"))
     try:
-        return Client(open_session())
+        client = Client(open_session())
+        _sessions.note(job, rank, client)
+        return client
     except RondeError as error:
-        rank = settings.get("RONDE_RANK", os.environ.get("RONDE_RANK", ""))
-        if error.cause == "claim" and _IS_CLAIMED in str(error) and _sessions.is_open(rank):
+        if error.cause == "claim" and _IS_CLAIMED in str(error) and _sessions.is_open(job, rank):
             raise RondeError(
                 f"this process has a session of rank {rank} already; use its client, or close that one before it "
                 "connects again (hvd.init does nothing while a session is open)",
@@ -176,12 +178,16 @@ class _Sessions:
     last_size: int | None = None
 
     def __init__(self) -> None:
-        # The last client of each rank, by process and rank: a forked child has none of its parent's.
-        self.clients: dict[tuple[int, str], weakref.ref[Client]] = {}
+        # The last client of each rank of a job, by process: a forked child has none of its parent's.
+        self._clients: dict[tuple[int, str, str], weakref.ref[Client]] = {}
 
-    def is_open(self, rank: str) -> bool:
+    def note(self, job: str, rank: str, client: Client) -> None:
+        """Keeps the client of a rank."""
+        self._clients[os.getpid(), job, rank] = weakref.ref(client)
+
+    def is_open(self, job: str, rank: str) -> bool:
         """Returns whether a client of this rank is open in this process."""
-        found = self.clients.get((os.getpid(), rank))
+        found = self._clients.get((os.getpid(), job, rank))
         client = None if found is None else found()
         return client is not None and client.is_open
 
@@ -266,7 +272,6 @@ class Client(Collectives):
         """Makes a session that of this client."""
         self._session = session
         _sessions.last_rank, _sessions.last_size = session.rank, session.size
-        _sessions.clients[os.getpid(), str(session.rank)] = weakref.ref(self)
         self._sets.clear()
         self._sets[0] = ProcessSet(0, range(session.size), session.rank)
         if self._finalizer is not None:

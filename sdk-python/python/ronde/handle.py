@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable
@@ -26,8 +27,10 @@ class Handle:
         self._read: Callable[[_ronde.Operation], Any] | None = read
         self._result: Any = None
         self._error: Exception | None = None
-        # Held while the result is read, which is possible once: several threads may wait.
-        self._reading = threading.Lock()
+        # Held by the thread that waits for the operation and reads its result, which is possible once. Reentrant: a
+        # handler of a signal may wait, too.
+        self._waiting = threading.RLock()
+        self._process = os.getpid()
 
     def poll(self) -> bool:
         """Whether `wait` would return at once."""
@@ -55,23 +58,39 @@ class Handle:
 
     def _wait(self, read: Callable[[_ronde.Operation], Any], timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
+        while self._read is not None:
             left = _NOTICE_INTERVAL_S if deadline is None else max(0.0, deadline - time.monotonic())
-            if self._operation.wait(min(left, _NOTICE_INTERVAL_S)):
-                break
+            slice_s = min(left, _NOTICE_INTERVAL_S)
+            if self._waiting.acquire(timeout=slice_s):
+                try:
+                    if self._operation.wait(slice_s):
+                        self._finish(read)
+                        return
+                finally:
+                    self._waiting.release()
+            elif os.getpid() != self._process:
+                self._operation.wait(0.0)  # raises: in a forked child no thread releases the lock
             self._log_notices()
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"{self._operation.name} is still in flight after {timeout} s")
-        with self._reading:
-            if self._read is None:
-                return  # another thread has read it
-            try:
-                self._result = read(self._operation)
-            except Exception as error:
-                # Without the traceback, whose frames would keep the result's memory alive as long as the error.
-                self._error = error.with_traceback(None)
-            finally:
-                self._read = None
+                raise TimeoutError(f"{self._name()} is still in flight after {timeout} s")
+
+    def _name(self) -> str:
+        try:
+            return self._operation.name
+        except RuntimeError:
+            return "an operation for which another thread waits, too,"
+
+    def _finish(self, read: Callable[[_ronde.Operation], Any]) -> None:
+        """Reads the result, unless another thread or the handler of a signal has done so meanwhile."""
+        if self._read is None:
+            return
+        try:
+            self._result = read(self._operation)
+        except Exception as error:
+            # Without the traceback, whose frames would keep the result's memory alive as long as the error.
+            self._error = error.with_traceback(None)
+        finally:
+            self._read = None
 
 
 class MessageHandle(Handle):

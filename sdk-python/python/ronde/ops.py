@@ -24,3 +24,6 @@ BitOr = 10
 """The bitwise *or*; of bool, whether any is true. Integers and bool only."""
 BitXor = 11
 """The bitwise exclusive *or*; of bool, whether an odd number is true. Integers and bool only."""
+
+OPS = (Average, Sum, Adasum, Min, Max, Product, Median, ClippedMean, BitAnd, BitOr, BitXor)
+"""All of them."""

@@ -13,6 +13,7 @@ from ronde.call_site import call_site
 from ronde.follower import is_of_launcher
 from ronde.handle import GroupHandle, Handle, MessageHandle
 from ronde.native_log import log_warnings
+from ronde.ops import OPS
 from ronde.plugins import Plugin, PluginOp, call_of
 from ronde.process_set import ProcessSet
 from ronde.tensors import Source, check_target, kind_of, owns_memory, source_of, target_like, target_of
@@ -342,7 +343,7 @@ def reduction(
             raise ValueError(f"op={op} with codec={codec!r}: values reach a plugin as they are; leave the codec out")
         options.update(op=BY_PLUGIN, plugin=call_of(op))
         return options
-    if isinstance(op, bool) or not isinstance(op, (int, numpy.integer)):
+    if isinstance(op, bool) or not isinstance(op, (int, numpy.integer)) or op not in OPS:
         raise ValueError(
             f"op is {op!r}; give a reduction of ronde: ronde.Average, ronde.Sum, ronde.Min, ronde.Max, ronde.Product, "
             "ronde.Adasum, ronde.Median, ronde.ClippedMean, ronde.BitAnd, ronde.BitOr, ronde.BitXor or a ronde.PluginOp"

@@ -315,9 +315,9 @@ def _numpy_source(array: numpy.ndarray[Any, Any]) -> Source:
 
 
 def _check_no_mask(array: numpy.ndarray[Any, Any]) -> None:
-    """Raises ValueError for a masked array: its mask would get lost, and the elements below it would count."""
-    if type(array) is not numpy.ndarray and isinstance(array, numpy.ma.MaskedArray):
-        raise ValueError("masked arrays are not supported; give a value to what is masked: array.filled(0)")
+    """Raises ValueError for an array with masked elements: the mask would get lost, and these elements would count."""
+    if type(array) is not numpy.ndarray and numpy.ma.is_masked(array):
+        raise ValueError("masked elements are not supported; give them a value: array.filled(0)")
 
 
 def _numpy_view(dtype: Any, memory: _ronde.Memory, shape: Sequence[int]) -> numpy.ndarray[Any, Any]:

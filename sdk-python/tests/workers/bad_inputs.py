@@ -9,6 +9,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy
+from thread_calls import together
 
 import ronde
 
@@ -271,6 +272,21 @@ def check_values(trial: Trial) -> None:
     trial.goes_on()
 
 
+def check_threads(trial: Trial) -> None:
+    """Threads that wait for one operation in flight: each gets its result, or its own timeout."""
+    client = trial.client
+    if not trial.odd:
+        handle = client.allreduce_async(numpy.ones(3), ronde.Sum, "threads")
+        errors = together(*3 * [lambda: handle.wait(0.2)])
+        assert all(isinstance(error, TimeoutError) for error in errors), errors
+    client.barrier("threads have waited")
+    if trial.odd:
+        handle = client.allreduce_async(numpy.ones(3), ronde.Sum, "threads")
+    results = together(*3 * [handle.wait])
+    assert all(result is results[0] for result in results), results
+    numpy.testing.assert_array_equal(results[0], numpy.full(3, client.size))
+
+
 def main() -> None:
     """Runs all checks on one session."""
     with ronde.connect() as client:
@@ -285,6 +301,7 @@ def main() -> None:
             check_limits,
             check_second_session,
             check_values,
+            check_threads,
         ):
             check(trial)
         client.barrier("end")

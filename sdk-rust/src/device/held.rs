@@ -100,7 +100,8 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if !self.session.fork_guard.is_child() {
-            self.fail(&Error::argument(ABANDONED));
+            let over = self.session.pending.over();
+            self.fail(&over.unwrap_or_else(|| Error::argument(ABANDONED)));
         }
     }
 }

@@ -33,7 +33,7 @@ def notes() -> list[str]:
         return []
     return [
         f"{_VARIABLE}=1 has no effect: only ronde.torch averages the ranks of a host first, and this program has not "
-        "imported it (docs/PYTORCH.md)"
+        "imported it before init (docs/PYTORCH.md)"
     ]
 
 

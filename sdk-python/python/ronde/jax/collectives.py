@@ -14,7 +14,7 @@ from ronde.jax import session
 from ronde.jax.carriers import carrier_of
 from ronde.jax.primitive import perform
 from ronde.jax.request import Request
-from ronde.ops import Adasum, Average, BitAnd, BitOr, BitXor, ClippedMean, Max, Median, Min, Product, Sum
+from ronde.ops import OPS, Average
 from ronde.submission import rank_number
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from ronde.process_set import ProcessSet
 
-_OPS = (Average, Sum, Adasum, Min, Max, Product, Median, ClippedMean, BitAnd, BitOr, BitXor)
 _CODECS = ("", "float16", "bfloat16")
 
 
@@ -201,7 +200,7 @@ def _reduce(
     process_set: ProcessSet | None,
     options: dict[str, Any],
 ) -> list[Any]:
-    if not isinstance(op, int) or op not in _OPS:
+    if not isinstance(op, int) or op not in OPS:
         raise ValueError(
             f"op is {op!r}; give ronde.jax.Average, Sum, Min, Max, Product, Adasum, BitAnd, BitOr or BitXor"
         )

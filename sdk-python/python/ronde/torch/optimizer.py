@@ -77,13 +77,7 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     `backward_passes_per_step` below 1, a factor without Average, a plugin as compression with a reduction that excludes
     it, invalid groups, and names that are missing or not unique.
     """
-    if not hasattr(optimizer, "param_groups"):
-        raise ValueError(f"DistributedOptimizer wraps an optimizer of PyTorch, not a {type(optimizer).__name__}")
-    reduction(op, 1.0, 1.0)  # validates it here and not in the first backward pass
-    if op != Average and gradient_predivide_factor != 1.0:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if backward_passes_per_step <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
+    _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step)
     if num_groups != 0:
         warnings.warn("num_groups is deprecated; use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
@@ -97,6 +91,16 @@ def DistributedOptimizer(  # noqa: N802 -- the name that users know
     reducer.predivide, reducer.sparse_as_dense = gradient_predivide_factor, sparse_as_dense
     reducer.group(_grouped(groups, trainable(optimizer)))
     return _wrapped(optimizer, _Distributed, reducer)
+
+
+def _check(optimizer: Any, op: Any, gradient_predivide_factor: float, backward_passes_per_step: int) -> None:
+    if not hasattr(optimizer, "param_groups"):
+        raise ValueError(f"DistributedOptimizer wraps an optimizer of PyTorch, not a {type(optimizer).__name__}")
+    reduction(op, 1.0, 1.0)  # validates it here and not in the first backward pass
+    if op != Average and gradient_predivide_factor != 1.0:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
 
 
 def _wrapped(optimizer: torch.optim.Optimizer, mixin: type, reducer: Any) -> Any:

@@ -13,9 +13,9 @@ use crate::error::Error;
 use crate::session::Session;
 
 impl Thread {
-    /// Completes the operations that need nothing more from the sidecar, and fails the others. After `FINISH_TIMEOUT` it
-    /// leaves the rest to `end`: a rank that shuts down while its own operations are under way leaves NCCL's kernels here
-    /// without their peer.
+    /// Completes the operations that need nothing more from the sidecar, and fails the others. After `FINISH_TIMEOUT`, and
+    /// what a call of NCCL may take in addition, it leaves the rest to `end`: a rank that shuts down while its own operations
+    /// are under way leaves NCCL's kernels here without their peer.
     pub(super) fn finish(&mut self, session: &Arc<Session>, why: &Error) {
         let deadline = Instant::now() + FINISH_TIMEOUT;
         self.receive();

@@ -203,7 +203,8 @@ impl Members {
 
 /// Waits until a communicator is usable, the session is over, or it takes too long.
 fn joined(session: &Session, mut communicator: Communicator) -> Result<Communicator, Error> {
-    let mut deadline = Instant::now() + JOIN_TIMEOUT;
+    let begun = Instant::now();
+    let mut deadline = begun + JOIN_TIMEOUT;
     while !communicator.is_ready()? {
         match session.pending.over() {
             // The rank that has shut down has joined, or nothing comes of it.
@@ -215,7 +216,7 @@ fn joined(session: &Session, mut communicator: Communicator) -> Result<Communica
             None => {}
         }
         if Instant::now() >= deadline {
-            let (ranks, seconds) = (communicator.ranks(), JOIN_TIMEOUT.as_secs());
+            let (ranks, seconds) = (communicator.ranks(), begun.elapsed().as_secs());
             let reason = format!("not all {ranks} ranks of this host joined it within {seconds} s");
             communicator.end(&reason);
             return Err(GpuError::Aborted { reason }.into());

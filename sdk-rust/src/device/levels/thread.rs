@@ -401,10 +401,6 @@ impl Thread {
 
     /// Lets the sidecar perform an operation.
     fn in_one_level(&self, session: &Arc<Session>, operation: Operation) -> Next {
-        if let Some(over) = session.pending.over() {
-            operation.held.complete(Err(over));
-            return Next::Over;
-        }
         self.counters.one_level.fetch_add(1, Ordering::Relaxed);
         let has_ticket = matches!(operation.stage, Stage::Ticket(_));
         let Operation { mut held, mut request, tensor, staging, submitted, .. } = operation;
@@ -418,6 +414,11 @@ impl Thread {
         if !session.pending.set_apart(id, false) {
             session.abstain(request, WITHDRAWN);
             session.remove_waiting(id);
+            return Next::Over;
+        }
+        // A request that was performed apart has outlived an orderly shutdown.
+        if let Some(over) = session.pending.over() {
+            held.complete(Err(over));
             return Next::Over;
         }
         let leased = session.memory_for_devices().and_then(|memory| memory.lease(tensor.bytes() as u64));

@@ -8,7 +8,7 @@ pub fn has_sequences(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !is_dumb(std::env::var_os("TERM").as_deref())
 }
 
-/// Whether TERM says that the terminal understands none, as that of a shell within Emacs does.
+/// Whether TERM is that of a terminal that understands none, such as a shell within Emacs.
 fn is_dumb(term: Option<&OsStr>) -> bool {
     term.is_some_and(|term| term == "dumb")
 }

@@ -35,7 +35,7 @@ pub(super) fn given(command: &Command, arguments: &[OsString]) -> BTreeMap<Strin
     while let Some(argument) = rest.next().filter(|argument| is_option(argument)) {
         let option = long_form(argument);
         let text = option.to_string_lossy();
-        let (name, attached) = text.split_once('=').map_or((&*text, None), |(name, value)| (name, Some(value.into())));
+        let (name, attached) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value.into())));
         let values = if attached.is_some() { 0 } else { following_values(command, &option) };
         let following: Vec<&OsString> = rest.by_ref().take(values).collect();
         let value = attached.or_else(|| following.first().copied().cloned());
@@ -107,7 +107,8 @@ fn is_option(argument: &OsStr) -> bool {
 
 /// Turns `-np` into `--num-proc`, and `-np=4` and `-np4` into `--num-proc=4`; others stay.
 fn long_form(argument: &OsStr) -> OsString {
-    let text = argument.to_string_lossy();
+    // clap refuses one that is not valid UTF-8.
+    let Some(text) = argument.to_str() else { return argument.to_owned() };
     let attached = ["-np", "-n"].into_iter().find_map(|short| text.strip_prefix(short));
     if let Some(number) = attached.filter(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit())) {
         return format!("--num-proc={number}").into();

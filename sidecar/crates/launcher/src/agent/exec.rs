@@ -76,7 +76,8 @@ fn advice(program: &OsStr, kind: ErrorKind) -> (u8, &'static str) {
         ErrorKind::NotFound if text.is_empty() => {
             (EXIT_NOT_FOUND, "; its name is empty, as that of a shell's variable that is not set")
         }
-        ErrorKind::NotFound if text.contains(' ') => {
+        // A folder of a path may have a space, too.
+        ErrorKind::NotFound if text.split_once(' ').is_some_and(|(first, _)| !first.contains('/')) => {
             (EXIT_NOT_FOUND, "; quotes make it one word with its arguments: leave them out, or give sh -c '...'")
         }
         ErrorKind::NotFound if variable() => (EXIT_NOT_FOUND, "; -x NAME=VALUE sets a variable of the workers"),
@@ -155,6 +156,7 @@ mod tests {
             (script, ErrorKind::NotFound, 126, "not the interpreter that its first line"),
             ("", ErrorKind::NotFound, 127, "a shell's variable that is not set"),
             ("python train.py", ErrorKind::NotFound, 127, "leave them out"),
+            ("/my folder/train", ErrorKind::NotFound, 127, "in PATH?"),
             ("OMP_NUM_THREADS=1", ErrorKind::NotFound, 127, "; -x NAME=VALUE sets a variable"),
             ("/opt/a=b/python", ErrorKind::NotFound, 127, "in PATH?"),
             (script, ErrorKind::PermissionDenied, 126, "is it executable?"),

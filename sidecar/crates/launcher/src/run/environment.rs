@@ -80,7 +80,7 @@ pub(super) fn notices(caller: &Environment, exports: &[Export], left_out: &[Stri
     let missing = missing.map(|name| format!("-x {name} has no effect: no such variable is set; give -x {name}=VALUE"));
     let left_out = left_out.iter().filter(|name| is_passed_on(name));
     let left_out =
-        left_out.map(|name| format!("workers do not get the variable {name:?}, because its value is not valid UTF-8"));
+        left_out.map(|name| format!("workers do not get the variable {name:?}, because its name or value is not valid UTF-8"));
     missing.chain(left_out).collect()
 }
 
@@ -349,8 +349,8 @@ mod tests {
             notices(&environment(&[("SET", "1")]), &exports, &left_out),
             [
                 "-x UNSET has no effect: no such variable is set; give -x UNSET=VALUE",
-                "workers do not get the variable \"LATIN\", because its value is not valid UTF-8",
-                "workers do not get the variable \"LATIN_TOO\", because its value is not valid UTF-8",
+                "workers do not get the variable \"LATIN\", because its name or value is not valid UTF-8",
+                "workers do not get the variable \"LATIN_TOO\", because its name or value is not valid UTF-8",
             ]
         );
     }

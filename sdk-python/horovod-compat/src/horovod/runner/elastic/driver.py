@@ -277,8 +277,11 @@ class ElasticDriver:
             self._hosts_changed.notify_all()
 
     def _after_discovery(self, change: int) -> None:
+        hosts = self._host_manager.current_hosts
+        # A copy, because another thread may exclude a host meanwhile.
+        hosts = DiscoveredHosts(hosts.host_slots, hosts.host_assignment_order)
         try:
-            self._notify_workers_host_changes(self._host_manager.current_hosts, change)
+            self._notify_workers_host_changes(hosts, change)
         finally:
             if change != HostUpdateResult.no_update:
                 with self._hosts_changed:

@@ -165,7 +165,8 @@ class WorkerStateRegistry:
 
 
 def _overridden(key: tuple[str, int], state: str, by: str) -> str:
-    return f"{state} of {key[0]}[{key[1]}] is overridden by {by}: its process ended"
+    ended = ": its process ended" if by != READY else ""
+    return f"{state} of {key[0]}[{key[1]}] is overridden by {by}{ended}"
 
 
 # How often to check whether the driver was stopped from outside.

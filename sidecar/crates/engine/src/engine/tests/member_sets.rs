@@ -89,7 +89,7 @@ fn a_set_that_exists_is_the_answer_however_it_was_made() {
     let own = formed(&cluster, &own);
     let duplicate = ask(&mut cluster, &[0, 1, 2, 3], &add(&[1, 2]));
     cluster.run();
-    assert!(failed(&cluster, &duplicate).reason.contains(&format!("ranks 1-2 are {own} already")));
+    assert!(failed(&cluster, &duplicate).reason.contains(&format!("{own} is of ranks 1-2 already")));
     // All ranks remove it; then its members form another one.
     let remove = Request { dtype: DType::U8, ..request("remove", Collective::RemoveSet { set: own }, &[0]) };
     cluster.submit_all(&remove);
