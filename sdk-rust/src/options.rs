@@ -324,7 +324,10 @@ mod tests {
         let job = [("RONDE_SOCKET", "/s"), ("RONDE_JOB", "j"), ("RONDE_MAPPED", "never")];
         let lookup = |name: &str| job.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
         let text = Options::from_lookup(lookup).expect_err("they are wrong").to_string();
-        assert!(text.starts_with("this process cannot connect with its settings:\n  - RONDE_RANK is not set"), "{text}");
+        assert!(
+            text.starts_with("this process cannot connect with its settings:\n  - RONDE_RANK is not set"),
+            "{text}"
+        );
         assert!(text.contains("\n  - RONDE_MAPPED is \"never\""), "{text}");
     }
 

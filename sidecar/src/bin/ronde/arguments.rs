@@ -35,7 +35,7 @@ pub(super) fn given(command: &Command, arguments: &[OsString]) -> BTreeMap<Strin
     while let Some(argument) = rest.next().filter(|argument| is_option(argument)) {
         let option = long_form(argument);
         let text = option.to_string_lossy();
-        let (name, attached) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value.into())));
+        let (name, attached) = text.split_once('=').map_or((&*text, None), |(name, value)| (name, Some(value.into())));
         let values = if attached.is_some() { 0 } else { following_values(command, &option) };
         let following: Vec<&OsString> = rest.by_ref().take(values).collect();
         let value = attached.or_else(|| following.first().copied().cloned());
@@ -113,7 +113,7 @@ fn long_form(argument: &OsStr) -> OsString {
     if let Some(number) = attached.filter(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit())) {
         return format!("--num-proc={number}").into();
     }
-    let (name, value) = text.split_once('=').map_or((&*text, None), |(name, value)| (name, Some(value)));
+    let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
     match SINGLE_DASH.iter().find(|(short, _)| *short == name) {
         Some((_, long)) => value.map_or_else(|| (*long).into(), |value| format!("{long}={value}").into()),
         None => argument.to_owned(),

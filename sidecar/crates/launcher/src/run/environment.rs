@@ -79,8 +79,8 @@ pub(super) fn notices(caller: &Environment, exports: &[Export], left_out: &[Stri
     let missing = missing.filter(|name| !left_out.contains(name));
     let missing = missing.map(|name| format!("-x {name} has no effect: no such variable is set; give -x {name}=VALUE"));
     let left_out = left_out.iter().filter(|name| is_passed_on(name));
-    let left_out =
-        left_out.map(|name| format!("workers do not get the variable {name:?}, because its name or value is not valid UTF-8"));
+    let left_out = left_out
+        .map(|name| format!("workers do not get the variable {name:?}, because its name or value is not valid UTF-8"));
     missing.chain(left_out).collect()
 }
 
