@@ -294,10 +294,13 @@ def shut_down(client: ronde.Client) -> None:
 def shut_down_early(client: ronde.Client) -> None:
     """Rank 0 closes its client before it calls NCCL: the ranks of its host get the reason, and do not hang."""
     reduced(client, "first")
+    last = last_phase(client)
     if client.rank == 0:
         _, handle = in_last_phase(client, "second")
         client.close()
-        software.block(last_phase(client), False)
+        # So that NCCL enqueues nothing, when the call goes on.
+        software.fail(last, 3, 1)
+        software.block(last, False)
         failure(functools.partial(handle.wait, 50))
     else:
         found = array(client)
