@@ -116,8 +116,8 @@ def check_arguments(trial: Trial) -> None:
         ("is no tensor", lambda: client.allreduce([1.0, 2.0])),
         ("must be finite and not zero", lambda: client.allreduce(X, prescale_factor=0.0)),
         ("must be finite and not zero", lambda: client.allreduce(X, postscale_factor=float("inf"))),
-        ("op 12 is none of", lambda: client.allreduce(X, op=12)),
-        ("op -1 is none of", lambda: client.allreduce(X, op=-1)),
+        ("op is 12; give", lambda: client.allreduce(X, op=12)),
+        ("op is -1; give", lambda: client.allreduce(X, op=-1)),
         ("codec zip is not known", lambda: client.allreduce(X, codec="zip")),
         ("name", lambda: client.allreduce(X, name="n" * 1_000)),
     ]

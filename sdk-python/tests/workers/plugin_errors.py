@@ -70,7 +70,7 @@ def check_arguments(client: ronde.Client) -> None:
     topk = ronde.Plugin("topk")
     wrong: list[tuple[str, Callable[[], Any]]] = [
         ("topk as a codec with min", lambda: client.allreduce(X, ronde.Min, codec=topk)),
-        ("op 8 is none of", lambda: client.allreduce(X, 8)),
+        ("op is 8; give", lambda: client.allreduce(X, 8)),
         ("ronde.Plugin", lambda: client.allreduce(X, codec="topk")),
         ("is no name of a plugin", lambda: client.allreduce(X, codec=ronde.Plugin("Top K"))),
         ("REDUCESCATTER takes no plugin", lambda: client.reduce_scatter(X, ronde.PluginOp("median"))),  # type: ignore[arg-type]
