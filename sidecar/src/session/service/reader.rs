@@ -11,7 +11,7 @@ use ronde_shm::SessionToken;
 use ronde_wire::{Rank, RequestId, SetId, TensorName, WorkerNumber, limits};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt;
-use tonic::Status;
+use tonic::{Code as GrpcStatus, Status};
 
 use super::Incoming;
 use crate::session::command::{Access, ClaimRequest, SessionCommand};
@@ -48,7 +48,7 @@ impl Reader {
             Ok(claimed) => claimed,
             Err(status) => {
                 // A worker that connects again claims its rank until its last session has ended here.
-                if status.code() == tonic::Code::AlreadyExists {
+                if status.code() == GrpcStatus::AlreadyExists {
                     tracing::info!(access = ?self.access, reason = status.message(), "a claim waits");
                 } else {
                     tracing::warn!(access = ?self.access, reason = status.message(), "a claim is refused");
