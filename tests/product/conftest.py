@@ -1,12 +1,20 @@
-"""The fixtures of the product tests: the wheel."""
+"""The fixtures of the product tests: the wheel, and signals as in a terminal."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import signal
 
 import pytest
 from installed import pack_development_wheel
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """A script's shell starts commands in the background with SIGINT ignored, which the tests' commands would inherit."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
