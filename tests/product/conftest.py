@@ -12,7 +12,7 @@ from installed import pack_development_wheel
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> None:
-    """A script's shell starts commands in the background with SIGINT ignored, which the tests' commands would inherit."""
+    """A script's shell starts commands in the background with SIGINT ignored, which the tests' commands inherit."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
