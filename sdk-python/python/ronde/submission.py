@@ -357,23 +357,22 @@ def reduction(
 
 def rank_number(rank: Any) -> int:
     """Returns a rank as an integer. Raises ValueError for anything that cannot be a rank."""
-    try:
-        number = operator.index(rank)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 1 << 32:
-        raise ValueError(f"ranks are integers from 0, not {rank!r}")
-    return number
+    return _number(rank, "ranks are integers from 0")
 
 
 def tag_number(tag: Any) -> int:
     """Returns a tag as an integer. Raises ValueError for anything that cannot be a tag."""
+    return _number(tag, "tags are integers from 0 to 2^32 - 1")
+
+
+def _number(given: Any, rule: str) -> int:
+    """Returns an integer of 32 bits. Raises ValueError with the rule for anything else."""
     try:
-        number = operator.index(tag)
+        number = operator.index(given)
     except TypeError:
         number = -1
     if not 0 <= number < 1 << 32:
-        raise ValueError(f"tags are integers from 0 to 2^32 - 1, not {tag!r}")
+        raise ValueError(f"{rule}, not {given!r}")
     return number
 
 
